@@ -52,7 +52,10 @@ COUNTS = {  # a graph, and its operations counted by hand
         "(float[3,5] x, float[3,4] w, float[4] b) => (float[5,4] y) { y = Gemm<transA = 1>(x, w, b) }",
         2 * 3 * 20 + 20,
     ),
-    "Gemm that scales": ("(float[5,3] x, float[3,4] w) => (float[5,4] y) { y = Gemm<alpha = 0.5>(x, w) }", 2 * 3 * 20 + 20),
+    "Gemm that scales": (
+        "(float[5,3] x, float[3,4] w) => (float[5,4] y) { y = Gemm<alpha = 0.5>(x, w) }",
+        2 * 3 * 20 + 20,
+    ),
     "FusedMatMul": (
         "(float[3,5] x, float[4,3] w) => (float[5,4] y) { y = com.microsoft.FusedMatMul<transA = 1, transB = 1>(x, w) }",
         2 * 3 * 20,
@@ -66,7 +69,10 @@ COUNTS = {  # a graph, and its operations counted by hand
         2 * (3 * 9) * 50,
     ),
     "Einsum": ('(float[2,3] x, float[3,4] w) => (float[2,4] y) { y = Einsum<equation = "ij,jk->ik">(x, w) }', 2 * 24),
-    "Einsum without a sum": ('(float[2] x, float[3] w) => (float[2,3] y) { y = Einsum<equation = "i,j->ij">(x, w) }', 6),
+    "Einsum without a sum": (
+        '(float[2] x, float[3] w) => (float[2,3] y) { y = Einsum<equation = "i,j->ij">(x, w) }',
+        6,
+    ),
     "Attention": (
         "(float[1,2,5,4] q, float[1,2,7,4] k, float[1,2,7,3] v) => (float[1,2,5,3] y) { y = Attention(q, k, v) }",
         2 * 70 * (4 + 3) + 2 * 70,
@@ -82,7 +88,10 @@ COUNTS = {  # a graph, and its operations counted by hand
         "(float[1,1,4,4] x) => (float[1,1,3,3] y) { y = MaxPool<kernel_shape = [2, 2]>(x) }",
         4 * 9,
     ),
-    "movement": ("(float[4,3] x) => (float[12] y) { t = Transpose(x) s = Constant<value_ints = [12]>() y = Reshape(t, s) }", 0),
+    "movement": (
+        "(float[4,3] x) => (float[12] y) { t = Transpose(x) s = Constant<value_ints = [12]>() y = Reshape(t, s) }",
+        0,
+    ),
     "a scatter that adds": (
         '(float[4] x, int64[2] i, float[2] u) => (float[4] y) { y = ScatterElements<reduction = "add">(x, i, u) }',
         2,
@@ -120,7 +129,9 @@ def test_functions_are_their_bodies():
 
 
 def test_bytes():
-    found = refgrad.cost(parsed("g (float[N,3] x, float[3,4] w) => (float[N,4] y) { p = MatMul(x, w) y = Relu(p) }"), {"N": 10})
+    found = refgrad.cost(
+        parsed("g (float[N,3] x, float[3,4] w) => (float[N,4] y) { p = MatMul(x, w) y = Relu(p) }"), {"N": 10}
+    )
     product, relu = found.nodes
     assert (product.read, product.written) == (10 * 3 * 4 + 48, 160)
     assert (relu.read, relu.written) == (160, 160)
@@ -165,7 +176,9 @@ def test_a_size_that_depends_on_values():
 
 def test_what_has_no_cost():
     with pytest.raises(OptionError, match="is not a tensor"):
-        refgrad.cost(parsed("g (seq(float[4]) x) => (float[4] y) { i = Constant<value_int = 0>() y = SequenceAt(x, i) }"))
+        refgrad.cost(
+            parsed("g (seq(float[4]) x) => (float[4] y) { i = Constant<value_int = 0>() y = SequenceAt(x, i) }")
+        )
     with pytest.raises(OptionError, match="declares no shape"):
         refgrad.cost(_shapeless())
     with pytest.raises(OptionError, match="no runtime 'cuda'"):
@@ -272,10 +285,13 @@ PEAKS = {
         "(float[64,64,64] x, float[64,64,64] w) => (float[64,64,64] y) { a = Neg(x) t = Transpose<perm = [2, 1, 0]>(a) "
         "y = MatMul(w, t) }"
     ),
-    "an expansion": f"(float[64] x) => (float{BIG} y) {{ s = Constant<value_ints = [64, 64, 64]>() e = Expand(x, s) y = Neg(e) }}",
+    "an expansion": (
+        f"(float[64] x) => (float{BIG} y) {{ s = Constant<value_ints = [64, 64, 64]>() e = Expand(x, s) y = Neg(e) }}"
+    ),
     "a slice that outlives": (
         f"(float{BIG} x) => (float[1,64,64] y) {{ b = Constant<value_ints = [0]>() e = Constant<value_ints = [1]>() "
-        "a = Neg(x) t = Slice(a, b, e) c = ReduceSum<keepdims = 0>(x) u = Add(x, c) r = ReduceSum<keepdims = 0>(u) y = Add(t, r) }"
+        "a = Neg(x) t = Slice(a, b, e) c = ReduceSum<keepdims = 0>(x) u = Add(x, c) r = ReduceSum<keepdims = 0>(u) "
+        "y = Add(t, r) }"
     ),
     "Softmax": f"(float{BIG} x) => (float{BIG} y) {{ a = Neg(x) y = Softmax<axis = 1>(a) }}",
     "LogSoftmax": f"(float{BIG} x) => (float{BIG} y) {{ y = LogSoftmax(x) }}",
@@ -295,8 +311,8 @@ PEAKS = {
         "{ y = LSTM<hidden_size = 64>(x, w, r) }"
     ),
     "a Scan": (
-        "(float[64,64] h, float[64,64,64] x) => (float[64,64] y, float[64,64,64] z) { y, z = Scan<num_scan_inputs = 1, body = b "
-        "(float[64,64] s, float[64,64] t) => (float[64,64] u, float[64,64] v) { u = MatMul(s, t) v = Exp(u) }>(h, x) }"
+        "(float[64,64] h, float[64,64,64] x) => (float[64,64] y, float[64,64,64] z) { y, z = Scan<num_scan_inputs = 1, "
+        "body = b (float[64,64] s, float[64,64] t) => (float[64,64] u, float[64,64] v) { u = MatMul(s, t) v = Exp(u) }>(h, x) }"
     ),
     "a Loop": (
         "(float[256,256] x) => (float[256,256] y, float[8,256,256] z) { n = Constant<value_int = 8>() "

@@ -133,7 +133,8 @@ def show(
     cost: Annotated[
         bool,
         typer.Option(
-            "--cost", help="Print what a run costs: operations, bytes read and written, and the peak of memory. Nothing is run."
+            "--cost",
+            help="Print what a run costs: operations, bytes read and written, and the peak of memory. Nothing is run.",
         ),
     ] = False,
     output: Annotated[

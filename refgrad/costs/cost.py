@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,10 @@ from refgrad.markup import html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 
-RUNTIMES = {"numpy": interpreter.usage, "onnxruntime": onnxruntime.usage}
+RUNTIMES: dict[str, Callable[[Program], interpreter.Usage | onnxruntime.Usage]] = {
+    "numpy": interpreter.usage,
+    "onnxruntime": onnxruntime.usage,
+}
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -100,7 +103,7 @@ class Cost:
 def cost(
     model: ModelProto | str | os.PathLike[str], sizes: Mapping[str, int] | None = None, *, runtime: str = "numpy"
 ) -> Cost:
-    """What a run of `model` costs, from shapes alone: floating-point operations, bytes read and written, and the peak of memory.
+    """What a run of `model` costs, from shapes alone: operations, bytes read and written, and the peak of memory.
 
     Nothing is run. Each node counts what its operator does:
 
@@ -116,9 +119,10 @@ def cost(
 
     The memory is that of a run in the order of the nodes. On "numpy", the interpreter, it has the views, what is written into
     dead inputs, and what kernels take for themselves. On "onnxruntime" it is the first run on the CPU: its order of nodes, its
-    reuse of memory, the common fusions of products, and its arena, which keeps what was freed. It leaves out what kernels take for
-    themselves and rarer fusions. Later runs take a block that is planned in the first one, beside that
-    (`SessionOptions.enable_mem_pattern`). docs/benchmarks.md compares both with what was measured.
+    reuse of memory, the common fusions of products, and its arena, which keeps what was freed. Not in it are what kernels take
+    for themselves, and rarer fusions. Later runs take a block that is planned in the first one, beside that
+    (`SessionOptions.enable_mem_pattern`). Python's own objects, some ten KiB, are not in either. docs/benchmarks.md compares
+    both with what was measured.
 
     :param model: a model, or the path of one. It is not modified, weights are not read.
     :param sizes: numbers for the symbols of dimensions: {"N": 32}. "*" is the size of every other dimension without a number.
@@ -142,7 +146,9 @@ def cost(
     refuse_unknown(found)
     used = RUNTIMES[runtime](found)
     nodes = tuple(_of(step, alive) for step, alive in zip(found.steps, used.alive, strict=True))
-    feeds = sum(tensor.nbytes for name, tensor in found.inputs.items() if tensor is not None and name not in found.weights)
+    feeds = sum(
+        tensor.nbytes for name, tensor in found.inputs.items() if tensor is not None and name not in found.weights
+    )
     weights = sum(tensor.nbytes for tensor in found.weights.values())
     return Cost(runtime, nodes, used.peak, weights, feeds, found.nbytes(tuple(dict.fromkeys(found.outputs))))
 

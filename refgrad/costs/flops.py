@@ -1,7 +1,7 @@
 """How many floating-point operations a node does, from the shapes of what it reads and writes.
 
-A product and its addition count as two (Golub and Van Loan 2013, "Matrix Computations", section 1.1.15). Element by element each
-operator counts as one operation, whatever it computes: the counts compare models, they do not predict a time.
+A product and its addition count as two (Golub and Van Loan 2013, "Matrix Computations", section 1.1.15). Element by element
+each operator counts as one operation, whatever it computes: the counts compare models, they do not predict a time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from refgrad.protos.domains import MICROSOFT
 
 # What only moves data, makes it of nothing, or says what it is.
 MOVING = frozenset(
-    """Cast CastLike BitCast Compress Concat ConcatFromSequence Constant ConstantOfShape CenterCropPad DepthToSpace Dropout Expand
-    EyeLike Flatten Gather GatherElements GatherND Identity NonZero OneHot Optional OptionalGetElement OptionalHasElement Pad
-    Range Reshape ReverseSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength Shape
-    Size Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unique Unsqueeze Col2Im
-    ConcatTraining ExpandDims Group PassThrough ShrunkenGather SliceGrad SplitTraining UnfoldTensor View YieldOp ZeroGradient
-    """.split()
+    (
+        *("Cast", "CastLike", "BitCast", "Compress", "Concat", "ConcatFromSequence", "Constant"),
+        *("ConstantOfShape", "CenterCropPad", "DepthToSpace", "Dropout", "Expand", "EyeLike", "Flatten"),
+        *("Gather", "GatherElements", "GatherND", "Identity", "NonZero", "OneHot", "Optional"),
+        *("OptionalGetElement", "OptionalHasElement", "Pad", "Range", "Reshape", "ReverseSequence"),
+        *("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
+        *("SequenceLength", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Squeeze"),
+        *("Tile", "Transpose", "Trilu", "Unique", "Unsqueeze", "Col2Im", "ConcatTraining", "ExpandDims"),
+        *("Group", "PassThrough", "ShrunkenGather", "SliceGrad", "SplitTraining", "UnfoldTensor", "View"),
+        *("YieldOp", "ZeroGradient"),
+    )
 )
 # Those that add what they move, where they say so.
 _COMBINING = frozenset(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"))
@@ -152,10 +157,7 @@ def _recurrent(gates: int) -> Callable[[Step], int]:
 
 def _pool(step: Step) -> int:
     """One for each element of each window."""
-    kernel = math.prod(step.attributes.get("kernel_shape") or [1])
-    return kernel * max(tensor.size for tensor in (step.given[0], step.made[0]) if tensor is not None) if (
-        "Grad" in step.op_type
-    ) else kernel * _result(step).size
+    return math.prod(step.attributes["kernel_shape"]) * _result(step).size
 
 
 def _sum(step: Step) -> int:
@@ -164,7 +166,7 @@ def _sum(step: Step) -> int:
 
 def _determinant(step: Step) -> int:
     n = _of(step, 0).shape[-1]
-    return 2 * n**3 // 3 * (_of(step, 0).size // max(n * n, 1))
+    return 2 * n * n * n // 3 * (_of(step, 0).size // max(n * n, 1))
 
 
 def _fourier(step: Step) -> int:

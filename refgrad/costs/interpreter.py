@@ -1,7 +1,7 @@
-"""The memory of a run on the interpreter in NumPy: which results are views, which take the memory of an input, what kernels need.
+"""The memory of a run on the interpreter in NumPy: what is a view, what takes the memory of an input, what kernels need.
 
-It follows `backends/numpy/plan.py` step by step, with layouts in place of arrays: a value lives until the last node that reads it,
-a view keeps the array that it looks into, and a Reshape copies where the elements do not lie in order.
+It follows `backends/numpy/plan.py` step by step, with layouts in place of arrays: a value lives until the last node that reads
+it, a view keeps the array that it looks into, and a Reshape copies where the elements do not lie in order.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from refgrad.protos.walk import positions_needed
 
 # Operators whose kernels may return a view of an input, or the input itself.
 VIEWING = frozenset(
-    """Attention BitCast Cast CastLike Dropout Einsum Expand Flatten Identity If Loop Optional OptionalGetElement Reshape Scan
-    SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap Slice Split SplitToSequence Squeeze
-    Transpose Unsqueeze""".split()
+    (
+        *("Attention", "BitCast", "Cast", "CastLike", "Dropout", "Einsum", "Expand", "Flatten", "Identity"),
+        *("If", "Loop", "Optional", "OptionalGetElement", "Reshape", "Scan", "SequenceAt", "SequenceConstruct"),
+        *("SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap", "Slice", "Split"),
+        *("SplitToSequence", "Squeeze", "Transpose", "Unsqueeze"),
+    )
 )
 # Operators whose kernels write into an input that nobody reads afterwards.
 REUSING = frozenset(
-    """Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Clip Cos
-    Cosh Div Erf Exp Floor Gelu LayerNormalization Log LogSoftmax Max Min Mul Neg Not Or Reciprocal Relu Round Sign Sin Sinh
-    Softmax Sqrt Sub Sum Tan Tanh Where Xor""".split()
+    (
+        *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization"),
+        *("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Clip", "Cos", "Cosh", "Div", "Erf"),
+        *("Exp", "Floor", "Gelu", "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Not"),
+        *("Or", "Reciprocal", "Relu", "Round", "Sign", "Sin", "Sinh", "Softmax", "Sqrt", "Sub", "Sum", "Tan"),
+        *("Tanh", "Where", "Xor"),
+    )
 )
 OBJECT = 128  # bytes of an array without its elements
 _FOLDED = 2**20  # bytes: a folded result is at most as large as this, or as its inputs
@@ -159,10 +166,10 @@ class _Run:
             self._hold(array)
         most = max(self._alive, before + scratch)
         if _views(step):
-            for name in step.outputs:
-                outlives = any(self._end[x] < self._end[name] for x in step.reads if x in self._own) if name else False
-                array = self._arrays[name] if name else None
-                if array is not None and outlives and self._sizes[array.memory] > _VIEWED * array.nbytes:
+            for name in filter(None, step.outputs):
+                outlives = any(self._end[x] < self._end[name] for x in step.reads if x in self._own)
+                array = self._arrays[name]
+                if outlives and self._sizes[array.memory] > _VIEWED * array.nbytes:
                     copy = self._new(self._program.types.get(name))
                     self._hold(copy)
                     most = max(most, self._alive)
@@ -361,11 +368,17 @@ def _of_bodies(run: _Run, step: Step) -> tuple[list[Array], int]:
 # Kernels
 
 _SYMMETRIC = frozenset(
-    "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Min Mul Or Sub Sum Xor".split()
+    (
+        *("Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Max", "Min", "Mul", "Or", "Sub"),
+        *("Sum", "Xor"),
+    )
 )
 _ELEMENTWISE = REUSING | frozenset(
-    """Pow Equal Greater GreaterOrEqual Less LessOrEqual Mod Sigmoid Softplus Softsign HardSigmoid HardSwish LeakyRelu Elu Selu
-    Celu Swish Mish IsNaN IsInf Mean""".split()
+    (
+        *("Pow", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Sigmoid", "Softplus"),
+        *("Softsign", "HardSigmoid", "HardSwish", "LeakyRelu", "Elu", "Selu", "Celu", "Swish", "Mish", "IsNaN"),
+        *("IsInf", "Mean"),
+    )
 ) - {"Where"}
 
 

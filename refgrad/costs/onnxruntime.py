@@ -1,4 +1,4 @@
-"""The memory of a run on ONNX Runtime's CPU provider: its order of nodes, which results take the memory of others, and its arena.
+"""The memory of a run on ONNX Runtime's CPU provider: its order of nodes, its reuse of memory, and its arena.
 
 It follows what ONNX Runtime does before and in its first run:
 
@@ -23,7 +23,10 @@ from refgrad.costs.program import Program, Step, Tensor
 _ALIASES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
 # The result may be written into the first input.
 _FIRST = frozenset(
-    """Cast Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu ScatterElements ScatterND Selu Sigmoid Softmax Softplus Softsign Tanh ThresholdedRelu""".split()
+    (
+        *("Cast", "Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "ScatterElements"),
+        *("ScatterND", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"),
+    )
 )
 _PRODUCTS = frozenset(("MatMul", "FusedMatMul"))
 _FOREIGN = ""  # the memory of feeds, weights and constants
@@ -135,9 +138,7 @@ def _order(program: Program, folded: set[int]) -> list[int]:
         elif k not in visited:
             visited.add(k)
             stack.append((k, True))
-            stack += [
-                (other, False) for other in sorted(feeds[k], key=rank.__getitem__) if other not in visited
-            ]
+            stack += [(other, False) for other in sorted(feeds[k], key=rank.__getitem__) if other not in visited]
     return order
 
 
@@ -224,9 +225,10 @@ def _reused(
         return first
     for name in step.inputs[:2] if step.op_type == "Add" else step.inputs[:1]:
         memory = buffer.get(name)
-        if memory and counts[memory] == 1 and makers.get(name) == "Conv" and _alike(types.get(name), result):
-            if step.op_type == "Add" or _is_folded_normalization(step, program):
-                return memory
+        is_last = memory and counts[memory] == 1 and _alike(types.get(name), result)
+        is_fused = step.op_type == "Add" or _is_folded_normalization(step, program)
+        if is_last and is_fused and makers.get(name) == "Conv":
+            return memory
     if step.op_type in _FIRST and first and counts[first] == 1 and _alike(types.get(step.inputs[0]), result):
         return first
     return None
@@ -382,5 +384,3 @@ class _Arena:
         else:
             self._after[first], self._before[after] = after, first
         self._is_free.pop(second)
-        if second in self._sizes and second != first:
-            self._sizes.pop(second) if False else None

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+import onnx
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+    shape_inference,
+)
 
 from refgrad.costs.folding import folded
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
@@ -121,18 +132,8 @@ def program(model: ModelProto, sizes: Mapping[str, int] | None = None) -> Progra
 
 
 def _set_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
-    """Put numbers into the declared shapes, in place. What results declare in symbols is left to inference."""
-    symbols: dict[str, None] = {}
-    for value in graph.input:
-        symbols |= dict.fromkeys(str(d) for d in map(dimension, value.type.tensor_type.shape.dim) if isinstance(d, str))
-    for symbol, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise OptionError(f"sizes: the size of {symbol!r} is {size!r}; it is a whole number, 0 or more.")
-        if symbol != ANY and symbol not in symbols:
-            have = f"The inputs have {choices(symbols)}." if symbols else "No input has a symbol for a size."
-            raise UnknownNameError(
-                f"sizes: no input has the dimension {symbol!r}.{did_you_mean(symbol, list(symbols))} {have}"
-            )
+    """Put numbers into the declared shapes, in place. What results declare in other symbols is left to inference."""
+    _check(graph, sizes)
     for value in graph.input:
         if is_container(value.type) or not value.type.HasField("tensor_type"):
             raise OptionError(
@@ -147,7 +148,7 @@ def _set_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
             symbol = dimension(dim)
             if isinstance(symbol, int):
                 continue
-            size = sizes.get(symbol, sizes.get(ANY)) if symbol is not None else sizes.get(ANY)
+            size = sizes.get(symbol or ANY, sizes.get(ANY))
             if size is None and symbol is not None:
                 raise OptionError(
                     f"The size {symbol!r} of input {value.name!r} is not known. Give a number for it: "
@@ -164,7 +165,24 @@ def _set_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
         for value in (*inner.value_info, *inner.output):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.HasField("dim_param"):
+                    symbol = dim.dim_param
                     dim.Clear()
+                    if symbol in sizes:
+                        dim.dim_value = sizes[symbol]
+
+
+def _check(graph: GraphProto, sizes: Mapping[str, Any]) -> None:
+    symbols: dict[str, None] = {}
+    for value in graph.input:
+        symbols |= dict.fromkeys(d for d in map(dimension, value.type.tensor_type.shape.dim) if isinstance(d, str))
+    for symbol, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise OptionError(f"sizes: the size of {symbol!r} is {size!r}; it is a whole number, 0 or more.")
+        if symbol != ANY and symbol not in symbols:
+            have = f"The inputs have {choices(symbols)}." if symbols else "No input has a symbol for a size."
+            raise UnknownNameError(
+                f"sizes: no input has the dimension {symbol!r}.{did_you_mean(symbol, list(symbols))} {have}"
+            )
 
 
 def _program(
@@ -189,7 +207,8 @@ def _program(
             values[initializer.name] = array_of(initializer)
     for sparse in model.graph.sparse_initializer:
         types[sparse.values.name] = Tensor(sparse.values.data_type, tuple(sparse.dims))
-    steps, unknown = [], {}
+    steps: list[Step] = []
+    unknown: dict[str, str] = {}
     for node in model.graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
         attributes = {a.name: attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
@@ -286,14 +305,15 @@ def _infer_again(
     node: NodeProto, domain: str, opsets: Mapping[str, int], types: dict[str, Tensor], values: Mapping[str, np.ndarray]
 ) -> None:
     """Ask onnx once more about a node, with the values that are known by now."""
-    import onnx
-    from onnx import numpy_helper, shape_inference
-
     schema = find_schema(node.op_type, domain, opsets.get(domain, 1))
     if schema is None or any(name and name not in types for name in node.input):
         return
     kinds = {name: helper.make_tensor_type_proto(types[name].kind, types[name].shape) for name in node.input if name}
-    data = {name: numpy_helper.from_array(values[name]) for name in node.input if name in values}
+    known = {name: values[name] for name in node.input if name in values}
+    for name in filter(None, node.input):
+        if not types[name].size:  # what waits for others: it is empty, but not folded
+            known[name] = np.zeros(types[name].shape, helper.tensor_dtype_to_np_dtype(types[name].kind))
+    data = {name: numpy_helper.from_array(value) for name, value in known.items()}
     imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
     try:
         made = shape_inference.infer_node_outputs(schema, node, kinds, data, opset_imports=imports)
@@ -319,7 +339,7 @@ def _bodies(
     formal: list[Tensor | None] = []
     trips: int | None = 1
     if node.op_type == "Loop":
-        formal = [Tensor(helper.TensorProto.INT64, ()), Tensor(helper.TensorProto.BOOL, ()), *given[2:]]
+        formal = [Tensor(TensorProto.INT64, ()), Tensor(TensorProto.BOOL, ()), *given[2:]]
         trips = _loop_trips(node, attributes["body"], values)
     elif node.op_type == "Scan":
         formal, trips = _scan_inputs(node, given)
@@ -389,9 +409,7 @@ def _body(
     return _program(model, weights, fed, {t.name for t in graph.initializer}, known, frozenset(taken))
 
 
-def _of_body(
-    node: NodeProto, body: Program, trips: int | None, types: Mapping[str, Tensor]
-) -> list[Tensor | None]:
+def _of_body(node: NodeProto, body: Program, trips: int | None, types: Mapping[str, Tensor]) -> list[Tensor | None]:
     """What a node with bodies gives, as one of them says."""
     made = [body.types.get(name) for name in body.outputs]
     if node.op_type == "If":
@@ -403,9 +421,7 @@ def _of_body(
         states = len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs")
     else:
         return []
-    rows = [
-        None if row is None or trips is None else Tensor(row.kind, (trips, *row.shape)) for row in made[states:]
-    ]
+    rows = [None if row is None or trips is None else Tensor(row.kind, (trips, *row.shape)) for row in made[states:]]
     return [*made[:states], *rows]
 
 
@@ -416,8 +432,7 @@ def refuse_unknown(found: Program) -> None:
     """
     for name, label in found.unknown.items():
         raise InvalidModelError(
-            f"What {label!r} costs is not known before a run: {name!r} depends on values that are fed, or no inference knows the "
-            "operator. Declare its shape in the value_info of the graph, or leave that part out with "
+            f"What {label!r} costs is not known before a run: {name!r} depends on values that are fed, or no inference knows "
+            "the operator. Declare its shape in the value_info of the graph, or leave that part out with "
             "refgrad.select_model_inputs_outputs."
         )
-

@@ -1,7 +1,7 @@
 """A memory budget for a gradient: the least recomputation whose predicted peak is within it.
 
-The forward nodes are cut into segments, as for `recompute=True`, and the first k of them are computed again: the first layers are
-needed last, when the backward pass has given back what the others kept. Each further segment takes less memory and more
+The forward nodes are cut into segments, as for `recompute=True`, and the first k of them are computed again: the first layers
+are needed last, when the backward pass has given back what the others kept. Each further segment takes less memory and more
 operations, so k is found by bisection. Where all segments do not fit, coarser and finer cuts are tried.
 """
 
@@ -60,8 +60,8 @@ def budget(text: str) -> Budget:
         sizes[symbol.strip()] = int(number)
     if found is None:
         raise OptionError(
-            f"recompute={text!r} is no memory budget. Write a number and a unit, '2 GiB' or '800 MB', and the sizes of dimensions "
-            "that the model does not know: '2 GiB for N=32, T=128'. Names of nodes are a list."
+            f"recompute={text!r} is no memory budget. Write a number and a unit, '2 GiB' or '800 MB', and the sizes of "
+            "dimensions that the model does not know: '2 GiB for N=32, T=128'. Names of nodes are a list."
         )
     return Budget(int(float(found[1]) * _UNITS[(found[2] or "").lower()]), sizes)
 

@@ -92,7 +92,7 @@ def gradient(
         entry that it matches. What nodes outside of a segment read of it is kept. Never repeated are nodes that draw random
         numbers and what depends on initializers alone. A chosen If, Loop or Scan on the way of the derivative stores its
         states alone, and its body is computed again step by step. Attention to 512 rows or more is taken in blocks of rows, so
-        that its scores are never there all at once (the rounding may differ). A string: a memory budget, "2 GiB", "800 MB", "1.5GiB",
+        that its scores are never there all at once (the rounding may differ). A string: a memory budget, "2 GiB", "800 MB",
         or "2 GiB for N=32" where dimensions have no sizes. Then the least is computed again with which a run is predicted to
         keep the budget, on the interpreter and in the first run on ONNX Runtime, without weights and feeds and with the
         gradients that it returns; `refgrad.cost` says how. Nothing is computed again where nothing has to be.

@@ -65,8 +65,8 @@ def split(
     that `refgrad.gradient` gives them; values that cross keep the names that they have within.
 
     :param model: and `wrt`, `outputs`, `kinks`, `quantization`, `weights`: as in `refgrad.gradient`. The model is not modified.
-    :param recompute: as there: more of the forward model is computed again in the backward model, so that less crosses. A memory
-        budget is for both models in one run.
+    :param recompute: as there: more of the forward model is computed again in the backward model, so that less crosses.
+        A memory budget is for both models in one run.
     :raises InvalidModelError: as there, or the type of a value that has to cross is not known.
     :raises UnknownNameError: and NoGradientError, OptionError: as there.
 
