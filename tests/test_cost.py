@@ -150,6 +150,7 @@ def test_bytes():
         ({"N": -1}, OptionError, "whole number"),
         ({"N": 1.5}, OptionError, "whole number"),
         ({"N": True}, OptionError, "whole number"),
+        ([2], OptionError, "mapping from symbols"),
     ],
 )
 def test_sizes_that_are_none(sizes, error, says):

@@ -166,7 +166,8 @@ def _sum(step: Step) -> int:
 
 def _determinant(step: Step) -> int:
     n = _of(step, 0).shape[-1]
-    return 2 * n * n * n // 3 * (_of(step, 0).size // max(n * n, 1))
+    each: int = 2 * n * n * n // 3
+    return each * (_of(step, 0).size // max(n * n, 1))
 
 
 def _fourier(step: Step) -> int:

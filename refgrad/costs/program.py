@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,14 +126,18 @@ def program(model: ModelProto, sizes: Mapping[str, int] | None = None) -> Progra
     constants = {tensor.name for tensor in model.graph.initializer}
     if model.ir_version >= 4:
         constants -= {value.name for value in model.graph.input}
-    _set_sizes(skeleton.graph, sizes or {})
+    _set_sizes(skeleton.graph, {} if sizes is None else sizes)
     weights = {tensor.name: Tensor(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer}
     fed = [value.name for value in model.graph.input if value.name not in constants]
     return _program(skeleton, weights, fed, constants, {})
 
 
-def _set_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
+def _set_sizes(graph: GraphProto, sizes: Any) -> None:
     """Put numbers into the declared shapes, in place. What results declare in other symbols is left to inference."""
+    if not isinstance(sizes, Mapping):
+        raise OptionError(
+            f"sizes is a mapping from symbols to numbers, such as {{'N': 32}}, not {reprlib.repr(sizes)}."
+        )
     _check(graph, sizes)
     for value in graph.input:
         if is_container(value.type) or not value.type.HasField("tensor_type"):
