@@ -591,11 +591,11 @@ BENCHMARKS = (
         "Memory that is predicted",
         "cost",
         "The peak that `refgrad.cost` predicts from shapes against the measured one, without weights and feeds and with the "
-        "results: the bytes that Python allocates on the interpreter, and on ONNX Runtime the resident memory that the first run "
-        'of a session adds, where a session before it has brought the code of the kernels into memory. "recompute" is the '
-        "gradient with `recompute=True`. Goals: within 5 % on the interpreter, within 15 % on ONNX Runtime. Two rows miss them. "
-        "The LSTM takes some ten KiB, most of them objects of Python, which are not predicted. ONNX Runtime joins the nodes of "
-        "the Gelu in gpt2's forward pass, and the prediction does not know that.",
+        "results: the bytes that Python allocates on the interpreter, and on ONNX Runtime the resident memory that the first "
+        "run of a session adds, where a session before it has brought the code of the kernels into memory. "
+        '"recompute" is the gradient with `recompute=True`. Goals: within 5 % on the interpreter, within 15 % on ONNX Runtime. '
+        "Three rows miss them. The LSTM takes some ten KiB, most of them objects of Python, which are not predicted. ONNX "
+        "Runtime joins the nodes of the Gelu in gpt2's forward pass, and the prediction does not know that.",
     ),
     (
         "Gradients within a memory budget",

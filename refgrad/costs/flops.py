@@ -7,7 +7,7 @@ each operator counts as one operation, whatever it computes: the counts compare 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from refgrad.costs.program import Step, Tensor
 from refgrad.protos.domains import MICROSOFT
@@ -157,7 +157,8 @@ def _recurrent(gates: int) -> Callable[[Step], int]:
 
 def _pool(step: Step) -> int:
     """One for each element of each window."""
-    return math.prod(step.attributes["kernel_shape"]) * _result(step).size
+    window: Sequence[int] = step.attributes["kernel_shape"]
+    return math.prod(window) * _result(step).size
 
 
 def _sum(step: Step) -> int:
