@@ -600,8 +600,8 @@ BENCHMARKS = (
     (
         "Gradients within a memory budget",
         "cost_budget",
-        '`gradient(..., recompute="400 MiB")` of the transformer of 48 layers: the operations against those of the gradient that '
-        "computes nothing again, and the measured peak. Goal: within the budget on both.",
+        '`gradient(..., recompute="400 MiB")` of the transformer of 48 layers: the operations against those of the gradient '
+        "that computes nothing again, and the measured peak. Goal: within the budget on both.",
     ),
     (
         "Memory of weights of 4 bits",

@@ -311,6 +311,11 @@ PEAKS = {
         "(float[64,16,64] x, float[1,256,64] w, float[1,256,64] r) => (float[64,1,16,64] y) "
         "{ y = LSTM<hidden_size = 64>(x, w, r) }"
     ),
+    "a scatter of rows that adds": (
+        "(float[512,64] x, float[256,64] u) => (float[512,64] y) { n = Constant<value_int = 0>() m = Constant<value_int = 256>() "
+        "d = Constant<value_int = 1>() r = Range(n, m, d) a = Constant<value_ints = [1]>() i = Unsqueeze(r, a) "
+        'y = ScatterND<reduction = "add">(x, i, u) }'
+    ),
     "a Scan": (
         "(float[64,64] h, float[64,64,64] x) => (float[64,64] y, float[64,64,64] z) { y, z = Scan<num_scan_inputs = 1, "
         "body = b (float[64,64] s, float[64,64] t) => (float[64,64] u, float[64,64] v) { u = MatMul(s, t) v = Exp(u) }>(h, x) }"

@@ -497,6 +497,16 @@ def _power(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     return size if exponent.item() in (0.5, int(exponent.item())) else 0
 
 
+def _scattered(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+    """The flat positions of the indices, twice while they are added up; and of all elements where rows are combined."""
+    indices, updates = step.given[1], step.given[2] if len(step.given) > 2 else None
+    if indices is None or not indices.shape:
+        return 0
+    tuples = indices.size // max(indices.shape[-1], 1) if step.op_type.endswith("ND") else indices.size
+    combined = step.attributes.get("reduction", "none") != "none" and updates is not None and updates.size > tuples
+    return 8 * (tuples + updates.size if combined and updates is not None else 2 * tuples)
+
+
 def _recurrent(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     """What the gates of all steps hold, and the cells."""
     x, w, r = step.given[0], step.given[1], step.given[2]
@@ -516,6 +526,9 @@ _WORK: Mapping[str, Callable[[Step, Sequence[Array | None], int], int]] = {
     "Conv": _convolution,
     "ConvTranspose": _convolution,
     "Pow": _power,
+    "GatherElements": _scattered,
+    "ScatterElements": _scattered,
+    "ScatterND": _scattered,
     "RNN": _recurrent,
     "GRU": _recurrent,
     "LSTM": _recurrent,
