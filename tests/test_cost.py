@@ -312,9 +312,9 @@ PEAKS = {
         "{ y = LSTM<hidden_size = 64>(x, w, r) }"
     ),
     "a scatter of rows that adds": (
-        "(float[512,64] x, float[256,64] u) => (float[512,64] y) { n = Constant<value_int = 0>() m = Constant<value_int = 256>() "
-        "d = Constant<value_int = 1>() r = Range(n, m, d) a = Constant<value_ints = [1]>() i = Unsqueeze(r, a) "
-        'y = ScatterND<reduction = "add">(x, i, u) }'
+        "(float[2048,256] x, float[1024,256] u) => (float[2048,256] y) { n = Constant<value_int = 0>() "
+        "m = Constant<value_int = 1024>() d = Constant<value_int = 1>() r = Range(n, m, d) a = Constant<value_ints = [1]>() "
+        'i = Unsqueeze(r, a) y = ScatterND<reduction = "add">(x, i, u) }'
     ),
     "a Scan": (
         "(float[64,64] h, float[64,64,64] x) => (float[64,64] y, float[64,64,64] z) { y, z = Scan<num_scan_inputs = 1, "
