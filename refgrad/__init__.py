@@ -15,6 +15,7 @@ del interruption
 
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad import recipes  # noqa: E402
+from refgrad.costs.cost import cost  # noqa: E402
 from refgrad.reverse.gradient import gradient, preflight  # noqa: E402
 from refgrad.show.dot import to_dot  # noqa: E402
 from refgrad.show.plot import plot_onnxs  # noqa: E402
@@ -34,6 +35,7 @@ __all__ = [
     "DerivativeOptions",
     "Split",
     "add_loss_output",
+    "cost",
     "expand_gradients",
     "get_train_initializer",
     "gradient",

@@ -13,7 +13,7 @@ from refgrad.cli.output import Files, roles_of
 VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": ((), ("--backend", "ort-cpu"), ("--precision", "float64")),
     "grad": ((), ("--of", "y"), ("--dialect", "ort"), ("--recompute",), ("--weights", "constants")),
-    "show": ((), ("--dot",), ("--svg",)),
+    "show": ((), ("--dot",), ("--svg",), ("--cost", "--dim", "4")),
     "conformance cases": ((), ("--show",)),
 }
 # What a command does not go without, besides its model and its outputs.

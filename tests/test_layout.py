@@ -21,6 +21,7 @@ STAIRCASE = (
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),
+    ("refgrad.costs",),
     ("refgrad.reverse",),
     ("refgrad.formulas",),
     ("refgrad.lowering", "refgrad.microsoft"),

@@ -493,9 +493,9 @@ def test_a_node_belongs_to_the_first_entry_that_it_matches():
     [
         (["/0/*", "/7/*"], UnknownNameError, r"no node is called '/7/\*', and none matches it.*The nodes are '/0/a'"),
         (["/0/aa"], UnknownNameError, "Did you mean '/0/a'"),
-        ("/0/*", OptionError, r"not '/0/\*'"),
+        ("/0/*", OptionError, r"'/0/\*' is no memory budget"),
         ([1], OptionError, r"not \[1\]"),
-        (1, OptionError, "True, False or a list"),
+        (1, OptionError, "True, False, a memory budget"),
     ],
 )
 def test_what_is_no_choice_of_nodes(choice, error, says):

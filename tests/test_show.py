@@ -68,8 +68,8 @@ def test_show_reads_the_gradient_of_dialect_ort(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dot", "--svg"], "--text, --dot and --svg exclude each other: give one."),
-        (["--text", "--dot"], "--text, --dot and --svg exclude each other: give one."),
+        (["--dot", "--svg"], "--text, --dot, --svg and --cost exclude each other: give one."),
+        (["--text", "--dot"], "--text, --dot, --svg and --cost exclude each other: give one."),
         (["-o", "nowhere/shown"], "There is no folder"),
         (["-o", "model.onnx"], "'model.onnx' is the model itself. Write to another file."),
         (["-o", "."], "'.' exists and is no regular file."),

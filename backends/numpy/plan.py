@@ -149,6 +149,7 @@ class PlannedGraph:
                         raise ValueError(f"it has {len(results)} outputs, and the node names {len(made)}")
                     for place, result in zip(made, results, strict=False):
                         values[place] = result
+                    result = None  # it would hold that array until the next node of several results
                 if views:
                     results, result = None, None  # they hold the views
                     for place in views:

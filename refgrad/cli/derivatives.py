@@ -53,6 +53,14 @@ def grad(
             "'/layers.3/*', written like --wrt. Each pattern is one segment.",
         ),
     ] = None,
+    recompute_within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BUDGET",
+            help="Compute as little again as keeps the memory of a run within a budget, beside weights and feeds: '2 GiB', or "
+            "'800 MB for N=32' where MODEL does not know the size N.",
+        ),
+    ] = None,
     weights: Annotated[
         str,
         typer.Option(
@@ -67,8 +75,8 @@ def grad(
 
     A gradient in the folder of MODEL refers to its external data. Elsewhere the data is copied to <OUTPUT>.data.
     """
-    if recompute and recompute_nodes:
-        raise OptionError("--recompute and --recompute-nodes exclude each other: give one.")
+    if sum(map(bool, (recompute, recompute_nodes, recompute_within is not None))) > 1:
+        raise OptionError("--recompute, --recompute-nodes and --recompute-within exclude each other: give one.")
     source: Path | ModelProto = model
     targets = names(outputs)
     if of is not None:
@@ -85,7 +93,7 @@ def grad(
         keep_outputs=keep_outputs,
         kinks=kinks,
         quantization=quantization,
-        recompute=names(recompute_nodes) or recompute,
+        recompute=recompute_within if recompute_within is not None else names(recompute_nodes) or recompute,
         weights=weights,
     )
     save(made, output, model, as_json, verbose)

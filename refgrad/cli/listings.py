@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,9 @@ import typer
 
 import refgrad
 from refgrad.backends import backends, get_backend
-from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
+from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
+from refgrad.costs.program import ANY
 from refgrad.errors import OptionError
 from refgrad.forward.roles import KINDS
 from refgrad.protos.files import replacing
@@ -128,16 +130,40 @@ def show(
     text: Annotated[bool, typer.Option("--text", help="Print an indented listing. This is the default.")] = False,
     dot: Annotated[bool, typer.Option("--dot", help="Print the DOT language of Graphviz.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Print SVG, a picture for browsers.")] = False,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Print what a run costs: operations, bytes read and written, and the peak of memory. Nothing is run.",
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False),
         Files.WRITTEN,
     ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZES",
+            help="For --cost: N=8 sets the dimension N, 8 sets every dimension without a number. Default: none.",
+        ),
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="For --cost: whose memory. numpy or onnxruntime.")] = "numpy",
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print MODEL as a listing or a picture. Shows its inputs, initializers, nodes and outputs."""
-    if text + dot + svg > 1:
-        raise OptionError("--text, --dot and --svg exclude each other: give one.")
+    """Print MODEL as a listing or a picture. Shows its inputs, initializers, nodes and outputs.
+
+    With --cost, print what a run of it costs instead, the dearest nodes first.
+    """
+    if text + dot + svg + cost > 1:
+        raise OptionError("--text, --dot, --svg and --cost exclude each other: give one.")
+    if cost:
+        _show_cost(model, dim, runtime, output, verbose, as_json)
+        return
+    if dim:
+        raise OptionError("--dim is for --cost: a listing shows the sizes that the model declares.")
     writer = refgrad.to_svg if svg else refgrad.to_dot if dot else refgrad.onnx_simple_text_plot
     shown = writer(model)
     if output is not None:
@@ -147,3 +173,22 @@ def show(
         print_json({"format": "svg" if svg else "dot" if dot else "text", "shown": shown})
     elif output is None:
         say_lines(shown)
+
+
+def _show_cost(
+    model: Path, dim: list[str] | None, runtime: str, output: Path | None, verbose: bool, as_json: bool
+) -> None:
+    """Print the cost of a model as a table, or as JSON; or write it as JSON to a file."""
+    size, sizes = sizes_of(dim, default=None)
+    found = refgrad.cost(model, sizes if size is None else {**sizes, ANY: size}, runtime=runtime)
+    document = {**asdict(found), "flops": found.flops, "read": found.read, "written": found.written}
+    if output is not None:
+        with replacing(output) as file:
+            file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(document)
+    elif output is None:
+        rows = sorted(zip(found.nodes, found.table(), strict=True), key=lambda pair: -pair[0].flops)
+        print_table([row for _, row in rows], verbose)
+        for what, text in found.sums().items():
+            say(f"{what}: {text}")

@@ -6,7 +6,7 @@ import re
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, overload
 
 import typer
 
@@ -70,9 +70,13 @@ def names(given: Sequence[str] | None) -> list[str] | None:
     return [part.replace("\\,", ",").strip() for part in parts if part.strip()]
 
 
-def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
+@overload
+def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]: ...
+@overload
+def sizes_of(given: Sequence[str] | None, default: None) -> tuple[int | None, dict[str, int]]: ...
+def sizes_of(given: Sequence[str] | None, default: int | None = SIZE) -> tuple[int | None, dict[str, int]]:
     """Return the size of undeclared dimensions, and the sizes by symbol: 3 and {"N": 8} for `--dim N=8 --dim 3`."""
-    size, symbols = SIZE, {}
+    size, symbols = default, {}
     for part in names(given) or ():
         symbol, separator, number = part.rpartition("=")
         if not re.fullmatch(r"\d{1,18}", number):

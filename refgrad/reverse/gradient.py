@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from onnx import ModelProto
 
@@ -16,9 +17,10 @@ from refgrad.notices import notice
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import names_of, nested, subgraphs
 from refgrad.reverse.assembly import assemble
+from refgrad.reverse.budget import budget, within
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import prepare, refuse
-from refgrad.reverse.recompute import segments, with_bodies
+from refgrad.reverse.recompute import cut, segments, with_bodies
 from refgrad.reverse.report import Report, ZeroGradient
 from refgrad.reverse.rows import in_rows
 from refgrad.reverse.sweep import sweep
@@ -45,7 +47,7 @@ def gradient(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
-    recompute: bool | Sequence[str] = False,
+    recompute: bool | str | Sequence[str] = False,
     weights: str = "overridable",
     max_memory: int | None = None,
     max_seconds: float | None = None,
@@ -90,7 +92,10 @@ def gradient(
         entry that it matches. What nodes outside of a segment read of it is kept. Never repeated are nodes that draw random
         numbers and what depends on initializers alone. A chosen If, Loop or Scan on the way of the derivative stores its
         states alone, and its body is computed again step by step. Attention to 512 rows or more is taken in blocks of rows, so
-        that its scores are never there all at once (the rounding may differ).
+        that its scores are never there all at once (the rounding may differ). A string: a memory budget, "2 GiB", "800 MB",
+        or "2 GiB for N=32" where dimensions have no sizes. Then the least is computed again with which a run is predicted to
+        keep the budget, on the interpreter and in the first run on ONNX Runtime, without weights and feeds and with the
+        gradients that it returns; `refgrad.cost` says how. Nothing is computed again where nothing has to be.
     :param weights: what becomes of the initializers in `wrt`. "overridable": inputs that keep their value as default, so that
         a training loop may feed others; ONNX Runtime warns of each, and cannot prepack it. "constants": initializers and no
         inputs, as are all others, which is quiet and faster where the values do not change. "inputs": inputs without a default,
@@ -103,7 +108,8 @@ def gradient(
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
     :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", or a
-        `recompute` that is neither a bool nor a list of names.
+        `recompute` that is neither a bool, a memory budget nor a list of names; or a budget that no choice of nodes keeps,
+        or for a model of unknown sizes.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -128,26 +134,31 @@ def gradient(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
         )
 
-    def differentiated(graph: Graph) -> tuple[ModelProto, tuple[ZeroGradient, ...]]:
+    limit = budget(recompute) if isinstance(recompute, str) else None
+
+    def differentiated(
+        graph: Graph, given: Sequence[frozenset[str]] | None = None, plainly: bool = False
+    ) -> tuple[ModelProto, tuple[ZeroGradient, ...]]:
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
         found = zeros(path, sources, targets, quantization)
-        chosen = segments(path.graph, recompute)
+        chosen = segments(path.graph, False if isinstance(recompute, str) else recompute) if given is None else given
         split = in_rows(path.graph, chosen) if chosen else None
         if split is not None:
             in_blocks, chosen = split
             sources, targets, path = prepare(in_blocks, wrt, outputs, quantization)
         op = Emitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
-            dialect,
+            "onnx" if plainly else dialect,
             taken_names(path.graph),
             kinks=kinks,
             quantization=quantization,
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
-        return assemble(sweep(path, op, sources, targets, cotangent), chosen, keep_outputs, weights), found
+        seeds = "input" if plainly and cotangent == "yield" else cotangent
+        return assemble(sweep(path, op, sources, targets, seeds), chosen, keep_outputs, weights), found
 
     with _no_collection():
         graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
@@ -157,7 +168,11 @@ def gradient(
                 made, found = differentiated(graph)
             if made is None:
                 graph = normalise(model)  # at its calls more is known, as a shape may be an argument
-        if made is None:
+        if made is None and limit is not None:
+            chosen, (made, found) = within(limit, partial(cut, graph), partial(differentiated, graph, plainly=True))
+            if dialect != "onnx":  # the shapes within ONNX Runtime's operators are not known
+                made, found = differentiated(graph, chosen)
+        elif made is None:
             made, found = differentiated(graph)
     say_zeros(found, wrt is not None)
     return made

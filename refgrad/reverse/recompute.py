@@ -45,7 +45,7 @@ def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[st
     :raises UnknownNameError: a name or pattern that no node has.
     """
     if isinstance(recompute, bool):
-        return _cut(graph) if recompute else []
+        return cut(graph) if recompute else []
     _check(recompute)
     names = [node.name for node in graph.nodes]
     taken: set[str] = set()
@@ -66,7 +66,8 @@ def _check(recompute: object) -> None:
     names = recompute if isinstance(recompute, Sequence) and not isinstance(recompute, str) else [None]
     if not all(isinstance(entry, str) for entry in names):
         raise OptionError(
-            f"recompute is True, False or a list of names or patterns of nodes, not {reprlib.repr(recompute)}."
+            f"recompute is True, False, a memory budget such as '2 GiB', or a list of names or patterns of nodes, not "
+            f"{reprlib.repr(recompute)}."
         )
 
 
@@ -76,8 +77,8 @@ def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset(name for segment in chosen for name in segment & names)
 
 
-def _cut(graph: Graph) -> list[frozenset[str]]:
-    """Segments of about √n nodes. Each ends where the fewest bytes cross, half a segment around where it is due."""
+def cut(graph: Graph, scale: float = 1.0) -> list[frozenset[str]]:
+    """Segments of about `scale`·√n nodes. Each ends where the fewest bytes cross, half a segment around where it is due."""
     fixed = _fixed(graph, graph.nodes)
     nodes = [node for node in graph.nodes if not fixed.issuperset(node.outputs)]
     maker = {name: position for position, node in enumerate(nodes) for name in node.outputs if name}
@@ -87,7 +88,7 @@ def _cut(graph: Graph) -> list[frozenset[str]]:
         change[maker[name] + 1] += _nbytes(graph, name)
         change[position + 1] -= _nbytes(graph, name)
     crossing = list(accumulate(change))
-    size = max(round(math.sqrt(len(nodes))), 1)
+    size = max(round(scale * math.sqrt(len(nodes))), 1)
     cuts = [0]
     while len(nodes) - cuts[-1] > size + size // 2:
         due = cuts[-1] + size

@@ -45,7 +45,7 @@ class Settings:
 
     backend: Backend
     options: Mapping[str, Any] = field(default_factory=dict)
-    recompute: bool | tuple[str, ...] = False
+    recompute: bool | str | tuple[str, ...] = False
     kinks: str = "torch"
     quantization: str = "zero"
 

@@ -86,7 +86,7 @@ class Module(nn.Module):
         outputs: Sequence[str] | None = None,
         backend: str | None = None,
         options: Mapping[str, Any] | None = None,
-        recompute: bool | Sequence[str] = False,
+        recompute: bool | str | Sequence[str] = False,
         kinks: str = "torch",
         quantization: str = "zero",
         batch_norm: str = "training",
@@ -110,7 +110,7 @@ class Module(nn.Module):
         self._settings = Settings(
             executor,
             given,
-            recompute if isinstance(recompute, bool) else tuple(recompute),
+            recompute if isinstance(recompute, bool | str) else tuple(recompute),
             kinks,
             quantization,
         )

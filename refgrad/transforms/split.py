@@ -54,7 +54,7 @@ def split(
     *,
     kinks: str = "refgrad",
     quantization: str = "zero",
-    recompute: bool | Sequence[str] = False,
+    recompute: bool | str | Sequence[str] = False,
     weights: str = "overridable",
 ) -> Split:
     """The gradient of `model` as a forward model, which also returns what the backward model reads, and that backward model.
@@ -66,6 +66,7 @@ def split(
 
     :param model: and `wrt`, `outputs`, `kinks`, `quantization`, `weights`: as in `refgrad.gradient`. The model is not modified.
     :param recompute: as there: more of the forward model is computed again in the backward model, so that less crosses.
+        A memory budget is for both models in one run.
     :raises InvalidModelError: as there, or the type of a value that has to cross is not known.
     :raises UnknownNameError: and NoGradientError, OptionError: as there.
 

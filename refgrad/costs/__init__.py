@@ -1,0 +1,1 @@
+"""What a run of a model costs, from shapes alone."""
