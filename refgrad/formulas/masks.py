@@ -14,8 +14,8 @@ def kept(op: Emitter, condition: str, d_y: str, *, unless: bool = False) -> str:
 
     What does not pass may be infinite or NaN, as that of √y is at 0: then it is selected away. Where no operator behind the
     node can make it so, it is a product with 0 or 1, for which ONNX Runtime's CPU takes a tenth of the time of a Where
-    whose condition changes from element to element.
+    whose condition changes from element to element. Dialect "ort" writes what ONNX Runtime's builder does.
     """
-    if op.type(d_y) in _FAST and op.is_tame:
+    if op.dialect == "onnx" and op.type(d_y) in _FAST and op.is_tame:
         return op.Mul(d_y, op.Cast(op.Not(condition) if unless else condition, to=op.type(d_y)))
     return op.Where(condition, 0.0, d_y) if unless else op.Where(condition, d_y, 0.0)

@@ -1,0 +1,188 @@
+"""Forms of a gradient that are chosen by what is known of sizes and of the operators behind: each side of each choice."""
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import TensorProto, helper
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import node_case
+from refgrad.lowering.onnx import indexing
+
+
+def run(model, feeds, backend="numpy", **options):
+    return get_backend(backend).prepare(model, **options).run(feeds)
+
+
+def op_types(model):
+    return [node.op_type for node in model.graph.node]
+
+
+def parsed(text, opset=21):
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]>\n{text}')
+
+
+CONVOLUTIONS = {
+    "large images": ((2, 2, 48, 48), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "small images": ((2, 2, 9, 8), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "large images, strides": ((1, 2, 95, 96), (3, 2, 3, 2), {"strides": [2, 1], "pads": [1, 0, 0, 1]}),
+    "large images, one element": ((1, 2, 48, 48), (3, 2, 1, 1), {}),
+    "a channel each": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}),
+    "a channel each, strides": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "strides": [2, 2], "pads": [1, 0, 2, 1]}),
+    "a channel each, dilations": (
+        (2, 3, 12, 11),
+        (3, 1, 3, 2),
+        {"group": 3, "dilations": [2, 3], "pads": [2, 0, 1, 3]},
+    ),
+    "two maps a channel": ((2, 3, 9, 8), (6, 1, 3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
+    "groups": ((2, 4, 9, 8), (6, 2, 3, 3), {"group": 2, "pads": [2, 2, 1, 0]}),
+    "groups, pads beyond the kernel": ((1, 4, 5, 5), (4, 2, 2, 2), {"group": 2, "pads": [2, 3, 1, 2]}),
+    "a large kernel": ((2, 2, 11, 12), (3, 2, 5, 5), {"pads": [2, 2, 2, 2]}),
+    "one element": ((2, 3, 7, 6), (4, 3, 1, 1), {}),
+    "one axis": ((2, 3, 12), (3, 1, 4), {"group": 3, "pads": [3, 0]}),
+    "three axes": ((2, 2, 5, 6, 7), (3, 2, 3, 2, 3), {"pads": [1, 1, 1, 1, 0, 1]}),
+    "three axes, strides": ((1, 2, 7, 6, 7), (3, 2, 3, 2, 3), {"strides": [2, 1, 2], "pads": [1, 1, 1, 1, 0, 1]}),
+}
+
+
+@pytest.mark.parametrize("shapes", ["static", "symbolic"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name, shapes):
+    """Conv is linear in both operands: Σ dY·Conv(V, W) = Σ dX·V and Σ dY·Conv(X, U) = Σ dW·U for any V and U."""
+    rng = np.random.default_rng(0)
+    size, kernel, attributes = CONVOLUTIONS[name]
+    x, v = rng.standard_normal((2, *size))
+    w, u = rng.standard_normal((2, *kernel))
+    case = node_case("Conv", x, w, shapes=shapes, **attributes)
+    y = run(case.model, {"X": x, "W": w})["Y"]
+    d_y = rng.standard_normal(y.shape)
+    gradient = refgrad.gradient(case.model)
+    found = run(gradient, {"X": x, "W": w, "Y_grad": d_y})
+    for given, other, moved in (("X", {"W": w}, v), ("W", {"X": x}, u)):
+        expected = (d_y * run(case.model, {given: moved, **other})["Y"]).sum()
+        np.testing.assert_allclose((found[f"{given}_grad"] * moved).sum(), expected, rtol=1e-10)
+    pytest.importorskip("onnxruntime")
+    single = node_case("Conv", x.astype("f4"), w.astype("f4"), shapes=shapes, **attributes)
+    feeds = {"X": x.astype("f4"), "W": w.astype("f4"), "Y_grad": d_y.astype("f4")}
+    for key, value in run(refgrad.gradient(single.model), feeds, "ort-cpu").items():
+        np.testing.assert_allclose(value, found[key], rtol=0, atol=3e-6 * np.abs(found[key]).max())
+
+
+@pytest.mark.parametrize(("count", "in_rows"), [(5, None), (64, None), (65, None), (65, 1)])
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+def test_rows(monkeypatch, count, in_rows, kind):
+    """Few rows are a product, many are scattered: in one row, or if there are very many, in rows."""
+    if in_rows is not None:
+        monkeypatch.setattr(indexing, "_IN_ROWS", in_rows)
+    rng = np.random.default_rng(0)
+    data, indices = rng.standard_normal((count, 3)).astype(kind), rng.integers(-count, count, (4, 25))
+    case = node_case("Gather", data, indices, constant=())
+    gradient = refgrad.gradient(case.model)
+    d_y = rng.standard_normal((4, 25, 3)).astype(kind)
+    found = run(gradient, {"data": data, "indices": indices, "output_grad": d_y})["data_grad"]
+    expected = np.zeros((count, 3))
+    np.add.at(expected, indices, d_y.astype("f8"))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=np.finfo(kind).eps * np.abs(expected).max() * 4)
+    assert ("OneHot" in op_types(gradient)) == (count <= 64 and kind != np.float16)
+
+
+def test_rows_before_a_logarithm_are_scattered():
+    """A product would spread what is infinite over all rows."""
+    model = parsed("agraph (float[3, 2] x, int64[2] i) => (float[2, 2] y) { t = Gather(x, i)  y = Log(t) }")
+    feeds = {"x": np.float32([[0, 1], [2, 3], [4, 5]]), "i": np.int64([0, 1]), "y_grad": np.ones((2, 2), "f4")}
+    with np.errstate(divide="ignore"):
+        found = run(refgrad.gradient(model, ["x"]), feeds)["x_grad"]
+    np.testing.assert_allclose(found, [[np.inf, 1], [0.5, 1 / 3], [0, 0]], rtol=1e-6)
+
+
+MASKS = {
+    "Relu": "Relu(x)",
+    "ThresholdedRelu": "ThresholdedRelu<alpha = 0.5>(x)",
+    "Shrink": "Shrink<lambd = 1.0>(x)",
+    "Clip": "Clip(x, zero, four)",
+    "Max": "Max(x, zero)",
+    "Where": "Where(c, x, zero)",
+    "HardSigmoid": "HardSigmoid<alpha = 0.5, beta = 0.0>(x)",
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    """Where an infinite cotangent may come, what does not pass is selected away; elsewhere it is a product."""
+    text = (
+        f"agraph (float[4] x) => (float[4] y) <float zero = {{0}}, float four = {{4}}> "
+        f"{{ c = Greater(x, zero)  t = {MASKS[name]}  y = BEHIND(t) }}"
+    )
+    x, d_y = np.float32([-3, -0.25, 1.5, 3]), np.float32([1, 2, 3, 4])
+    plain = refgrad.gradient(parsed(text.replace("BEHIND", "Sin")), ["x"])
+    singular = refgrad.gradient(parsed(text.replace("BEHIND", "Sqrt")), ["x"])
+    assert op_types(plain).count("Where") < op_types(singular).count("Where")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = run(singular, {"x": x, "y_grad": d_y})["x_grad"]
+    assert found[0] == 0 or name == "Shrink"
+    assert found[1] == 0
+    whole = parsed(text.replace("BEHIND", "Sin"))
+    got = run(plain, {"x": x, "y_grad": d_y})["x_grad"]
+    step = np.float32(2**-7)
+    up, down = (run(whole, {"x": x + s})["y"] for s in (step, -step))
+    np.testing.assert_allclose(got, d_y * (up - down) / (2 * step), atol=2e-3)
+
+
+def test_a_mask_in_a_body_selects():
+    """Of what lies behind a body nothing is known."""
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["a"], ["r"], "relu"), helper.make_node("Add", ["r", "e"], ["n"], "add")],
+        "body",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "e")],
+        [helper.make_tensor_value_info("n", TensorProto.FLOAT, [2])],
+    )
+    scan = helper.make_node("Scan", ["x", "es"], ["y"], "scan", body=body, num_scan_inputs=1)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [scan],
+        "agraph",
+        [value("x", TensorProto.FLOAT, [2]), value("es", TensorProto.FLOAT, [3, 2])],
+        [value("y", TensorProto.FLOAT, [2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    gradient = refgrad.gradient(model)
+    [backward] = [node for node in gradient.graph.node if node.op_type == "Scan" and node.name != "scan"]
+    assert "Where" in [node.op_type for node in backward.attribute[0].g.node]
+
+
+@pytest.mark.parametrize("perm", ["1, 0", None])
+def test_a_weight_that_is_transposed_already(perm):
+    """Its transpose is what was transposed."""
+    how = f"<perm = [{perm}]>" if perm else ""
+    model = parsed(
+        f"agraph (float[2, 3, 4] x, float[5, 4] w) => (float[2, 3, 5] y) {{ t = Transpose{how}(w)  y = MatMul(x, t) }}"
+    )
+    gradient = refgrad.gradient(model, ["x"])
+    assert "Transpose" not in op_types(gradient)
+    rng = np.random.default_rng(0)
+    x, w, d_y = (rng.standard_normal(shape).astype("f4") for shape in ((2, 3, 4), (5, 4), (2, 3, 5)))
+    found = run(gradient, {"x": x, "w": w, "y_grad": d_y})["x_grad"]
+    np.testing.assert_allclose(found, d_y @ w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["LayerNormalization", "RMSNormalization"])
+@pytest.mark.parametrize(("scale", "rows"), [(5, 3), (1, 3), (5, 0), (5, 1)])
+@pytest.mark.parametrize("shapes", ["static", "symbolic"])
+def test_normalizations(op_type, scale, rows, shapes):
+    """A scale for each element and a size that is known make products of means; another scale does not."""
+    rng = np.random.default_rng(0)
+    x, s = rng.standard_normal((rows, 2, 5)), rng.standard_normal(scale)
+    inputs = [x, s, rng.standard_normal(5)][: 3 if op_type == "LayerNormalization" and scale > 1 else 2]
+    double = node_case(op_type, *inputs, opset=23, shapes=shapes)
+    names = list(double.feeds)
+    seed = rng.standard_normal(x.shape)
+    found = run(refgrad.gradient(double.model), {**double.feeds, "Y_grad": seed})
+    step = 1e-6
+    for name in names:
+        moved = rng.standard_normal(double.feeds[name].shape)
+        up, down = (
+            run(double.model, {**double.feeds, name: double.feeds[name] + sign * step * moved})["Y"] for sign in (1, -1)
+        )
+        slope = (seed * (up - down)).sum() / (2 * step)
+        np.testing.assert_allclose((found[f"{name}_grad"] * moved).sum(), slope, rtol=1e-6, atol=1e-7)
