@@ -517,9 +517,12 @@ def _recurrent(step: Step, inputs: Sequence[Array | None], size: int) -> int:
 
 
 def _squares(step: Step, inputs: Sequence[Array | None], size: int) -> int:
-    """BLAS sums the squares of float and double without writing them down."""
+    """BLAS sums the squares of float and double without writing them down; there are four numbers for each sum."""
     x = step.given[0]
-    return 0 if x is not None and x.itemsize >= 4 else size
+    if x is None or x.itemsize < 4:
+        return size
+    axis = step.attributes.get("axis", -1)
+    return 4 * math.prod(x.shape[: axis if axis >= 0 else len(x.shape) + axis]) * x.itemsize
 
 
 _WORK: Mapping[str, Callable[[Step, Sequence[Array | None], int], int]] = {
