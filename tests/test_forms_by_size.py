@@ -102,7 +102,6 @@ MASKS = {
     "Shrink": "Shrink<lambd = 1.0>(x)",
     "Clip": "Clip(x, zero, four)",
     "Max": "Max(x, zero)",
-    "Where": "Where(c, x, zero)",
     "HardSigmoid": "HardSigmoid<alpha = 0.5, beta = 0.0>(x)",
 }
 
@@ -186,3 +185,28 @@ def test_normalizations(op_type, scale, rows, shapes):
         )
         slope = (seed * (up - down)).sum() / (2 * step)
         np.testing.assert_allclose((found[f"{name}_grad"] * moved).sum(), slope, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("op_type", ["Elu", "Celu", "Selu"])
+@pytest.mark.parametrize("alpha", [1.0, 2.5, 0.25, -0.75])
+def test_exponentials_of_either_sign(op_type, alpha):
+    x = np.array([-2.0, -0.25, 0.5, 3.0], np.float32)
+    gamma = 1.5 if op_type == "Selu" else 1.0
+    below = np.exp(x / alpha) if op_type == "Celu" else gamma * alpha * np.exp(x)
+    more = {"gamma": gamma} if op_type == "Selu" else {}
+    case = node_case(op_type, x, alpha=alpha, **more)
+    found = run(refgrad.gradient(case.model), {"X": x, "Y_grad": np.ones(4, "f4")})["X_grad"]
+    np.testing.assert_allclose(found, np.where(x > 0, gamma, below), rtol=1e-5)
+
+
+def test_a_where_keeps_what_is_masked_from_a_nan():
+    """A row of scores that are all hidden has no softmax; what hides them lets no NaN through."""
+    model = parsed(
+        "agraph (float[2, 2] x, bool[2, 2] hidden) => (float[2, 2] y) <float low = {-inf}> "
+        "{ s = Where(hidden, low, x)  y = Softmax(s) }".replace("-inf", "0")
+    )
+    model.graph.initializer[0].float_data[:] = [-np.inf]
+    feeds = {"x": np.ones((2, 2), "f4"), "hidden": np.array([[True, True], [False, False]])}
+    with np.errstate(invalid="ignore"):
+        found = run(refgrad.gradient(model, ["x"]), feeds | {"y_grad": np.float32([[0, 0], [1, 2]])})["x_grad"]
+    np.testing.assert_allclose(found, [[0, 0], [-0.25, 0.25]], atol=1e-6)

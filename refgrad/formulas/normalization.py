@@ -60,11 +60,10 @@ def by_statistics(
     centred = op.Sub(x, mean)
     product = op.Mul(d_y, centred)
     slope, total = op.ReduceSum(product, along), op.ReduceSum(d_y, along)
-    # Of no elements r is NaN, and the sum of none is 0.
-    may_be_empty = along == over and not isinstance(fraction(op, x, mean, axes), float)
+    count = fraction(op, x, mean, axes)
+    may_be_empty = along == over and isinstance(count, str)  # of no elements r is NaN, and the sum of none is 0
     d_scale = op.ReduceSum(op.Mul(product if may_be_empty else slope, r), over, keepdims=0)
     d_B = op.ReduceSum(total, over, keepdims=0)
-    count = fraction(op, x, mean, axes)
     factor = op.Mul(along_channels(op, scale, shared), r)
     d_x = op.Sub(d_y, op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), slope), count)))
     return op.Mul(op.Sub(d_x, op.Mul(total, count)), factor), d_scale, d_B

@@ -43,7 +43,10 @@ def selu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float, gamma: float) -> s
 @rule("Celu")
 def celu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
     """dx = dy where x > 0, else dy·(y/α + 1)"""
-    return op.Mul(d_Y, _exponential(op, X, op.Mul(Y, 1 / alpha), 1.0, 1.0))
+    slope = op.Mul(Y, 1 / alpha)
+    if alpha < 0:  # y/α has not the sign of x
+        return op.Mul(d_Y, op.Where(op.Greater(X, 0.0), 1.0, op.Add(slope, 1.0)))
+    return op.Mul(d_Y, _exponential(op, X, slope, 1.0, 1.0))
 
 
 def _exponential(op: Emitter, x: str, y: str, above: float, below: float) -> str:

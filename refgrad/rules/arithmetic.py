@@ -101,7 +101,8 @@ def clip(
 @rule("Where", broadcast=True)
 def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
     """dX = dy where the condition holds, else 0; dY = dy where it does not, else 0"""
-    return kept(op, condition, d_output), kept(op, condition, d_output, unless=True)
+    # Always selected: a Where is what guards a NaN, such as that of a softmax whose scores are all −∞.
+    return op.Where(condition, d_output, 0.0), op.Where(condition, 0.0, d_output)
 
 
 @rule("Pow", broadcast=True)
