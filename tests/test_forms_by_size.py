@@ -54,7 +54,7 @@ def test_convolutions(name, shapes):
     size, kernel, attributes = CONVOLUTIONS[name]
     x, v = rng.standard_normal((2, *size))
     w, u = rng.standard_normal((2, *kernel))
-    case = node_case("Conv", x, w, shapes=shapes, **attributes)
+    case = node_case("Conv", x, w, shapes=shapes, opset=21, **attributes)
     y = run(case.model, {"X": x, "W": w})["Y"]
     d_y = rng.standard_normal(y.shape)
     gradient = refgrad.gradient(case.model)
@@ -63,7 +63,7 @@ def test_convolutions(name, shapes):
         expected = (d_y * run(case.model, {given: moved, **other})["Y"]).sum()
         np.testing.assert_allclose((found[f"{given}_grad"] * moved).sum(), expected, rtol=1e-10)
     pytest.importorskip("onnxruntime")
-    single = node_case("Conv", x.astype("f4"), w.astype("f4"), shapes=shapes, **attributes)
+    single = node_case("Conv", x.astype("f4"), w.astype("f4"), shapes=shapes, opset=21, **attributes)
     feeds = {"X": x.astype("f4"), "W": w.astype("f4"), "Y_grad": d_y.astype("f4")}
     for key, value in run(refgrad.gradient(single.model), feeds, "ort-cpu").items():
         np.testing.assert_allclose(value, found[key], rtol=0, atol=3e-6 * np.abs(found[key]).max())

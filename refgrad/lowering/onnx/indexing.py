@@ -150,6 +150,7 @@ def rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
     if row is not None and isinstance(count, int) and row.item() and count:
         size = int(row.item())
         is_few = count <= _FEW_ROWS and op.is_tame and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE)
+        is_few &= 0 not in (op.shape(indices) or ())  # ONNX Runtime 1.19 leaves a product of nothing unwritten
         if is_few or count * size >= _IN_ROWS:
             rows = op.Reshape(dY, [-1, size])
             if is_few:
