@@ -301,6 +301,7 @@ def benchmarks_operators(session: nox.Session) -> None:
     """Each operator against torch eager: on ONNX Runtime, on the interpreter, and both dialects on its training wheel."""
     session.install("-e", ".[ort,torch]")
     session.run("python", "benchmarks/operators.py")
+    session.run("python", "benchmarks/operator_alternatives.py")
     session.run("python", "benchmarks/operators.py", "--interpreter")
     wheel = Path(session.create_tmp()).resolve() / "wheel"
     session.run(sys.executable, "-m", "venv", str(wheel), external=True)

@@ -8,12 +8,17 @@ Two threads each, every system in a process of its own, which take turns; the me
 the inputs and a cotangent, and leaves the outputs and the gradients by all float inputs. Weights are inputs, so nothing is
 folded. "forward ms" is the model alone on the same system: what no backward pass can be faster than. "MiB" is what the first
 call adds to the process at its peak, the results included.
+
+"moved MB" is what all nodes read and write (`refgrad.cost`, without views), "least MB" the inputs and results once. "bound ms"
+is how long the nodes must take: each the longer of its bytes at the rate of an Add and its operations at the rate of a MatMul,
+both measured in the same run, the Add at the size nearest to the node's.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import gc
 import multiprocessing
 import statistics
@@ -162,6 +167,57 @@ def memory(what: str) -> int:
     return int(line.split()[1])
 
 
+VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # ONNX Runtime copies results alone
+PRODUCTS = ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
+SIZES = [2**k for k in range(15, 27)]  # the bytes that an Add moves
+
+
+def rates() -> tuple[dict[int, float], float]:
+    """Bytes a second of Add, by what it moves, and operations a second of MatMul, on ONNX Runtime with two threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+
+    def seconds(operator: str, *shape: int) -> float:
+        value = functools.partial(helper.make_tensor_value_info, elem_type=1)
+        node = helper.make_node(operator, ["a", "b"], ["y"])
+        graph = helper.make_graph(
+            [node], "rate", [value("a", shape=shape), value("b", shape=shape)], [value("y", shape=shape)]
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        fed = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(shape, np.float32)) for name in "ab"}
+        found = []
+        for _ in range(30):
+            start = time.perf_counter()
+            session.run_with_ort_values(["y"], fed)
+            found.append(time.perf_counter() - start)
+        return statistics.median(found)
+
+    return {size: size / seconds("Add", size // 12) for size in SIZES}, 2 * 1024**3 / seconds("MatMul", 1024, 1024)
+
+
+def bound(made: Any, rate: tuple[dict[int, float], float]) -> dict[str, float]:
+    """What the nodes of a graph move, the least that a single one could, and the milliseconds that both rates allow."""
+    cost = refgrad.cost(made, {"*": 1}, runtime="onnxruntime")
+    results = {value.name for value in made.graph.output}
+    copied = {node.name for node in made.graph.node if node.op_type not in VIEWS or results & set(node.output)}
+    nodes = [node for node in cost.nodes if node.alive and (node.name in copied or node.operator not in VIEWS)]
+    milliseconds = 0.0
+    for node in nodes:
+        moved = node.read + node.written
+        nearest = min(SIZES, key=lambda size: abs(np.log(size / max(moved, 1))))
+        computing = node.flops / rate[1] if node.operator in PRODUCTS else 0.0
+        milliseconds += 1e3 * max(moved / rate[0][nearest], computing)
+    moved = sum(node.read + node.written for node in nodes)
+    return {
+        "moved MB": round(moved / 1e6, 2),
+        "least MB": round((cost.feeds + cost.weights + cost.results) / 1e6, 2),
+        "bound ms": round(milliseconds, 3),
+    }
+
+
 class Process:
     """A system in a process."""
 
@@ -180,7 +236,7 @@ class Process:
         return found
 
 
-def measure(row: Row, processes: dict[str, Process], forward: Process | None) -> dict[str, Any]:
+def measure(row: Row, processes: dict[str, Process], forward: Process | None, rate: Any) -> dict[str, Any]:
     """A row of the table: the first process against the other."""
     place = ROWS.index(row)
     peak = {name: process.ask("prepare", place) for name, process in processes.items()}
@@ -203,6 +259,9 @@ def measure(row: Row, processes: dict[str, Process], forward: Process | None) ->
         found["forward ms"] = round(1e3 * min(forward.ask("run", calls[first]) for _ in range(3)), 3)
     made, _ = gradient_of(row, "onnx")
     found["nodes"] = len(made.graph.node)
+    if rate is not None:
+        found |= bound(made, rate)
+        found["of bound"] = round(found[f"{first} ms"] / found["bound ms"], 2)
     return found | {f"{name} MiB": round(value, 1) for name, value in peak.items()}
 
 
@@ -213,7 +272,7 @@ def main() -> None:
     parser.add_argument("--ort", action="store_true", help='dialect "ort" against dialect "onnx"')
     arguments = parser.parse_args()
     rows = [r for r in ROWS if not arguments.patterns or any(fnmatchcase(r.label, p) for p in arguments.patterns)]
-    forward = None
+    forward = rate = None
     if arguments.ort:
         name, processes = "operators_ort", {d: Process("onnxruntime", d) for d in ("ort", "onnx")}
     elif arguments.interpreter:
@@ -221,14 +280,18 @@ def main() -> None:
     else:
         name, processes = "operators", {s: Process(s, "onnx") for s in ("onnxruntime", "torch")}
         forward = Process("onnxruntime", "")
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            rate = pool.apply(rates)
     found = []
     for row in rows:
         try:
-            found.append(measure(row, processes, forward))
+            found.append(measure(row, processes, forward, rate))
         except RuntimeError as error:
             print(row.label, error, flush=True)
             continue
         print(found[-1], flush=True)
+    for process in (*processes.values(), *filter(None, [forward])):
+        process.pipe.send(None)
     ratios = [r["ratio"] for r in found]
     print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f} of {len(ratios)} rows")
     if not arguments.patterns:

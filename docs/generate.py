@@ -553,8 +553,17 @@ BENCHMARKS = (
         "Forward and backward of each operator on ONNX Runtime with two threads against torch eager, at sizes that models have "
         '(`nox -s benchmarks_operators`, benchmarks/operator_cases.py). "forward ms" is the model alone: many of the rows '
         "that lose do so there, in kernels of ONNX Runtime that run in one thread or exchange axes. torch returns views for "
-        "Flatten, Reshape, Squeeze, Unsqueeze, Identity and Dropout, where a runtime copies. Goal: a geometric mean of at most "
-        "1.2, depthwise convolutions at most 1.5.",
+        "Flatten, Reshape, Squeeze, Unsqueeze, Identity and Dropout, where a runtime copies. "
+        '"moved MB" is what all nodes read and write, "least MB" the inputs and results once. "bound ms" is how long the nodes '
+        'must take: each the longer of its bytes at the rate of an Add and its operations at the rate of a MatMul, and "of '
+        'bound" how near the measured time is. Goal: a geometric mean of at most 1.2, depthwise convolutions at most 1.5, '
+        "memory at most 1.2 of torch's.",
+    ),
+    (
+        "Operators that lose, and what else was measured",
+        "operators_alternatives",
+        "Each row of the table above with a ratio above 2.5, and other ways to write its gradient, in turn with what refgrad "
+        'emits, forward and backward ("of refgrad\'s" below 1: the alternative is faster).',
     ),
     (
         "Operators on the interpreter",

@@ -84,7 +84,7 @@ def test_rows(monkeypatch, count, in_rows, kind):
     expected = np.zeros((count, 3))
     np.add.at(expected, indices, d_y.astype("f8"))
     np.testing.assert_allclose(found, expected, rtol=0, atol=np.finfo(kind).eps * np.abs(expected).max() * 4)
-    assert ("OneHot" in op_types(gradient)) == (count <= 64 and kind != np.float16)
+    assert ("Gemm" in op_types(gradient)) == (count <= 64 and kind != np.float16)
 
 
 def test_rows_before_a_logarithm_are_scattered():
@@ -210,3 +210,33 @@ def test_a_where_keeps_what_is_masked_from_a_nan():
     with np.errstate(invalid="ignore"):
         found = run(refgrad.gradient(model, ["x"]), feeds | {"y_grad": np.float32([[0, 0], [1, 2]])})["x_grad"]
     np.testing.assert_allclose(found, [[0, 0], [-0.25, 0.25]], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize(
+    ("size", "pads", "in_pieces"),
+    [
+        ((7, 5), (2, 1, 1, 3), {"reflect": False, "edge": True, "wrap": True}),
+        ((7, 9), (2, 0, 1, 3), {"reflect": True, "edge": True, "wrap": True}),
+        ((4, 3), (3, 0, 3, 0), {"reflect": False, "edge": True, "wrap": False}),
+        ((4, 3), (2, 0, 0, 2), {"reflect": True, "edge": True, "wrap": True}),
+        ((4, 3), (-1, 2, 2, 0), dict.fromkeys(("reflect", "edge", "wrap"), False)),
+        ((5, 1), (0, 0, 0, 0), dict.fromkeys(("reflect", "edge", "wrap"), True)),
+        ((1, 3), (1, 0, 1, 0), {"reflect": False, "edge": False, "wrap": False}),
+    ],
+)
+@pytest.mark.parametrize("kind", [np.float64, np.float16])
+def test_padding_by_copies(mode, size, pads, in_pieces, kind):
+    """Where the copies of an axis come from places apart, their cotangents are cut off and added; else they are scattered."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, size).astype(kind)
+    if mode == "reflect" and any(p >= n for n, p in zip(size * 2, pads, strict=True)):
+        pytest.skip("Pad reflects no more than the axis has.")
+    case = node_case("Pad", x, np.array(pads, np.int64), constant=["pads"], mode=mode)
+    y = run(case.model, {"data": x})["output"]
+    d_y = rng.integers(-4, 5, y.shape).astype(kind)
+    gradient = refgrad.gradient(case.model)
+    found = run(gradient, {"data": x, "output_grad": d_y})["data_grad"]
+    moved = rng.integers(-4, 5, size).astype(kind)
+    np.testing.assert_array_equal((found * moved).sum(), (d_y * run(case.model, {"data": moved})["output"]).sum())
+    assert ("ScatterElements" not in op_types(gradient)) == in_pieces[mode]

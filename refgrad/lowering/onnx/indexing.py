@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from refgrad.formulas.indexing import END, add_at, join, pad, part, product, put_back
 from refgrad.protos.types import Shape
@@ -150,12 +150,13 @@ def rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
     if row is not None and isinstance(count, int) and row.item() and count:
         size = int(row.item())
         is_few = count <= _FEW_ROWS and op.is_tame and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE)
-        is_few &= 0 not in (op.shape(indices) or ())  # ONNX Runtime 1.19 leaves a product of nothing unwritten
+        is_few &= 0 not in (op.shape(indices) or ())  # ONNX Runtime 1.19 refuses a product of nothing
         if is_few or count * size >= _IN_ROWS:
             rows = op.Reshape(dY, [-1, size])
             if is_few:
-                chosen = op.OneHot(op.Reshape(indices, [-1]), count, op.const(np.array([0, 1], np.float32)), axis=0)
-                added = op.MatMul(op.as_type(chosen, op.type(dY)), rows)  # ONNX Runtime's OneHot has no double
+                kind = helper.tensor_dtype_to_np_dtype(op.type(dY))
+                chosen = op.Gather(op.const(np.eye(count, dtype=kind)), op.Reshape(indices, [-1]))
+                added = op.Gemm(chosen, rows, transA=1, beta=0.0)
             else:
                 places = op.Expand(op.Reshape(indices, [-1, 1]), op.Shape(rows))
                 added = add_at(op, rows, op.const([count, size]), places, axis=0)

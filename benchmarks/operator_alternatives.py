@@ -1,0 +1,241 @@
+"""The operators that lose to torch by more than 2.5, with other ways to write their gradient, measured in turn.
+
+    python benchmarks/operator_alternatives.py [PATTERN ...]    # needs onnxruntime; after benchmarks/operators.py
+
+Each alternative is the whole graph, forward and backward, and is compared with what refgrad emits before it is measured, on
+ONNX Runtime with two threads. "of refgrad's" below 1 is an alternative that is faster, and "why not" says why it is not taken.
+An alternative that writes the forward node anew shows how much of the loss is that kernel's: a model's own nodes stay as they
+are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from operator_cases import ROWS, opset
+from operators import THREADS, gradient_of
+from timing import RESULTS, alternate, save
+
+ROUNDS = 25
+LOSING = 2.5
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another graph for a row, in ONNX's text, and why refgrad does not emit it."""
+
+    row: str
+    name: str
+    constants: str
+    nodes: str
+    why_not: str
+
+
+FORWARD = "writes the model's own node anew"
+VIEW = "torch returns a view; the copies are the two results, which a runtime keeps apart from its feeds"
+ALTERNATIVES = [
+    Alternative(
+        "Softplus, 8×128×768",
+        "1 − exp(−y) instead of Sigmoid",
+        "float one = {1}",
+        "Y = Softplus(X)  n = Neg(Y)  e = Exp(n)  s = Sub(one, e)  X_grad = Mul(Y_grad, s)",
+        "cancels where y is small",
+    ),
+    Alternative(
+        "Softplus, 8×128×768",
+        "forward max(x, 0) + log(1 + exp(−|x|))",
+        "float one = {1}",
+        "a = Abs(X)  n = Neg(a)  e = Exp(n)  p = Add(e, one)  l = Log(p)  r = Relu(X)  Y = Add(r, l)  s = Sigmoid(X)  "
+        "X_grad = Mul(Y_grad, s)",
+        FORWARD,
+    ),
+    Alternative(
+        "Sinh, 8×128×768",
+        "(e^x + e^−x)/2 instead of Cosh",
+        "float half = {0.5}",
+        "output = Sinh(input)  n = Neg(input)  p = Exp(input)  m = Exp(n)  s = Add(p, m)  h = Mul(half, s)  "
+        "input_grad = Mul(output_grad, h)",
+        "infinite from 88.7 on, where cosh is not; five nodes for one; the forward kernel alone loses",
+    ),
+    Alternative(
+        "Sinh, 8×128×768",
+        "forward and backward by Exp",
+        "float half = {0.5}",
+        "n = Neg(input)  p = Exp(input)  m = Exp(n)  d = Sub(p, m)  output = Mul(half, d)  s = Add(p, m)  h = Mul(half, s)  "
+        "input_grad = Mul(output_grad, h)",
+        FORWARD,
+    ),
+    Alternative(
+        "HardSwish, 8×128×768",
+        "the mask as a product",
+        "float three = {3}, float minus = {-3}, float sixth = {0.16666667}, float half = {0.5}",
+        "Y = HardSwish(X)  a = Abs(X)  l = Less(a, three)  m = Cast<to = 1>(l)  f = Mul(m, sixth)  w = Add(f, sixth)  "
+        "c = Clip(X, minus, three)  p = Mul(c, w)  s = Add(p, half)  X_grad = Mul(Y_grad, s)",
+        "one pass more",
+    ),
+    Alternative(
+        "Atanh, 8×128×768",
+        "1 − x² instead of (1 − x)·(1 + x)",
+        "float one = {1}",
+        "output = Atanh(input)  q = Mul(input, input)  d = Sub(one, q)  input_grad = Div(output_grad, d)",
+        "cancels near 1; the forward kernel alone loses",
+    ),
+    Alternative(
+        "Tan, 8×128×768",
+        "1/cos² instead of 1 + tan²",
+        "",
+        "output = Tan(input)  c = Cos(input)  q = Mul(c, c)  input_grad = Div(output_grad, q)",
+        "slower; the forward kernel alone loses",
+    ),
+    Alternative(
+        "Mod, 8×128×768",
+        "the quotient truncated",
+        "",
+        "C = Mod<fmod = 1>(A, B)  d = Div(A, B)  s = Sign(d)  a = Abs(d)  f = Floor(a)  q = Mul(s, f)  p = Mul(C_grad, q)  "
+        "B_grad = Neg(p)  A_grad = Identity(C_grad)",
+        "wrong where the rounded quotient reaches the next integer, and where B is infinite",
+    ),
+    Alternative(
+        "Sum, 8×128×768, three",
+        "one node that copies three times",
+        "int64[3] ones = {1, 1, 1}, int64[1] zero = {0}, int64 three = {3}, float[3] each = {1, 1, 1}",
+        "sum = Sum(data_0_0, data_0_1, data_0_2)  u = Unsqueeze(sum_grad, zero)  c = Concat<axis = 0>(u, u, u)  "
+        "x, y, z = Split<axis = 0>(c, ones)  data_0_0_grad = Squeeze(x, zero)  data_0_1_grad = Squeeze(y, zero)  "
+        "data_0_2_grad = Squeeze(z, zero)",
+        "slower; torch returns the cotangent itself three times",
+    ),
+    Alternative(
+        "LayerNormalization, 8×512×768",
+        "means by ReduceMean",
+        "float[768] ones_ = {ONES}, int64[1] last = {-1}, int64[2] rows = {0, 1}",
+        "Y, mean, inv = LayerNormalization<axis = AXIS, epsilon = EPS>(X, Scale, B)  c = Sub(X, mean)  h = Mul(c, inv)  "
+        "g = Mul(Y_grad, Scale)  gm = ReduceMean<keepdims = 1>(g, last)  gh = Mul(g, h)  "
+        "ghm = ReduceMean<keepdims = 1>(gh, last)  t = Mul(h, ghm)  d = Sub(g, gm)  e = Sub(d, t)  X_grad = Mul(e, inv)  "
+        "ds = Mul(Y_grad, h)  "
+        "Scale_grad = ReduceSum<keepdims = 0>(ds, rows)  B_grad = ReduceSum<keepdims = 0>(Y_grad, rows)",
+        "slower",
+    ),
+    Alternative(
+        "Softmax, 8×21×64×64, axis 1",
+        "forward along the last axis, between exchanges",
+        "int64[1] one = {1}",
+        "t = Transpose<perm = [0, 2, 3, 1]>(input)  s = Softmax<axis = -1>(t)  output = Transpose<perm = [0, 3, 1, 2]>(s)  "
+        "m = Mul(output_grad, output)  r = ReduceSum<keepdims = 1>(m, one)  d = Sub(output_grad, r)  "
+        "input_grad = Mul(output, d)",
+        FORWARD,
+    ),
+    Alternative(
+        "ReduceProd, 8×128×768, last axis",
+        "the product over each element",
+        "int64[1] axes = {-1}",
+        "reduced = ReduceProd<keepdims = 0>(data, axes)  k = ReduceProd<keepdims = 1>(data, axes)  "
+        "g = Unsqueeze(reduced_grad, axes)  p = Mul(g, k)  data_grad = Div(p, data)",
+        "NaN where an element is 0, which only the run tells",
+    ),
+    Alternative(
+        "DFT, 32×512, real",
+        "the inverse transform, times its length",
+        "int64 axis = {1}, float n = {512}, int64[6] cut = {0, 0, 0, 0, 0, -1}",
+        "output = DFT(input, , axis)  i = DFT<inverse = 1>(output_grad, , axis)  s = Mul(i, n)  input_grad = Pad(s, cut)",
+        "the division by its length loses small numbers in float16",
+    ),
+    Alternative(
+        "DFT, 32×256, complex",
+        "the inverse transform, times its length",
+        "int64 axis = {1}, float n = {256}",
+        "output = DFT(input, , axis)  i = DFT<inverse = 1>(output_grad, , axis)  input_grad = Mul(i, n)",
+        "the division by its length loses small numbers in float16",
+    ),
+]
+WITHOUT = {  # rows that lose and have no other form
+    "Dropout, 8×128×768, not in training": VIEW,
+    "Reshape, 8×128×768 to heads": VIEW,
+    "Flatten, 8×64×56×56": VIEW,
+    "Squeeze, 8×1×128×768": VIEW,
+    "Unsqueeze, 8×128×768": VIEW,
+    "Det, 64×8×8": "ONNX has neither a factorization nor an inverse: the cofactors are determinants, each of O(n³)",
+}
+
+
+def written(alternative: Alternative, made: Any, attributes: dict[str, Any]) -> Any:
+    """The alternative as a model with the inputs and outputs of what refgrad made."""
+    constants = {tensor.name for tensor in made.graph.initializer}
+    inputs = ", ".join(typed(value) for value in made.graph.input if value.name not in constants)
+    outputs = ", ".join(typed(value) for value in made.graph.output)
+    text = (
+        f'<ir_version: 10, opset_import: ["": {made.opset_import[0].version}]>\n'
+        f"agraph ({inputs}) => ({outputs}) <{alternative.constants}> {{ {alternative.nodes} }}"
+    )
+    text = text.replace("ONES", ", ".join(["1"] * 768)).replace("AXIS", str(attributes.get("axis", -1)))
+    return onnx.parser.parse_model(text.replace("EPS", str(attributes.get("epsilon", 1e-5))).replace("<>", ""))
+
+
+def typed(value: Any) -> str:
+    """A value as ONNX's text declares it."""
+    kind = value.type.tensor_type
+    dims = ", ".join(str(dim.dim_value) for dim in kind.shape.dim)
+    name = onnx.helper.tensor_dtype_to_string(kind.elem_type).partition(".")[2].lower()
+    return f"{name}[{dims}] {value.name}" if dims else f"{name} {value.name}"
+
+
+def call(model: Any, feeds: dict[str, np.ndarray]) -> Callable[[], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = THREADS, 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    taken = {value.name for value in session.get_inputs()}
+    fed = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items() if name in taken}
+    names = sorted(value.name for value in session.get_outputs())
+    return lambda: dict(zip(names, session.run_with_ort_values(names, fed), strict=True))
+
+
+def measure(alternative: Alternative) -> dict[str, Any]:
+    [row] = [row for row in ROWS if row.label == alternative.row]
+    made, feeds = gradient_of(row, "onnx")
+    assert made.opset_import[0].version == opset(row.op_type)
+    other = call(written(alternative, made, row.attributes), feeds)
+    ours = call(made, feeds)
+    error = 0.0
+    for name, value in other().items():
+        expected = ours()[name].numpy()
+        error = max(error, float(np.abs(value.numpy() - expected).max() / np.abs(expected).max()))
+    seconds = alternate(other, ours, ROUNDS)
+    return {
+        "row": alternative.row,
+        "alternative": alternative.name,
+        "ms": round(1e3 * seconds[0], 3),
+        "refgrad's ms": round(1e3 * seconds[1], 3),
+        "of refgrad's": round(seconds[2], 2),
+        "differs by": f"{error:.0e}",
+        "why not": alternative.why_not,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", help="rows, such as 'DFT*'")
+    patterns = parser.parse_args().patterns
+    chosen = [a for a in ALTERNATIVES if not patterns or any(fnmatchcase(a.row, p) for p in patterns)]
+    found = [measure(alternative) for alternative in chosen]
+    if patterns:
+        for row in found:
+            print(row)
+        return
+    save("operators_alternatives", [*found, *({"row": row, "why not": why} for row, why in WITHOUT.items())])
+    table = json.loads((RESULTS / "operators.json").read_text())
+    losing = {row["row"] for row in table if row["ratio"] > LOSING}
+    if missing := losing - {row["row"] for row in found} - set(WITHOUT):
+        print(f"Without an alternative: {', '.join(sorted(missing))}")
+
+
+if __name__ == "__main__":
+    main()
