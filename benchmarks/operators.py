@@ -34,6 +34,7 @@ from operator_cases import ROWS, Row, fused_torch, opset
 from timing import save
 
 import refgrad
+from refgrad.errors import RefgradError
 
 THREADS = 2
 SECONDS, ROUNDS = 0.25, 9  # of one system in all its rounds of a row; at least so many rounds
@@ -200,7 +201,10 @@ def rates() -> tuple[dict[int, float], float]:
 
 def bound(made: Any, rate: tuple[dict[int, float], float]) -> dict[str, float]:
     """What the nodes of a graph move, the least that a single one could, and the milliseconds that both rates allow."""
-    cost = refgrad.cost(made, {"*": 1}, runtime="onnxruntime")
+    try:
+        cost = refgrad.cost(made, {"*": 1}, runtime="onnxruntime")
+    except RefgradError:  # a shape that values decide
+        return {}
     results = {value.name for value in made.graph.output}
     copied = {node.name for node in made.graph.node if node.op_type not in VIEWS or results & set(node.output)}
     nodes = [node for node in cost.nodes if node.alive and (node.name in copied or node.operator not in VIEWS)]
@@ -261,7 +265,8 @@ def measure(row: Row, processes: dict[str, Process], forward: Process | None, ra
     found["nodes"] = len(made.graph.node)
     if rate is not None:
         found |= bound(made, rate)
-        found["of bound"] = round(found[f"{first} ms"] / found["bound ms"], 2)
+        if found.get("bound ms"):
+            found["of bound"] = round(found[f"{first} ms"] / found["bound ms"], 2)
     return found | {f"{name} MiB": round(value, 1) for name, value in peak.items()}
 
 
