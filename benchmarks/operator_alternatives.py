@@ -82,6 +82,39 @@ ALTERNATIVES = [
         "one pass more",
     ),
     Alternative(
+        "LeakyRelu, 8×128×768",
+        "the mask as a product",
+        "float zero = {0}, float rest = {0.99}, float alpha = {0.01}",
+        "Y = LeakyRelu(X)  g = Greater(Y, zero)  m = Cast<to = 1>(g)  r = Mul(m, rest)  s = Add(r, alpha)  "
+        "X_grad = Mul(Y_grad, s)",
+        "two passes more, and 0.99 + 0.01 need not be 1",
+    ),
+    Alternative(
+        "Where, 8×128×768",
+        "the mask as a product",
+        "float one = {1}",
+        "output = Where(condition, X, Y)  m = Cast<to = 1>(condition)  X_grad = Mul(output_grad, m)  n = Sub(one, m)  "
+        "Y_grad = Mul(output_grad, n)",
+        "lets through the NaN of what a mask hides; the forward kernel alone loses",
+    ),
+    Alternative(
+        "DepthToSpace, 2, 4×64×28×28",
+        "the same rows of two, transposed in two steps",
+        "int64[5] five = {0, 0, 28, 2, 56}, int64[6] six = {0, 0, 2, 28, 28, 2}, int64[4] back = {4, 64, 28, 28}",
+        'output = DepthToSpace<blocksize = 2, mode = "CRD">(input)  a = Reshape(output_grad, five)  '
+        "b = Transpose<perm = [0, 1, 3, 2, 4]>(a)  c = Reshape(b, six)  d = Transpose<perm = [0, 1, 2, 5, 3, 4]>(c)  "
+        "input_grad = Reshape(d, back)",
+        "one pass more",
+    ),
+    Alternative(
+        "Gather, 1024 rows of 10000×768",
+        "ScatterND",
+        "int64[2] shape = {10000, 768}, int64[3] column = {8, 128, 1}",
+        "output = Gather(data, indices)  z = ConstantOfShape(shape)  i = Reshape(indices, column)  "
+        'data_grad = ScatterND<reduction = "add">(z, i, output_grad)',
+        "ONNX Runtime adds in parallel and loses some of what goes to the same row",
+    ),
+    Alternative(
         "Atanh, 8×128×768",
         "1 − x² instead of (1 − x)·(1 + x)",
         "float one = {1}",
@@ -161,6 +194,8 @@ WITHOUT = {  # rows that lose and have no other form
     "Flatten, 8×64×56×56": VIEW,
     "Squeeze, 8×1×128×768": VIEW,
     "Unsqueeze, 8×128×768": VIEW,
+    "GridSample, 4×32×32×32": "the gradient by the grid needs all four neighbours of every point, and ONNX has no such kernel",
+    "GroupNormalization, 8 groups, 8×64×56×56": "as LayerNormalization: the means are products with ones",
     "Det, 64×8×8": "ONNX has neither a factorization nor an inverse: the cofactors are determinants, each of O(n³)",
 }
 
