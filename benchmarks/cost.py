@@ -66,11 +66,25 @@ def runs(folder: Path) -> Iterator[tuple[str, str, onnx.ModelProto, dict[str, np
         model, feeds, wrt = load(folder, name)
         yield name, "forward", model, feeds
         yield name, "gradient", refgrad.gradient(model, wrt=wrt, keep_outputs=True), feeds
+    model = recurrent()
+    feeds = feeds_for(model)
+    yield "lstm of 100 steps", "forward", model, feeds
+    yield "lstm of 100 steps", "gradient", refgrad.gradient(model, keep_outputs=True), feeds
     for name, model in (("transformer", transformer(Config())), ("attention", attention()), ("Scan", scan())):
         feeds = feeds_for(model)
         yield name, "forward", model, feeds
         yield name, "gradient", refgrad.gradient(model, keep_outputs=True), feeds
         yield name, "recompute", refgrad.gradient(model, keep_outputs=True, recompute=True), feeds
+
+
+def recurrent() -> onnx.ModelProto:
+    """An LSTM of 100 steps, 256 to 256 numbers, for 16 samples."""
+    size = {"X": (100, 16, 256), "W": (1, 1024, 256), "R": (1, 1024, 256), "B": (1, 2048)}
+    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in size.items()]
+    node = onnx.helper.make_node("LSTM", list(size), ["Y"], "lstm", hidden_size=256)
+    output = onnx.helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, (100, 1, 16, 256))
+    graph = onnx.helper.make_graph([node], "recurrent", inputs, [output])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
 
 def digits(size: float) -> float:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.defs
 from onnx import helper, numpy_helper
 from operator_cases import ROWS, Row, fused_torch, opset
 from timing import save
@@ -240,6 +241,12 @@ class Process:
         return found
 
 
+def kernels(row: Row) -> list[str]:
+    """The operators of ONNX Runtime's training that dialect "ort" emits for a row."""
+    made, _ = gradient_of(row, "ort")
+    return sorted({node.op_type for node in made.graph.node if node.domain or not onnx.defs.has(node.op_type)})
+
+
 def measure(row: Row, processes: dict[str, Process], forward: Process | None, rate: Any) -> dict[str, Any]:
     """A row of the table: the first process against the other."""
     place = ROWS.index(row)
@@ -263,6 +270,8 @@ def measure(row: Row, processes: dict[str, Process], forward: Process | None, ra
         found["forward ms"] = round(1e3 * min(forward.ask("run", calls[first]) for _ in range(3)), 3)
     made, _ = gradient_of(row, "onnx")
     found["nodes"] = len(made.graph.node)
+    if first == "ort":
+        found["its kernels"] = ", ".join(kernels(row))
     if rate is not None:
         found |= bound(made, rate)
         if found.get("bound ms"):

@@ -303,6 +303,7 @@ def parity() -> str:
         ),
     ]
     lines.append(training_artifacts())
+    lines.append(beaten_kernels())
     for kind, words in DEPARTURES.items():
         lines.append(f"## {kind.capitalize()}: {words}\n")
         for ground in (ground for ground in results["departures"] if ground["kind"] == kind):
@@ -441,6 +442,23 @@ def training_artifacts() -> str:
         "its kink:\nelsewhere one argument that rounds to the other side makes two right gradients differ by 1e-3 to 1e-1. The "
         "weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 (`benchmarks/artifacts.py`).\n\n"
         + table((*settings, *runs.values()), rows)
+    )
+
+
+def beaten_kernels() -> str:
+    """The section of docs/parity.md on the kernels that plain operators beat, from `benchmarks/operators.py --ort`."""
+    rows = [row for row in json.loads((RESULTS / "operators_ort.json").read_text()) if row["its kernels"]]
+    rows.sort(key=lambda row: -row["ratio"])
+
+    def listed(least: float, most: float) -> str:
+        found = [f"{r['its kernels']} ({r['row']}: {r['ratio']})" for r in rows if least < r["ratio"] < most]
+        return "; ".join(found) or "nowhere"
+
+    return (
+        "## Which of its kernels plain operators beat\n\nForward and backward in dialect `ort` against dialect `onnx`, both on "
+        f"onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that in `onnx`;\n"
+        "[the table](benchmarks.md#operators-in-both-dialects) has them all.\n\n"
+        f"- Plain operators are faster: {listed(1.1, float('inf'))}.\n- Its kernels are faster: {listed(0, 0.9)}.\n"
     )
 
 
@@ -592,10 +610,10 @@ BENCHMARKS = (
     (
         "Forward and backward, against torch eager",
         "run_time_torch",
-        "For the input and all weights, two threads, on stock onnxruntime and on the interpreter. The goal is beside each ratio. "
-        "gpt2_small has 124 million weights in a file of their own and 64 tokens. In bert and gpt2 (4 layers of 256) 70 % of the "
-        "time of ONNX Runtime are matrix products, 5 GFLOP, which torch computes as fast. The interpreter takes the 250 small "
-        "nodes of the lstm one by one.",
+        "For the input and all weights, two threads, on stock onnxruntime and on the interpreter. The goal is beside each "
+        "ratio. gpt2_small has 124 million weights in a file of their own and 64 tokens. In bert and gpt2 (4 layers of 256) "
+        "70 % of the time of ONNX Runtime are matrix products, 5 GFLOP, which torch computes as fast. The interpreter takes the "
+        "250 small nodes of the lstm one by one.",
     ),
     (
         "The interpreter",

@@ -528,3 +528,19 @@ def test_the_command(saved, tmp_path, capsys):
 def test_what_the_command_refuses(saved, options, says, capsys):
     assert main(["show", str(saved), *options]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_a_gelu_that_is_written_out_is_one_node_on_onnxruntime(read_again):
+    """What lies within it takes no memory, unless something else reads it."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        agraph (float[1024, 1024] a) => (float[1024, 1024] z)
+        <float half = {0.5}, float three = {3}, float d = {0.044715}, float c = {0.79788458}, float one = {1}> {
+            x = Exp(a)  h = Mul(x, half)  p = Pow(x, three)  q = Mul(p, d)  r = Add(x, q)  s = Mul(r, c)  t = Tanh(s)
+            u = Add(t, one)  y = Mul(h, u)  z = AGAIN
+        }""".replace("AGAIN", "Add(y, t)" if read_again else "Neg(y)")
+    )
+    alive = [node.alive for node in refgrad.cost(model, runtime="onnxruntime").nodes]
+    assert (0 in alive) != read_again
+    assert sum(size > 0 for size in alive) == (10 if read_again else 3)

@@ -3,6 +3,7 @@
 It follows what ONNX Runtime does before and in its first run:
 
 - constants are folded, and what only depends on static shapes;
+- a Gelu that is written out with Tanh is one node (`FastGeluFusion`);
 - the nodes are taken in the order of a depth-first search backwards from the ends of the graph (`Graph::ReverseDFSFrom`);
 - some results are aliases of an input, others may take the memory of an input that is read last
   (`KernelDefBuilder::Alias`, `MayInplace`), and others that of a dead value of the same type and shape (`AllocPlanner`);
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _FIRST = frozenset(
     )
 )
 _PRODUCTS = frozenset(("MatMul", "FusedMatMul"))
+_GELU = "FastGelu"
 _FOREIGN = ""  # the memory of feeds, weights and constants
 _LEAST = 256  # bytes of a chunk
 _FIRST_REGION = 2**20  # bytes
@@ -54,8 +56,8 @@ def usage(program: Program) -> Usage:
 
 def _run(program: Program, arena: _Arena) -> tuple[tuple[int, ...], list[int]]:
     """Run a graph; what is alive at each step, and the chunks of its results, which are still held."""
-    folded = _folded(program)
-    order = _order(program, folded)
+    program, within = _with_gelu(program)
+    order = _order(program, _folded(program) | within)
     plan = _plan(program, order)
     alive = [0] * len(program.steps)
     chunks: dict[str, int] = {}
@@ -112,6 +114,51 @@ def _folded(program: Program) -> set[int]:
     return found
 
 
+def _with_gelu(program: Program) -> tuple[Program, set[int]]:
+    """The program with a node in place of the last one of 0.5·x·(1 + tanh(c·(x + d·x³))), and the other steps of these."""
+    steps = list(program.steps)
+    maker = {name: k for k, step in enumerate(steps) for name in step.outputs if name}
+    readers: dict[str, list[int]] = {}
+    for k, step in enumerate(steps):
+        for name in step.reads:
+            readers.setdefault(name, []).append(k)
+    within: set[int] = set()
+
+    def only(op_type: str, name: str) -> tuple[int, str] | None:
+        """The only reader of a value, of this operator, and what else it reads."""
+        k = readers.get(name, [-1])[0]
+        if len(readers.get(name, ())) != 1 or name in program.outputs or steps[k].key != ("", op_type):
+            return None
+        return k, next((other for other in steps[k].inputs if other != name), name)
+
+    def operands(op_type: str, name: str) -> tuple[int, str] | None:
+        """The node of this operator that makes a value, and the operand that is not a known number."""
+        k = maker.get(name)
+        if k is None or steps[k].key != ("", op_type) or only(steps[readers[name][0]].op_type, name) is None:
+            return None
+        unknown = [other for other in steps[k].inputs if other not in program.values]
+        return (k, unknown[0]) if len(unknown) == 1 else None
+
+    for k, step in enumerate(program.steps):
+        if step.key != ("", "Tanh"):
+            continue
+        scaled, one = operands("Mul", step.inputs[0]), only("Add", step.outputs[0])
+        inner = maker.get(scaled[1]) if scaled else None
+        last = only("Mul", steps[one[0]].outputs[0]) if one else None
+        half = operands("Mul", last[1]) if last else None
+        if not (scaled and one and last and half and inner is not None and steps[inner].key == ("", "Add")):
+            continue
+        x, (cubed,) = half[1], [n for n in steps[inner].inputs if n != half[1]] or ("",)
+        weighed = operands("Mul", cubed)
+        power = operands("Pow", weighed[1]) if weighed else None
+        if weighed is None or power is None or power[1] != x or x not in steps[inner].inputs:
+            continue
+        within |= {k, scaled[0], inner, one[0], half[0], weighed[0], power[0]}
+        gelu = {"domain": "com.microsoft", "op_type": _GELU, "inputs": (x,), "reads": (x,)}
+        steps[last[0]] = replace(steps[last[0]], **gelu, given=(program.types.get(x),), constants={})
+    return (replace(program, steps=tuple(steps)), within) if within else (program, within)
+
+
 def _order(program: Program, folded: set[int]) -> list[int]:
     """The order in which nodes are taken: depth first from the last leaf, the latest input first."""
     steps = program.steps
@@ -126,7 +173,9 @@ def _order(program: Program, folded: set[int]) -> list[int]:
     read = {other for k in wanted for other in feeds[k]}
     readers = _readers(steps[k] for k in wanted)
     fused = {name for k in wanted for name in steps[k].outputs if _is_fused(steps[k], readers)}
-    late = {k: fused.isdisjoint(steps[k].inputs) for k in wanted}  # a fused node is new: its number is the largest
+    late = {
+        k: fused.isdisjoint(steps[k].inputs) and steps[k].op_type != _GELU for k in wanted
+    }  # a fused node is new: its number is the largest
     rank = {k: (not late[k], k) for k in wanted}
     stack = [(k, False) for k in sorted(wanted - read, key=rank.__getitem__)]
     visited: set[int] = set()
