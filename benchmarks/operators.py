@@ -227,15 +227,25 @@ class Process:
     """A system in a process."""
 
     def __init__(self, system: str, dialect: str) -> None:
+        self.asked = system, dialect
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, again where it ended."""
         spawn = multiprocessing.get_context("spawn")
         self.pipe, other = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(system, dialect, other), daemon=True)
+        self.process = spawn.Process(target=serve, args=(*self.asked, other), daemon=True)
         self.process.start()
+        other.close()  # so that a process that ends is seen
 
     def ask(self, what: str, argument: int) -> Any:
         """Have it prepare a row, or run it so many times."""
-        self.pipe.send((what, argument))
-        found = self.pipe.recv()
+        try:
+            self.pipe.send((what, argument))
+            found = self.pipe.recv()
+        except (EOFError, OSError):
+            self.start()
+            found = f"{' '.join(self.asked)} ended its process"
         if isinstance(found, str):
             raise RuntimeError(found)
         return found
