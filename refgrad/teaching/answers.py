@@ -23,7 +23,7 @@ _NAMES = (
 _ON_NAMES = re.compile("'str'|<U\\d|unsupported operand|sequence by non-int|not all arguments converted|'generator'")
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """Why an answer did not get as far as numbers. `hints` are sentences for its author."""
 
     def __init__(self, *hints: str) -> None:
@@ -32,27 +32,30 @@ class Fault(Exception):
 
 
 class Printed(io.StringIO):
-    """What an answer prints, as far as anybody wants to read it."""
+    """What an answer prints, as far as anybody wants to read it: the beginning, until there is `enough`."""
+
+    enough = False
 
     def write(self, text: str) -> int:
-        """Keep the beginning."""
-        super().write(text[: max(0, _PRINTED - self.tell())])
+        """Keep the text, or a part of it."""
+        if not self.enough:
+            super().write(text[: max(0, _PRINTED - self.tell())])
         return len(text)
 
 
 def read_answer(chapter: Chapter, path: Path) -> None:
     """Run an answer as a module: it has to register a rule for the operator of the chapter.
 
-    :raises Fault: it is not Python, raises, ends the program, or registers something else.
+    :raises FaultError: it is not Python, raises, ends the program, or registers something else.
     """
     before = set(RULES)
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""
-        raise Fault(f"This is not Python: {line}{error.msg}.") from error
+        raise FaultError(f"This is not Python: {line}{error.msg}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise Fault(f"This is not Python: {short(error)}.") from error
+        raise FaultError(f"This is not Python: {short(error)}.") from error
     module = types.ModuleType("answer")
     module.__file__ = str(path)
     sys.modules["answer"] = module
@@ -60,15 +63,17 @@ def read_answer(chapter: Chapter, path: Path) -> None:
     try:
         exec(code, vars(module))
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        raise Fault(*explained(error, chapter, path)) from error
+        raise FaultError(*explained(error, chapter, path)) from error
     if chapter.key in RULES:
         if RULES[chapter.key].broadcast:
-            raise Fault("broadcast=True lets refgrad sum over broadcast axes. Leave it out: the exercise is to write the sum.")
+            raise FaultError(
+                "broadcast=True lets refgrad sum over broadcast axes. Leave it out: the exercise is to write the sum."
+            )
         return
     made = sorted(qualified(*key) for key in set(RULES) - before)
     due = f'@rule("{chapter.operator}", domain="{DOMAIN}")'
     has = f"It registers a rule for {', '.join(made)}" if made else "It registers no rule"
-    raise Fault(f"{has}, and one for {qualified(*chapter.key)} is due: decorate the function with {due}.")
+    raise FaultError(f"{has}, and one for {qualified(*chapter.key)} is due: decorate the function with {due}.")
 
 
 def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, ...]:
@@ -105,7 +110,9 @@ def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[s
         more.append(f"The rule returns {', '.join(f'd{name}' for name in chapter.floats)}, in this order.")
     if isinstance(error, RuleError) and "has a parameter" in said:
         given = ", ".join(["op", f"d_{chapter.output}", *chapter.inputs])
-        more.append(f"The parameters are bound by their names, as in ({given}): {choices(chapter.inputs)} are the inputs.")
+        more.append(
+            f"The parameters are bound by their names, as in ({given}): {choices(chapter.inputs)} are the inputs."
+        )
     return (place + said, *more)
 
 

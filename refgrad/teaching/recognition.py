@@ -116,7 +116,10 @@ def _of_any(chapter: Chapter, name: str) -> Iterator[tuple[str, Wrong]]:
             order = ", ".join(f"d{each}" for each in chapter.floats)
             swapped = f"Yours is d{other}: the adjoints may be in the wrong order. Return {order}."
             yield swapped, lambda one, other=other: one.trial.expected[other]  # type: ignore[misc]
-    yield "Yours is the cotangent itself: the derivative of the operator is missing.", lambda one: one.trial.point.cotangent
+    yield (
+        "Yours is the cotangent itself: the derivative of the operator is missing.",
+        lambda one: one.trial.point.cotangent,
+    )
     yield "Yours is its input: a derivative is due.", lambda one: one.trial.point.inputs[name]
     yield "It is transposed.", lambda one: one.trial.expected[name].T
     yield "Its elements are in reverse order.", lambda one: np.flip(one.trial.expected[name])
@@ -176,7 +179,9 @@ def _of_mutants(chapter: Chapter, tried: Sequence[Tried], names: Sequence[str]) 
                 made = [gradient[name] for gradient in gradients]
                 same = all(close(one.gradients[name], wrong) for one, wrong in zip(tried, made, strict=True))
                 if name not in found and same:
-                    found[name] = f"These are the numbers of a right rule with one change, in {mutant.place}: {mutant.change}."
+                    found[name] = (
+                        f"These are the numbers of a right rule with one change, in {mutant.place}: {mutant.change}."
+                    )
             if len(found) == len(names):
                 break
     finally:

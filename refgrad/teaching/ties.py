@@ -27,8 +27,10 @@ def hint_at(trial: Trial, gradients: Gradients) -> tuple[str, Example | None]:
     size = _SLACK * sum(float(np.abs(v).sum()) for v in cotangents.values())
     inputs = " and ".join(together)
     if abs(shared - due) > size:
-        nobody = shared and "" or " Where they are equal, yours gives the cotangent to neither of them."
-        both = " Where they are equal, yours gives the whole cotangent to each of them." if _is_double(shared, due) else ""
+        nobody = (shared and "") or " Where they are equal, yours gives the cotangent to neither of them."
+        both = (
+            " Where they are equal, yours gives the whole cotangent to each of them." if _is_double(shared, due) else ""
+        )
         return (
             f"Right, except at ties of {inputs}. When both move together by t, the output moves by t: their shares of the "
             f"cotangent have to add up to it.{both or nobody}",

@@ -44,9 +44,7 @@ def _forward(Q: np.ndarray, K: np.ndarray, V: np.ndarray, mask: np.ndarray, scal
     return np.stack(rows) if rows else np.zeros((0, V.shape[1]), V.dtype)
 
 
-def _solution(
-    op: Emitter, d_Y: str, Q: str, K: str, V: str, mask: str, *, scale: float = 1.0
-) -> tuple[str, str, str]:
+def _solution(op: Emitter, d_Y: str, Q: str, K: str, V: str, mask: str, *, scale: float = 1.0) -> tuple[str, str, str]:
     """With dP = dY·Vᵀ and dS = P·(dP − Σ P·dP): dQ = scale·dS·K, dK = scale·dSᵀ·Q, dV = Pᵀ·dY."""
     S = op.Mul(op.MatMul(Q, op.Transpose(K)), scale)
     P = op.Softmax(op.Where(mask, S, float("-inf")), axis=-1)
@@ -63,6 +61,7 @@ def _points() -> list[Point]:
         if N > 2:
             mask[:, 0], mask[:, 1] = False, True  # every row sees a key, and not all
         mask[np.arange(M), rng.integers(0, N, M)] = True
+        mask[:1, :2] |= N == 2  # a row that sees one key alone has no derivative by Q
         V = np.asarray(rng.permuted(np.tile(np.arange(-N, N, 2) / 2 + 0.5, (E, 1)), axis=1).T, np.float32)  # all differ
         arrays = {"Q": halves(rng, M, D) / 2, "K": halves(rng, N, D), "V": V, "mask": mask}
         return Point(arrays, halves(rng, M, E), {"scale": scale})
@@ -103,7 +102,7 @@ def _dot(P: np.ndarray, dP: np.ndarray) -> Any:
     return (P * dP).sum(1, keepdims=True)
 
 
-def _dS(p: SimpleNamespace, **how: Any) -> np.ndarray:
+def _by_scores(p: SimpleNamespace, **how: Any) -> np.ndarray:
     return _through(p, _weights(p, **how), _dot)
 
 
@@ -124,41 +123,72 @@ def _on_both(hint: str, dS: Callable[[SimpleNamespace], Any]) -> tuple[Mistake, 
 
 
 _MISTAKES = (
-    *_on_both(_NO_MASK, lambda p: _dS(p, masked=False)),
-    *_on_both(_NO_SCALE, lambda p: _dS(p, scaled=False)),
-    *_on_both(_NO_FACTOR, lambda p: _dS(p) / p.scale),
-    *_on_both(f"{_NO_FACTOR} It is forgotten in S, too.", lambda p: _dS(p, scaled=False) / p.scale),
-    *_on_both("The scale is a factor of dQ and dK once, and yours has it twice.", lambda p: _dS(p) * p.scale),
+    *_on_both(_NO_MASK, lambda p: _by_scores(p, masked=False)),
+    *_on_both(_NO_SCALE, lambda p: _by_scores(p, scaled=False)),
+    *_on_both(_NO_FACTOR, lambda p: _by_scores(p) / p.scale),
+    *_on_both(f"{_NO_FACTOR} It is forgotten in S, too.", lambda p: _by_scores(p, scaled=False) / p.scale),
+    *_on_both("The scale is a factor of dQ and dK once, and yours has it twice.", lambda p: _by_scores(p) * p.scale),
     *_on_both(_NO_SUM, lambda p: _through(p, _weights(p), lambda P, dP: 0)),
-    *_on_both(f"The softmax's sum term and the mask are missing. {_CHAIN}.", lambda p: _through(p, _weights(p, masked=False), lambda P, dP: 0)),
+    *_on_both(
+        f"The softmax's sum term and the mask are missing. {_CHAIN}.",
+        lambda p: _through(p, _weights(p, masked=False), lambda P, dP: 0),
+    ),
     *_on_both(_AXIS, lambda p: _through(p, _weights(p), lambda P, dP: (P * dP).sum(0, keepdims=True))),
-    *_on_both(_AXIS, lambda p: _dS(p, axis=0)),
+    *_on_both(_AXIS, lambda p: _by_scores(p, axis=0)),
     *_on_both(_AXIS, lambda p: _through(p, _weights(p, axis=0), lambda P, dP: (P * dP).sum(0, keepdims=True))),
     *_on_both(_PLAIN_SUM, lambda p: _through(p, _weights(p), lambda P, dP: dP.sum(1, keepdims=True))),
     *_on_both(_MEAN, lambda p: _through(p, _weights(p), lambda P, dP: (P * dP).mean(1, keepdims=True))),
-    *_on_both("Only the diagonal of softmax's Jacobian: dS is P·(1 − P)·dP in yours.", lambda p: _through(p, _weights(p), lambda P, dP: P * dP)),
-    *_on_both("The sign of the sum term is wrong: dS = P·(dP − Σ P·dP).", lambda p: _through(p, _weights(p), lambda P, dP: -_dot(P, dP))),
-    *_on_both("The factor P is missing: dS = P·(dP − Σ P·dP).", lambda p: p.d_Y @ p.V.T - _dot(_weights(p), p.d_Y @ p.V.T)),
+    *_on_both(
+        "Only the diagonal of softmax's Jacobian: dS is P·(1 − P)·dP in yours.",
+        lambda p: _through(p, _weights(p), lambda P, dP: P * dP),
+    ),
+    *_on_both(
+        "The sign of the sum term is wrong: dS = P·(dP − Σ P·dP).",
+        lambda p: _through(p, _weights(p), lambda P, dP: -_dot(P, dP)),
+    ),
+    *_on_both(
+        "The factor P is missing: dS = P·(dP − Σ P·dP).", lambda p: p.d_Y @ p.V.T - _dot(_weights(p), p.d_Y @ p.V.T)
+    ),
     *_on_both(_SKIPPED, lambda p: p.d_Y @ p.V.T),
-    *_on_both("V is not transposed: dP = dY·Vᵀ.", lambda p: _weights(p) * (p.d_Y @ p.V - _dot(_weights(p), p.d_Y @ p.V))),
-    Mistake("Q", "Yours is dK: the adjoints may be in the wrong order. Return dQ, dK, dV.", lambda p: p.scale * _dS(p).T @ p.Q),
-    Mistake("Q", "Yours has dSᵀ, which belongs to dK: dQ = scale·dS·K.", lambda p: p.scale * _dS(p).T @ p.K),
-    Mistake("Q", "Yours has Q in the place of K: dQ = scale·dS·K.", lambda p: p.scale * _dS(p) @ p.Q),
-    Mistake("Q", "K is transposed, and it must not be: S = scale·Q·Kᵀ is transposed already, so dQ = scale·dS·K.", lambda p: p.scale * _dS(p) @ p.K.T),
-    Mistake("K", "Yours is dQ: the adjoints may be in the wrong order. Return dQ, dK, dV.", lambda p: p.scale * _dS(p) @ p.K),
-    Mistake("K", "dS is not transposed: dK = scale·dSᵀ·Q.", lambda p: p.scale * _dS(p) @ p.Q),
-    Mistake("K", "Yours is the transpose of dK: dK = scale·dSᵀ·Q.", lambda p: p.scale * p.Q.T @ _dS(p)),
-    Mistake("K", "Yours has K in the place of Q: dK = scale·dSᵀ·Q.", lambda p: p.scale * _dS(p).T @ p.K),
+    *_on_both(
+        "V is not transposed: dP = dY·Vᵀ.", lambda p: _weights(p) * (p.d_Y @ p.V - _dot(_weights(p), p.d_Y @ p.V))
+    ),
+    Mistake(
+        "Q",
+        "Yours is dK: the adjoints may be in the wrong order. Return dQ, dK, dV.",
+        lambda p: p.scale * _by_scores(p).T @ p.Q,
+    ),
+    Mistake("Q", "Yours has dSᵀ, which belongs to dK: dQ = scale·dS·K.", lambda p: p.scale * _by_scores(p).T @ p.K),
+    Mistake("Q", "Yours has Q in the place of K: dQ = scale·dS·K.", lambda p: p.scale * _by_scores(p) @ p.Q),
+    Mistake(
+        "Q",
+        "K is transposed, and it must not be: S = scale·Q·Kᵀ is transposed already, so dQ = scale·dS·K.",
+        lambda p: p.scale * _by_scores(p) @ p.K.T,
+    ),
+    Mistake(
+        "K",
+        "Yours is dQ: the adjoints may be in the wrong order. Return dQ, dK, dV.",
+        lambda p: p.scale * _by_scores(p) @ p.K,
+    ),
+    Mistake("K", "dS is not transposed: dK = scale·dSᵀ·Q.", lambda p: p.scale * _by_scores(p) @ p.Q),
+    Mistake("K", "Yours is the transpose of dK: dK = scale·dSᵀ·Q.", lambda p: p.scale * p.Q.T @ _by_scores(p)),
+    Mistake("K", "Yours has K in the place of Q: dK = scale·dSᵀ·Q.", lambda p: p.scale * _by_scores(p).T @ p.K),
     Mistake("V", "P is not transposed: dV = Pᵀ·dY.", lambda p: _weights(p) @ p.d_Y),
     Mistake("V", _NO_MASK, lambda p: _weights(p, masked=False).T @ p.d_Y),
     Mistake("V", _NO_SCALE, lambda p: _weights(p, scaled=False).T @ p.d_Y),
-    Mistake("V", f"{_NO_MASK} The scale is forgotten, too.", lambda p: _weights(p, masked=False, scaled=False).T @ p.d_Y),
+    Mistake(
+        "V", f"{_NO_MASK} The scale is forgotten, too.", lambda p: _weights(p, masked=False, scaled=False).T @ p.d_Y
+    ),
     Mistake("V", _AXIS, lambda p: _weights(p, axis=0).T @ p.d_Y),
     Mistake("V", "Yours has S in the place of P: the softmax is missing.", lambda p: (p.scale * p.Q @ p.K.T).T @ p.d_Y),
     Mistake("V", "Yours is the transpose of dV: dV = Pᵀ·dY.", lambda p: p.d_Y.T @ _weights(p)),
-    Mistake("V", "Yours has the scale as a factor, and V is not scaled: dV = Pᵀ·dY.", lambda p: p.scale * _weights(p).T @ p.d_Y),
+    Mistake(
+        "V",
+        "Yours has the scale as a factor, and V is not scaled: dV = Pᵀ·dY.",
+        lambda p: p.scale * _weights(p).T @ p.d_Y,
+    ),
     Mistake("V", "The factor P is missing: dV = Pᵀ·dY.", lambda p: p.d_Y),
-)  # fmt: skip
+)
 
 CHAPTER = Chapter(
     number=6,

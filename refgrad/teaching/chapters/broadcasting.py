@@ -49,7 +49,7 @@ def _points() -> list[Point]:
     def at(rows: int, columns: int) -> Point:
         X = halves(rng, rows, columns)
         b = halves(rng, columns)
-        X = np.where(X == b, X + np.float32(0.5), X)  # no ties: they have points of their own
+        X = np.where(b == X, X + np.float32(0.5), X)  # no ties: they have points of their own
         return Point({"X": X, "b": b}, halves(rng, rows, columns))
 
     def array(*rows: Any) -> np.ndarray:
@@ -68,7 +68,7 @@ def _points() -> list[Point]:
 
 
 def _b(p: SimpleNamespace) -> Any:
-    return np.where(p.X > p.b, 0, p.d_Y)
+    return np.where(p.b < p.X, 0, p.d_Y)
 
 
 _ROWS = "Y reads b once in every row, and contributions add: db is the sum over the rows, axis 0"
@@ -77,21 +77,33 @@ _MISTAKES = (
     Mistake("b", f"Yours sums over axis 1, the columns. {_ROWS}.", lambda p: _b(p).sum(1)),
     Mistake("b", f"Yours sums over everything. {_ROWS} alone.", lambda p: _b(p).sum()),
     Mistake("b", f"Yours is the mean over the rows. {_ROWS}, and nothing is divided.", lambda p: _b(p).mean(0)),
-    Mistake("b", f"Yours has kept the summed axis, as a 1: keepdims=0 takes it away. {_ROWS}.", lambda p: _b(p).sum(0, keepdims=True)),
+    Mistake(
+        "b",
+        f"Yours has kept the summed axis, as a 1: keepdims=0 takes it away. {_ROWS}.",
+        lambda p: _b(p).sum(0, keepdims=True),
+    ),
     Mistake("b", f"Only the first row contributes to yours. {_ROWS}.", lambda p: _b(p)[0]),
     Mistake("b", f"Only the last row contributes to yours. {_ROWS}.", lambda p: _b(p)[-1]),
     Mistake("b", f"Yours takes the largest row in place of the sum. {_ROWS}.", lambda p: _b(p).max(0)),
     Mistake("b", "The mask is forgotten: where X is larger, Y does not depend on b.", lambda p: p.d_Y.sum(0)),
     Mistake("b", "The mask is forgotten, and so is the sum over the broadcast axis.", lambda p: p.d_Y),
-    Mistake("b", "The mask is the wrong way round: yours has the cotangent where X is larger. There Y is X.", lambda p: (p.d_Y - _b(p)).sum(0)),
+    Mistake(
+        "b",
+        "The mask is the wrong way round: yours has the cotangent where X is larger. There Y is X.",
+        lambda p: (p.d_Y - _b(p)).sum(0),
+    ),
     Mistake("b", "A factor b too many: where Y is b, the derivative of Y by b is 1.", lambda p: (_b(p) * p.b).sum(0)),
-    Mistake("b", "Sum after the mask, not before: yours masks the sum of the cotangent.", lambda p: np.where(p.X > p.b, 0, p.d_Y.sum(0))),
+    Mistake(
+        "b",
+        "Sum after the mask, not before: yours masks the sum of the cotangent.",
+        lambda p: np.where(p.b < p.X, 0, p.d_Y.sum(0)),
+    ),
     Mistake("X", "The mask is forgotten: where b is larger, Y does not depend on X.", lambda p: p.d_Y),
     Mistake("X", "The mask is the wrong way round: yours has the cotangent where b is larger. There Y is b.", _b),
     Mistake("X", "A factor X too many: where Y is X, the derivative of Y by X is 1.", lambda p: (p.d_Y - _b(p)) * p.X),
     Mistake("X", "Yours compares X with 0, and it has to be compared with b.", lambda p: np.where(p.X > 0, p.d_Y, 0)),
     Mistake("X", "X is not summed: each of its elements is read once.", lambda p: (p.d_Y - _b(p)).sum(0)),
-)  # fmt: skip
+)
 
 CHAPTER = Chapter(
     number=2,

@@ -52,12 +52,20 @@ def _points() -> list[Point]:
 
 _TWICE = "z = x·y + x reads x twice, and each place that reads it contributes to dx"
 _MISTAKES = (
-    Mistake("x", f"Only one contribution: {_TWICE}. Yours is the product's, dz·y; the sum's is missing.", lambda p: p.d_z * p.y),
-    Mistake("x", f"Only one contribution: {_TWICE}. Yours is the sum's, dz; the product's is missing.", lambda p: p.d_z),
+    Mistake(
+        "x",
+        f"Only one contribution: {_TWICE}. Yours is the product's, dz·y; the sum's is missing.",
+        lambda p: p.d_z * p.y,
+    ),
+    Mistake(
+        "x", f"Only one contribution: {_TWICE}. Yours is the sum's, dz; the product's is missing.", lambda p: p.d_z
+    ),
     Mistake("x", f"The contributions add: {_TWICE}. Yours multiplies them.", lambda p: p.d_z * p.y * p.d_z),
     Mistake("x", f"The contributions add: {_TWICE}. Yours subtracts them.", lambda p: p.d_z * p.y - p.d_z),
     Mistake("x", f"The contributions add: {_TWICE}. Yours subtracts them.", lambda p: p.d_z - p.d_z * p.y),
-    Mistake("x", f"The contributions add: {_TWICE}. Yours is their mean, a factor of ½.", lambda p: p.d_z * (p.y + 1) / 2),
+    Mistake(
+        "x", f"The contributions add: {_TWICE}. Yours is their mean, a factor of ½.", lambda p: p.d_z * (p.y + 1) / 2
+    ),
     Mistake(
         "x",
         "The derivative of x·y by x is y, and yours has x in its place.",
@@ -73,7 +81,9 @@ _MISTAKES = (
         "The cotangent dz is missing from the product's contribution: it is dz·y, and yours adds y.",
         lambda p: p.y + p.d_z,
     ),
-    Mistake("x", "The chain rule multiplies by the cotangent once. Yours multiplies twice.", lambda p: p.d_z**2 * (p.y + 1)),
+    Mistake(
+        "x", "The chain rule multiplies by the cotangent once. Yours multiplies twice.", lambda p: p.d_z**2 * (p.y + 1)
+    ),
     Mistake("x", "Yours is dy: the two adjoints may be in the wrong order. Return dx, dy.", lambda p: p.d_z * p.x),
     Mistake("y", "The derivative of x·y by y is x, and yours has y in its place.", lambda p: p.d_z * p.y),
     Mistake(
@@ -82,7 +92,9 @@ _MISTAKES = (
         lambda p: p.d_z * p.x + p.d_z,
     ),
     Mistake("y", "The factor x is missing: the derivative of x·y by y is x.", lambda p: p.d_z),
-    Mistake("y", "Yours is dx: the two adjoints may be in the wrong order. Return dx, dy.", lambda p: p.d_z * (p.y + 1)),
+    Mistake(
+        "y", "Yours is dx: the two adjoints may be in the wrong order. Return dx, dy.", lambda p: p.d_z * (p.y + 1)
+    ),
     Mistake("y", "The chain rule multiplies by the cotangent: dz·x, and yours adds them.", lambda p: p.d_z + p.x),
 )
 

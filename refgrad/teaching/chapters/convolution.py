@@ -52,7 +52,9 @@ def _points() -> list[Point]:
         arrays = {"x": halves(rng, 1, 1, length), "w": halves(rng, 1, 1, width)}
         return Point(arrays, halves(rng, 1, 1, count), {"stride": stride})
 
-    return [at(*size) for size in [(1, 2, 1), (2, 2, 1), (2, 2, 2), (2, 1, 2), (3, 2, 1), (3, 3, 2), (4, 3, 1), (2, 3, 3)]]
+    return [
+        at(*size) for size in [(1, 2, 1), (2, 2, 1), (2, 2, 2), (2, 1, 2), (3, 2, 1), (3, 3, 2), (4, 3, 1), (2, 3, 3)]
+    ]
 
 
 def _scattered(d_y: np.ndarray, w: np.ndarray, stride: int) -> np.ndarray:
@@ -85,26 +87,76 @@ def _first_tap(p: SimpleNamespace) -> np.ndarray:
 _X = "y[i] reads x[stride·i + k] with the weight w[k], so dy[i]·w[k] goes to that place"
 _W = "w[k] is read by every window: dw[k] = Σ_i x[stride·i + k]·dy[i]"
 _MISTAKES = (
-    Mistake("x", f"The kernel is the wrong way round: written as a convolution of dy, it has to be flipped; scattered, it must not be. {_X}.", lambda p: _scattered(p.d_y, p.w[..., ::-1], p.stride)),
+    Mistake(
+        "x",
+        f"The kernel is the wrong way round: a convolution of dy flips it, and a ConvTranspose does not. {_X}.",
+        lambda p: _scattered(p.d_y, p.w[..., ::-1], p.stride),
+    ),
     Mistake("x", f"The strides are ignored. {_X}.", lambda p: _scattered(p.d_y, p.w, 1)),
-    Mistake("x", f"The strides are ignored, and the kernel is the wrong way round. {_X}.", lambda p: _scattered(p.d_y, p.w[..., ::-1], 1)),
-    Mistake("x", f"Yours gathers where the adjoint has to scatter: it is shorter than x. {_X}.", lambda p: _correlated(p.d_y, p.w, 1)),
-    Mistake("x", f"Yours gathers where the adjoint has to scatter: it is shorter than x. {_X}.", lambda p: _correlated(p.d_y, p.w, 1)[..., :: p.stride]),
+    Mistake(
+        "x",
+        f"The strides are ignored, and the kernel is the wrong way round. {_X}.",
+        lambda p: _scattered(p.d_y, p.w[..., ::-1], 1),
+    ),
+    Mistake(
+        "x",
+        f"Yours gathers where the adjoint has to scatter: it is shorter than x. {_X}.",
+        lambda p: _correlated(p.d_y, p.w, 1),
+    ),
+    Mistake(
+        "x",
+        f"Yours gathers where the adjoint has to scatter: it is shorter than x. {_X}.",
+        lambda p: _correlated(p.d_y, p.w, 1)[..., :: p.stride],
+    ),
     Mistake("x", f"Only the first weight contributes to yours. {_X}.", _first_tap),
     Mistake("x", "Yours is dw: the two adjoints may be in the wrong order. Return dx, dw.", _dw),
     Mistake("x", f"Yours has the input in the place of the weights. {_X}.", lambda p: _scattered(p.d_y, p.x, p.stride)),
-    Mistake("w", f"The strides are ignored: windows begin stride apart, so dy has to be spread by dilations=[stride]. {_W}.", lambda p: _correlated(p.x, p.d_y, 1)),
-    Mistake("w", f"The strides are ignored: windows begin stride apart, so dy has to be spread by dilations=[stride]. {_W}.", lambda p: _correlated(p.x, p.d_y, 1)[..., : p.w.size]),
-    Mistake("w", f"The stride is one of dy within x, a dilation: yours moves by it from one weight to the next. {_W}.", lambda p: _correlated(p.x, p.d_y, 1)[..., :: p.stride]),
-    Mistake("w", f"The kernel is the wrong way round: yours has dw from its last element to its first. {_W}.", lambda p: _dw(p)[..., ::-1]),
-    Mistake("w", f"dy is flipped, and the derivative by the weights flips nothing. {_W}.", lambda p: _correlated(p.x, p.d_y[..., ::-1], p.stride)),
+    Mistake(
+        "w",
+        f"The strides are ignored: windows begin stride apart, so dy has to be spread by dilations=[stride]. {_W}.",
+        lambda p: _correlated(p.x, p.d_y, 1),
+    ),
+    Mistake(
+        "w",
+        f"The strides are ignored: windows begin stride apart, so dy has to be spread by dilations=[stride]. {_W}.",
+        lambda p: _correlated(p.x, p.d_y, 1)[..., : p.w.size],
+    ),
+    Mistake(
+        "w",
+        f"The stride is one of dy within x, a dilation: yours moves by it from one weight to the next. {_W}.",
+        lambda p: _correlated(p.x, p.d_y, 1)[..., :: p.stride],
+    ),
+    Mistake(
+        "w",
+        f"The kernel is the wrong way round: yours has dw from its last element to its first. {_W}.",
+        lambda p: _dw(p)[..., ::-1],
+    ),
+    Mistake(
+        "w",
+        f"dy is flipped, and the derivative by the weights flips nothing. {_W}.",
+        lambda p: _correlated(p.x, p.d_y[..., ::-1], p.stride),
+    ),
     Mistake("w", f"Yours is the mean over the windows. {_W}, and nothing is divided.", lambda p: _dw(p) / p.d_y.size),
     Mistake("w", f"Only the first window contributes to yours. {_W}.", lambda p: p.x[..., : p.w.size] * p.d_y[..., :1]),
-    Mistake("w", f"Yours multiplies the first window by the sum of dy. {_W}.", lambda p: p.x[..., : p.w.size] * p.d_y.sum()),
-    Mistake("w", "Yours is dx: the two adjoints may be in the wrong order. Return dx, dw.", lambda p: _scattered(p.d_y, p.w, p.stride)),
-    Mistake("w", f"Yours scatters where the derivative by the weights gathers: it is longer than w. {_W}.", lambda p: _scattered(p.d_y, p.x, p.stride)),
-    Mistake("w", f"Yours scatters where the derivative by the weights gathers: it is longer than w. {_W}.", lambda p: _scattered(p.x, p.d_y, p.stride)),
-)  # fmt: skip
+    Mistake(
+        "w", f"Yours multiplies the first window by the sum of dy. {_W}.", lambda p: p.x[..., : p.w.size] * p.d_y.sum()
+    ),
+    Mistake(
+        "w",
+        "Yours is dx: the two adjoints may be in the wrong order. Return dx, dw.",
+        lambda p: _scattered(p.d_y, p.w, p.stride),
+    ),
+    Mistake(
+        "w",
+        f"Yours scatters where the derivative by the weights gathers: it is longer than w. {_W}.",
+        lambda p: _scattered(p.d_y, p.x, p.stride),
+    ),
+    Mistake(
+        "w",
+        f"Yours scatters where the derivative by the weights gathers: it is longer than w. {_W}.",
+        lambda p: _scattered(p.x, p.d_y, p.stride),
+    ),
+)
 
 CHAPTER = Chapter(
     number=5,

@@ -71,27 +71,91 @@ def _n(p: SimpleNamespace) -> int:
 
 _RIGHT = "dscores = (p − t)/N·dloss"
 _MISTAKES = (
-    Mistake("scores", f"The division by N is missing: the loss is a mean over the rows. {_RIGHT}.", lambda p: (_p(p) - p.target) * p.d_loss),
-    Mistake("scores", f"The sign is wrong: more score at the right class makes the loss smaller. {_RIGHT}.", lambda p: (p.target - _p(p)) / _n(p) * p.d_loss),
-    Mistake("scores", f"The sign is wrong, and the division by N is missing. {_RIGHT}.", lambda p: (p.target - _p(p)) * p.d_loss),
-    Mistake("scores", f"The softmax's sum term is missing: each score is in the sum that all probabilities are divided by, which gives p. {_RIGHT}.", lambda p: -p.target / _n(p) * p.d_loss),
-    Mistake("scores", f"The softmax's sum term and the division by N are missing. {_RIGHT}.", lambda p: -p.target * p.d_loss),
-    Mistake("scores", f"The target is missing: yours is the sum term alone. {_RIGHT}.", lambda p: _p(p) / _n(p) * p.d_loss),
+    Mistake(
+        "scores",
+        f"The division by N is missing: the loss is a mean over the rows. {_RIGHT}.",
+        lambda p: (_p(p) - p.target) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"The sign is wrong: more score at the right class makes the loss smaller. {_RIGHT}.",
+        lambda p: (p.target - _p(p)) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"The sign is wrong, and the division by N is missing. {_RIGHT}.",
+        lambda p: (p.target - _p(p)) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"The softmax's sum term is missing: each score is in the sum that divides all of them, which gives p. {_RIGHT}.",
+        lambda p: -p.target / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores", f"The softmax's sum term and the division by N are missing. {_RIGHT}.", lambda p: -p.target * p.d_loss
+    ),
+    Mistake(
+        "scores", f"The target is missing: yours is the sum term alone. {_RIGHT}.", lambda p: _p(p) / _n(p) * p.d_loss
+    ),
     Mistake("scores", f"The target and the division by N are missing. {_RIGHT}.", lambda p: _p(p) * p.d_loss),
-    Mistake("scores", "Yours stops at the probabilities: −t/p is the derivative by p. From p to the scores goes the derivative of softmax.", lambda p: -p.target / _p(p) / _n(p) * p.d_loss),
-    Mistake("scores", "Yours stops at the probabilities, and the division by N is missing: −t/p is the derivative by p. From p to the scores goes the derivative of softmax.", lambda p: -p.target / _p(p) * p.d_loss),
-    Mistake("scores", f"Only the diagonal of softmax's Jacobian: the probability of the right class depends on the other scores too. {_RIGHT}.", lambda p: -p.target * (1 - _p(p)) / _n(p) * p.d_loss),
-    Mistake("scores", f"Only the diagonal of softmax's Jacobian, and the division by N is missing. {_RIGHT}.", lambda p: -p.target * (1 - _p(p)) * p.d_loss),
-    Mistake("scores", f"Yours goes through softmax once more: p − t is already the derivative by the scores. {_RIGHT}.", lambda p: _p(p) * (_p(p) - p.target) / _n(p) * p.d_loss),
-    Mistake("scores", f"Yours divides by the number of classes, and the mean is over the N rows. {_RIGHT}.", lambda p: (_p(p) - p.target) / p.scores.shape[1] * p.d_loss),
-    Mistake("scores", f"Yours divides by the number of elements, and the mean is over the N rows. {_RIGHT}.", lambda p: (_p(p) - p.target) / p.scores.size * p.d_loss),
+    Mistake(
+        "scores",
+        "Yours stops at the probabilities: −t/p is the derivative by p. From p to the scores goes the derivative of softmax.",
+        lambda p: -p.target / _p(p) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        "Yours stops at the probabilities, −t/p, and the division by N is missing. From p to the scores goes the derivative of softmax.",
+        lambda p: -p.target / _p(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"Only the diagonal of softmax's Jacobian: the right class's probability depends on the other scores too. {_RIGHT}.",
+        lambda p: -p.target * (1 - _p(p)) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"Only the diagonal of softmax's Jacobian, and the division by N is missing. {_RIGHT}.",
+        lambda p: -p.target * (1 - _p(p)) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"Yours goes through softmax once more: p − t is already the derivative by the scores. {_RIGHT}.",
+        lambda p: _p(p) * (_p(p) - p.target) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"Yours divides by the number of classes, and the mean is over the N rows. {_RIGHT}.",
+        lambda p: (_p(p) - p.target) / p.scores.shape[1] * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        f"Yours divides by the number of elements, and the mean is over the N rows. {_RIGHT}.",
+        lambda p: (_p(p) - p.target) / p.scores.size * p.d_loss,
+    ),
     Mistake("scores", f"Yours divides by N twice. {_RIGHT}.", lambda p: (_p(p) - p.target) / _n(p) ** 2 * p.d_loss),
-    Mistake("scores", "The softmax goes over the rows, axis 0. Each row is a sample: it goes over the classes, axis 1.", lambda p: (_p(p, 0) - p.target) / _n(p) * p.d_loss),
-    Mistake("scores", "The exponentials are not divided by their sum: softmax is exp(scores)/Σ exp(scores).", lambda p: (np.exp(p.scores) - p.target) / _n(p) * p.d_loss),
-    Mistake("scores", "The softmax is missing: yours subtracts the target from the scores.", lambda p: (p.scores - p.target) / _n(p) * p.d_loss),
-    Mistake("scores", "Yours has a sigmoid for each class, and the loss has a softmax over them.", lambda p: (1 / (1 + np.exp(-p.scores)) - p.target) / _n(p) * p.d_loss),
+    Mistake(
+        "scores",
+        "The softmax goes over the rows, axis 0. Each row is a sample: it goes over the classes, axis 1.",
+        lambda p: (_p(p, 0) - p.target) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        "The exponentials are not divided by their sum: softmax is exp(scores)/Σ exp(scores).",
+        lambda p: (np.exp(p.scores) - p.target) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        "The softmax is missing: yours subtracts the target from the scores.",
+        lambda p: (p.scores - p.target) / _n(p) * p.d_loss,
+    ),
+    Mistake(
+        "scores",
+        "Yours has a sigmoid for each class, and the loss has a softmax over them.",
+        lambda p: (1 / (1 + np.exp(-p.scores)) - p.target) / _n(p) * p.d_loss,
+    ),
     Mistake("scores", "Yours has log p in the place of p.", lambda p: (np.log(_p(p)) - p.target) / _n(p) * p.d_loss),
-)  # fmt: skip
+)
 
 CHAPTER = Chapter(
     number=4,

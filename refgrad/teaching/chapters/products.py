@@ -58,7 +58,9 @@ _MISTAKES = (
     Mistake("A", "Yours is dB: the two adjoints may be in the wrong order. Return dA, dB.", lambda p: p.A.T @ p.d_Y),
     Mistake("A", f"Yours has A in the place of B. {_A}.", lambda p: p.d_Y @ p.A.T),
     Mistake("A", f"Yours multiplies element by element, and Y is a product of matrices. {_A}.", lambda p: p.d_Y * p.B),
-    Mistake("A", f"Yours multiplies element by element, and Y is a product of matrices. {_A}.", lambda p: p.d_Y * p.B.T),
+    Mistake(
+        "A", f"Yours multiplies element by element, and Y is a product of matrices. {_A}.", lambda p: p.d_Y * p.B.T
+    ),
     Mistake("A", f"The factor B is missing. {_A}.", lambda p: p.d_Y),
     Mistake("A", f"The cotangent dY is missing. {_A}.", lambda p: p.B.T),
     Mistake("B", f"A is not transposed. {_B}.", lambda p: p.A @ p.d_Y),
@@ -70,10 +72,12 @@ _MISTAKES = (
     Mistake("B", "Yours is dA: the two adjoints may be in the wrong order. Return dA, dB.", lambda p: p.d_Y @ p.B.T),
     Mistake("B", f"Yours has B in the place of A. {_B}.", lambda p: p.B.T @ p.d_Y),
     Mistake("B", f"Yours multiplies element by element, and Y is a product of matrices. {_B}.", lambda p: p.d_Y * p.A),
-    Mistake("B", f"Yours multiplies element by element, and Y is a product of matrices. {_B}.", lambda p: p.d_Y * p.A.T),
+    Mistake(
+        "B", f"Yours multiplies element by element, and Y is a product of matrices. {_B}.", lambda p: p.d_Y * p.A.T
+    ),
     Mistake("B", f"The factor A is missing. {_B}.", lambda p: p.d_Y),
     Mistake("B", f"The cotangent dY is missing. {_B}.", lambda p: p.A.T),
-)  # fmt: skip
+)
 
 CHAPTER = Chapter(
     number=3,
