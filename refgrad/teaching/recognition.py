@@ -76,7 +76,7 @@ def _of_type(name: str, tried: Sequence[Tried]) -> str:
         got, due = one.gradients[name], np.dtype(one.trial.kind)
         if got.dtype != due:
             return f"Its elements are {got.dtype}, and {name} has {due}. An adjoint has the type of its input."
-    if any(not np.all(np.isfinite(one.gradients[name])) for one in tried if one.is_off(name)):
+    if any(not np.all(np.isfinite(one.gradients[name])) for one in tried if not one.trial.point.is_empty):
         return "It is infinite or NaN, where the derivative is a number: look for a division by 0 or a logarithm of 0."
     return ""
 

@@ -105,7 +105,8 @@ _MISTAKES = (
     ),
     Mistake(
         "scores",
-        "Yours stops at the probabilities, −t/p, and the division by N is missing. From p to the scores goes the derivative of softmax.",
+        "Yours stops at the probabilities, −t/p, and the division by N is missing. From p to the scores goes "
+        "the derivative of softmax.",
         lambda p: -p.target / _p(p) * p.d_loss,
     ),
     Mistake(
