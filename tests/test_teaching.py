@@ -39,6 +39,21 @@ HEADS = {
 }
 # What stands before the lines of an answer: the parts that a reader gets right.
 BEFORE = {
+    1: """
+    dx = op.Add(op.Mul(y, d_z), d_z)
+    dy = op.Mul(x, d_z)
+    """,
+    2: """
+    o = op.Less(X, b)
+    high, low = op.Where(o, 0.0, d_Y), op.Where(o, d_Y, 0.0)
+    db = op.ReduceSum(low, [0], keepdims=0)
+    """,
+    3: """
+    dA, dB = op.Gemm(d_Y, B, transB=1), op.Gemm(A, d_Y, transA=1)
+    """,
+    5: """
+    dx, dw = op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, d_y, dilations=[stride])
+    """,
     4: """
     p = op.Softmax(scores, axis=-1)
     t = op.CastLike(target, scores)
@@ -88,57 +103,55 @@ _FLIP = "op.Slice({}, [-1], [-1000], [2], [-1])"
 # By chapter: the lines of an answer, and what its hint has to say.
 WRONG = {
     1: {
-        "return op.Mul(y, d_z), op.Mul(x, d_z)": "dx: Only one contribution.*the sum's is missing",
-        "return d_z, op.Mul(x, d_z)": "dx: Only one contribution.*the product's is missing",
-        "return op.Mul(op.Mul(y, d_z), d_z), op.Mul(x, d_z)": "dx: The contributions add.*multiplies",
+        "return op.Mul(y, d_z), dy": "dx: Only one contribution.*the sum's is missing",
+        "return d_z, dy": "dx: Only one contribution.*the product's is missing",
+        "return op.Mul(op.Mul(y, d_z), d_z), dy": "dx: The contributions add.*multiplies",
         "return op.ReduceMean(op.Concat(op.Unsqueeze(d_z, [0]), op.Unsqueeze(op.Mul(y, d_z), [0]), axis=0), [0], keepdims=0), "
-        "op.Mul(x, d_z)": "dx: The contributions add.*mean, a factor of ½",
-        "return op.Add(y, 1.0), op.Mul(x, d_z)": "dx: The cotangent dz is missing",
-        "return op.Add(op.Mul(y, d_z), d_z), x": "dy: The cotangent dz is missing",
-        "return op.Add(op.Mul(y, d_z), d_z), op.Mul(y, d_z)": "dy: .* by y is x, and yours has y",
-        "return op.Mul(op.Add(x, 1.0), d_z), op.Mul(x, d_z)": "dx: .* by x is y, and yours has x",
-        "return op.Mul(x, d_z), op.Add(op.Mul(y, d_z), d_z)": "dx: .*wrong order",
-        "return op.Add(op.Mul(y, d_z), d_z), op.Mul(op.Add(x, 1.0), d_z)": "dy: One contribution too many",
-        "return op.Mul(op.Mul(d_z, 2.0), op.Add(y, 1.0)), op.Mul(x, d_z)": "dx: A factor of 2 too many",
-        "return op.Add(op.Mul(y, d_z), d_z), op.Neg(op.Mul(x, d_z))": "dy: The sign is wrong",
-        "return op.Add(op.Mul(y, d_z), d_z), None": "dy: It is 0 everywhere",
-        "return op.Add(op.Mul(op.Mul(y, 3.0), d_z), op.Mul(d_z, 3.0)), op.Mul(x, d_z)": "dx: It is 3 times as large",
-        "return op.Add(op.Add(op.Add(op.Mul(x, y), x), op.Neg(x)), op.Sub(d_z, d_z)), op.Mul(x, d_z)": "dx: None of the known",
+        "dy": "dx: The contributions add.*mean, a factor of ½",
+        "return op.Add(y, 1.0), dy": "dx: The cotangent dz is missing",
+        "return dx, x": "dy: The cotangent dz is missing",
+        "return dx, op.Mul(y, d_z)": "dy: .* by y is x, and yours has y",
+        "return op.Mul(op.Add(x, 1.0), d_z), dy": "dx: .* by x is y, and yours has x",
+        "return dy, dx": "dx: .*wrong order",
+        "return dx, op.Mul(op.Add(x, 1.0), d_z)": "dy: One contribution too many",
+        "return op.Mul(op.Mul(d_z, 2.0), op.Add(y, 1.0)), dy": "dx: A factor of 2 too many",
+        "return dx, op.Neg(dy)": "dy: The sign is wrong",
+        "return dx, None": "dy: It is 0 everywhere",
+        "return op.Add(op.Mul(op.Mul(y, 3.0), d_z), op.Mul(d_z, 3.0)), dy": "dx: It is 3 times as large",
+        "return op.Add(op.Add(op.Add(op.Mul(x, y), x), op.Neg(x)), op.Sub(d_z, d_z)), dy": "dx: None of the known",
     },
     2: {
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.Where(o, d_Y, 0.0)": "db: The sum over the broadcast axis is missing",
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.ReduceSum(op.Where(o, d_Y, 0.0), [1], keepdims=0)": "db: .*axis 1",
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.ReduceMean(op.Where(o, d_Y, 0.0), [0], keepdims=0)": "db: .*mean",
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.ReduceSum(op.Where(o, d_Y, 0.0), [0])": "db: .*kept the summed axis",
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.ReduceSum(d_Y, [0], keepdims=0)": "db: The mask is forgotten",
-        "o = op.Less(X, b)\nreturn d_Y, op.ReduceSum(op.Where(o, d_Y, 0.0), [0], keepdims=0)": "dX: The mask is forgotten",
-        "o = op.Less(X, b)\nreturn op.Where(o, d_Y, 0.0), op.ReduceSum(op.Where(o, 0.0, d_Y), [0], keepdims=0)": "dX: .*wrong way",
-        "o = op.CastLike(op.Less(X, b), X)\nreturn op.Sub(1.0, o), op.ReduceSum(op.Mul(o, d_Y), [0], keepdims=0)": "dX: The cotangent",
+        "return high, low": "db: The sum over the broadcast axis is missing",
+        "return high, op.ReduceSum(low, [1], keepdims=0)": "db: .*axis 1",
+        "return high, op.ReduceMean(low, [0], keepdims=0)": "db: .*mean",
+        "return high, op.ReduceSum(low, [0])": "db: .*kept the summed axis",
+        "return high, op.ReduceSum(d_Y, [0], keepdims=0)": "db: The mask is forgotten",
+        "return d_Y, db": "dX: The mask is forgotten",
+        "return low, op.ReduceSum(high, [0], keepdims=0)": "dX: .*wrong way",
+        "return op.Sub(1.0, op.CastLike(o, X)), db": "dX: The cotangent",
         "return op.Where(op.Greater(X, b), d_Y, 0.0), op.ReduceSum(op.Where(op.Less(X, b), d_Y, 0.0), [0], keepdims=0)": (
             "Right, except at ties.*neither"
         ),
-        "return op.Where(op.GreaterOrEqual(X, b), d_Y, 0.0), op.ReduceSum(op.Where(op.LessOrEqual(X, b), d_Y, 0.0), [0], keepdims=0)": (
+        "e = op.Where(op.LessOrEqual(X, b), d_Y, 0.0)\nreturn high, op.ReduceSum(e, [0], keepdims=0)": (
             "Right, except at ties.*each"
         ),
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.ReduceSum(op.Mul(op.Where(o, d_Y, 0.0), -2.0), [0], keepdims=0)": (
-            "db: The sign is wrong, and a factor of 2"
-        ),
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.Mul(op.Where(o, d_Y, 0.0), 2.0)": "db: The sum .* missing.*A factor of 2",
-        "o = op.Less(X, b)\nreturn op.Where(o, 0.0, d_Y), op.Squeeze(op.Slice(op.Where(o, d_Y, 0.0), [0], [1]), [0])": "Only the first row",
+        "return high, op.ReduceSum(op.Mul(low, -2.0), [0], keepdims=0)": ("db: The sign is wrong, and a factor of 2"),
+        "return high, op.Mul(low, 2.0)": "db: The sum .* missing.*A factor of 2",
+        "return high, op.Squeeze(op.Slice(low, [0], [1]), [0])": "Only the first row",
     },
     3: {
-        "return op.Gemm(d_Y, B), op.Gemm(A, d_Y, transA=1)": "dA: B is not transposed",
-        "return op.Gemm(d_Y, B, transB=1), op.Gemm(A, d_Y)": "dB: A is not transposed",
-        "return op.Gemm(B, d_Y, transA=1), op.Gemm(A, d_Y, transA=1)": "dA: The operands are swapped: matrices",
-        "return op.Gemm(d_Y, B, transB=1), op.Gemm(d_Y, A, transB=1)": "dB: The operands are swapped: matrices",
-        "return op.Gemm(B, d_Y), op.Gemm(A, d_Y, transA=1)": "dA: The operands are swapped, and B is not",
-        "return op.Gemm(B, d_Y, transB=1), op.Gemm(A, d_Y, transA=1)": "dA: Yours is the transpose of dA",
-        "return op.Gemm(A, d_Y, transA=1), op.Gemm(d_Y, B, transB=1)": "dA: Yours is dB.*order",
-        "return op.Transpose(B), op.Gemm(A, d_Y, transA=1)": "dA: The cotangent dY is missing",
-        "return op.Gemm(d_Y, B, transB=1, alpha=0.5), op.Gemm(A, d_Y, transA=1)": "dA: A factor of ½",
-        "return op.Mul(d_Y, B), op.Gemm(A, d_Y, transA=1)": "dA: Yours multiplies element by element",
-        "return op.Gemm(d_Y, B, transB=1), op.Gemm(A, d_Y, transA=1, alpha=-1.0)": "dB: The sign is wrong",
-        "return op.Gemm(d_Y, op.Neg(B)), op.Gemm(A, d_Y, transA=1)": "dA: B is not transposed.*The sign is wrong",
+        "return op.Gemm(d_Y, B), dB": "dA: B is not transposed",
+        "return dA, op.Gemm(A, d_Y)": "dB: A is not transposed",
+        "return op.Gemm(B, d_Y, transA=1), dB": "dA: The operands are swapped: matrices",
+        "return dA, op.Gemm(d_Y, A, transB=1)": "dB: The operands are swapped: matrices",
+        "return op.Gemm(B, d_Y), dB": "dA: The operands are swapped, and B is not",
+        "return op.Gemm(B, d_Y, transB=1), dB": "dA: Yours is the transpose of dA",
+        "return dB, dA": "dA: Yours is dB.*order",
+        "return op.Transpose(B), dB": "dA: The cotangent dY is missing",
+        "return op.Gemm(d_Y, B, transB=1, alpha=0.5), dB": "dA: A factor of ½",
+        "return op.Mul(d_Y, B), dB": "dA: Yours multiplies element by element",
+        "return dA, op.Gemm(A, d_Y, transA=1, alpha=-1.0)": "dB: The sign is wrong",
+        "return op.Gemm(d_Y, op.Neg(B)), dB": "dA: B is not transposed.*The sign is wrong",
     },
     4: {
         "return op.Mul(d_loss, op.Sub(p, t))": "The division by N is missing",
@@ -150,26 +163,24 @@ WRONG = {
         "q = op.Softmax(scores, axis=0)\nreturn op.Mul(op.Div(d_loss, N), op.Sub(q, t))": "goes over the rows",
         "return op.Mul(op.Div(d_loss, N), op.Sub(op.Exp(scores), t))": "not divided by their sum",
         "return op.Mul(op.Div(d_loss, N), op.Sub(op.Sigmoid(scores), t))": "sigmoid",
-        "C = op.CastLike(op.Shape(scores, start=1), scores)\nreturn op.Mul(op.Div(d_loss, C), op.Sub(p, t))": "number of classes",
+        "C = op.CastLike(op.Shape(scores, start=1), scores)\nreturn op.Mul(op.Div(d_loss, C), op.Sub(p, t))": "of classes",
         "return op.Mul(op.Div(op.Add(d_loss, d_loss), N), op.Sub(p, t))": "A factor of 2",
         "return op.Mul(op.Div(d_loss, N), op.Mul(op.Sub(p, 1.0), t))": "Only the diagonal",
         "return op.Mul(op.Div(d_loss, N), op.Sub(op.LogSoftmax(scores, axis=-1), t))": "log p",
     },
     5: {
-        f"return op.ConvTranspose(d_y, {_FLIP.format('w')}, strides=[stride]), op.Conv(x, d_y, dilations=[stride])": "dx: The kernel",
-        "return op.ConvTranspose(d_y, w), op.Conv(x, d_y, dilations=[stride])": "dx: The strides are ignored",
-        "return op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, d_y)": "dw: The strides are ignored",
-        "return op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, d_y, strides=[stride])": "dw: .*a dilation",
-        f"return op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, {_FLIP.format('d_y')}, dilations=[stride])": "dw: dy is flipped",
-        "dw = op.Conv(x, d_y, dilations=[stride])\n"
-        f"return op.ConvTranspose(d_y, w, strides=[stride]), {_FLIP.format('dw')}": "dw: The kernel is the wrong way",
-        "return op.Conv(x, d_y, dilations=[stride]), op.ConvTranspose(d_y, w, strides=[stride])": "dx: Yours is dw.*order",
-        "return op.ConvTranspose(op.Sub(0.0, d_y), w, strides=[stride]), op.Conv(x, d_y, dilations=[stride])": "dx: The sign",
-        "ones = op.Exp(op.Mul(d_y, 0.0))\n"
-        "return op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, ones, dilations=[stride])": "dw: The cotangent",
+        f"return op.ConvTranspose(d_y, {_FLIP.format('w')}, strides=[stride]), dw": "dx: The kernel",
+        "return op.ConvTranspose(d_y, w), dw": "dx: The strides are ignored",
+        "return dx, op.Conv(x, d_y)": "dw: The strides are ignored",
+        "return dx, op.Conv(x, d_y, strides=[stride])": "dw: .*a dilation",
+        f"return dx, op.Conv(x, {_FLIP.format('d_y')}, dilations=[stride])": "dw: dy is flipped",
+        f"return dx, {_FLIP.format('dw')}": "dw: The kernel is the wrong way",
+        "return dw, dx": "dx: Yours is dw.*order",
+        "return op.ConvTranspose(op.Sub(0.0, d_y), w, strides=[stride]), dw": "dx: The sign",
+        "ones = op.Exp(op.Mul(d_y, 0.0))\nreturn dx, op.Conv(x, ones, dilations=[stride])": "dw: The cotangent",
         "M = op.CastLike(op.Size(d_y), d_y)\n"
-        "return op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, op.Div(d_y, M), dilations=[stride])": "dw: Yours is the mean",
-        "return op.ConvTranspose(d_y, x, strides=[stride]), op.Conv(x, d_y, dilations=[stride])": "dx: Yours has the input",
+        "return dx, op.Conv(x, op.Div(d_y, M), dilations=[stride])": "dw: Yours is the mean",
+        "return op.ConvTranspose(d_y, x, strides=[stride]), dw": "dx: Yours has the input",
     },
     6: {
         "p = op.Softmax(S, axis=-1)\nreturn dQ, dK, op.MatMul(op.Transpose(p), d_Y)": "dV: The mask is forgotten",
@@ -181,8 +192,8 @@ WRONG = {
         "return dQ, dK, op.MatMul(P, d_Y)": "dV: P is not transposed",
         "return dQ, op.Mul(op.MatMul(dS, Q), scale), dV": "dK: dS is not transposed",
         "return dK, dQ, dV": "dQ: Yours is dK.*order",
-        "s = op.Mul(P, op.Sub(dP, op.ReduceSum(dP, [1])))\nreturn op.MatMul(s, op.Mul(K, scale)), dK, dV": "dQ: .*yours is Σ dP",
-        "s = op.Mul(P, op.Sub(dP, op.ReduceSum(op.Mul(P, dP), [0])))\nreturn op.MatMul(s, op.Mul(K, scale)), dK, dV": "dQ: .*axis 0",
+        "s = op.Mul(P, op.Sub(dP, op.ReduceSum(dP, [1])))\nreturn op.MatMul(s, op.Mul(K, scale)), dK, dV": "yours is Σ dP",
+        "s = op.Sub(dP, op.ReduceSum(op.Mul(P, dP), [0]))\nreturn op.MatMul(op.Mul(P, s), op.Mul(K, scale)), dK, dV": "axis 0",
         "return op.Mul(op.MatMul(dP, K), scale), dK, dV": "dQ: The derivative of softmax is missing",
         "return op.Mul(dQ, scale), dK, dV": "dQ: The scale .* twice",
         "return dQ, dK, op.Mul(dV, 2.0)": "dV: A factor of 2",
@@ -327,24 +338,20 @@ def test_the_kernel_and_the_forward_of_an_operator_agree_and_differences_confirm
     register(chapter)
     for trial in plain(chapter):
         assert fault(trial.case) == ""
-        function = lambda name, x: chapter.kernel(  # noqa: E731
-            **{
-                n: x if n == name else v.astype(np.float64) if n in chapter.floats else v
-                for n, v in trial.point.inputs.items()
-            },
-            **trial.point.attributes,
-        )
-        cotangent = trial.point.cotangent.astype(np.float64)
+        point, cotangent = trial.point, trial.point.cotangent.astype(np.float64)
+        wide = {n: v.astype(np.float64) if n in chapter.floats else v for n, v in point.inputs.items()}
         for name in chapter.floats:
-            at = trial.point.inputs[name].astype(np.float64)
-            for place in np.ndindex(at.shape):
-                step = np.zeros(at.shape)
+            for place in np.ndindex(wide[name].shape):
+                step = np.zeros(wide[name].shape)
                 step[place] = 1e-5
-                slope = np.sum(cotangent * (function(name, at + step) - function(name, at - step))) / 2e-5
+                ahead, back = (
+                    chapter.kernel(**wide | {name: wide[name] + move}, **point.attributes) for move in (step, -step)
+                )
+                slope = np.sum(cotangent * (ahead - back)) / 2e-5
                 assert trial.expected[name][place] == pytest.approx(slope, abs=1e-7)
 
 
-def test_points_come_smallest_first_and_are_of_float32():
+def test_points_have_every_input_in_order_and_are_of_float32():
     for chapter in CHAPTERS.values():
         for point in chapter.points:
             assert {point.inputs[name].dtype for name in chapter.floats} == {np.dtype(np.float32)}
@@ -384,10 +391,10 @@ _FAULTS = {
     "no operator's name": ("from refgrad.extend import rule\n@rule\ndef f(op): pass", "@rule needs the name"),
 }
 _RULES = {  # lines of a rule for chapter 2
-    "raises": ("raise ValueError('so')", "Line 5 raises ValueError: so"),
-    "not written": ("raise NotImplementedError", "not written yet: line 5"),
-    "exits": ("raise SystemExit(0)", "Line 5 ends the program"),
-    "recursion": ("return answered(op, d_Y, X, b)", "Line 5 calls itself without end"),
+    "raises": ("raise ValueError('so')", "Line 8 raises ValueError: so"),
+    "not written": ("raise NotImplementedError", "not written yet: line 8"),
+    "exits": ("raise SystemExit(0)", "Line 8 ends the program"),
+    "recursion": ("return answered(op, d_Y, X, b)", "calls itself without end"),
     "one adjoint": ("return d_Y", "The rule returns dX, db, in this order"),
     "three adjoints": ("return d_Y, d_Y, d_Y", "The rule returns dX, db, in this order"),
     "nothing": ("pass", "returned None.*The rule returns dX, db"),
@@ -398,9 +405,9 @@ _RULES = {  # lines of a rule for chapter 2
     "NumPy's method": ("return d_Y, d_Y.sum(0)", "names of tensors, not arrays"),
     "NumPy's function": ("import numpy as np\nreturn np.where(X > b, d_Y, 0), d_Y", "names of tensors|raises"),
     "an unknown operator": ("return op.Maximum(X, b), d_Y", "uses op.Maximum"),
-    "an unknown name": ("return dX, db", "Line 5 raises NameError: name 'dX'"),
+    "an unknown name": ("return dX, db", "Line 8 raises NameError: name 'dX'"),
     "a wrong attribute": ("return d_Y, op.ReduceSum(d_Y, axis=0)", "the attribute 'axis'"),
-    "sizes that never fit": ("return op.MatMul(d_Y, op.Concat(X, X, axis=0)), b", "does not run|MatMul"),
+    "sizes that never fit": ("return op.MatMul(X, op.Transpose(op.Concat(X, X, axis=1))), b", "does not run.*MatMul"),
     "integers": ("return d_Y, op.Cast(b, to=7)", "db: Its elements are int64"),
     "NaN": ("return op.Log(op.Sub(X, X)), b", "dX: It is infinite or NaN"),
     "another shape": ("return op.Reshape(d_Y, [-1]), b", r"dX: It has shape \(\d+,\), and X has"),
@@ -437,9 +444,7 @@ def test_wrong_parameters_and_broadcast(answer, here):
 
 
 def test_what_holds_for_float32_or_known_sizes_alone(answer, here):
-    narrow = "o = op.Less(op.Cast(op.Cast(X, to=1), to=1), op.Cast(b, to=1))\n"
-    narrow += "dX = op.Where(o, op.Cast(0.0, to=1), op.Cast(d_Y, to=1))\n"
-    lines = "dX = op.Where(op.Greater(X, b), d_Y, 0.0)\nreturn op.Cast(dX, to=1), op.ReduceSum(op.Sub(d_Y, dX), [0], keepdims=0)"
+    lines = "return op.Cast(high, to=1), db"
     verdict = here(2, answer(2, lines))
     assert re.search("float64.*dX is float32", verdict.hints[0]), verdict.hints
     known = "rows, columns = op.static(X)\ndX = op.Where(op.Greater(X, b), d_Y, 0.0)\n"
@@ -461,7 +466,7 @@ def test_a_second_derivative_that_is_missing_or_wrong(answer, here):
 import numpy as np
 from refgrad.extend import kernel, rule, Emitter
 
-@kernel("Weights", domain="own{n}")
+@kernel("Weights{n}", domain="course")
 def weights(S):
     powers = np.exp(S - S.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
@@ -471,19 +476,20 @@ def weights(S):
 @rule("Attend", domain="course")
 def answered(op, d_Y, Q, K, V, mask, *, scale=1.0):
     S = op.Where(mask, op.Mul(op.MatMul(Q, op.Transpose(K)), scale), float("-inf"))
-    P = op.emit("Weights", "own{n}", [S], 1, {{}})
+    P = op.emit("Weights{n}", "course", [S], 1, {{}})
     dP = op.MatMul(d_Y, op.Transpose(V))
     dS = op.Mul(op.Mul(P, op.Sub(dP, op.ReduceSum(op.Mul(P, dP), [1]))), scale)
     return op.MatMul(dS, K), op.MatMul(op.Transpose(dS), Q), op.MatMul(op.Transpose(P), d_Y)
 """
-    declared = '@rule("Weights", domain="own{n}")\ndef of_weights(op, d_P, P, S):\n    return {returned}\n'
+    declared = '@rule("Weights{n}", domain="course")\ndef of_weights(op, d_P, P, S):\n    return {returned}\n'
     right = "op.Mul(P, op.Sub(d_P, op.ReduceSum(op.Mul(P, d_P), [1])))"
     wrong = declared.format(n=1, returned="op.Mul(P, d_P)")
     assert here(6, answer(6, text=own.format(n=0, more=declared.format(n=0, returned=right)))).right
     verdict = here(6, answer(6, text=own.format(n=1, more=wrong)))
     assert not verdict.right
     assert "the second is wrong" in verdict.hints[0]
-    stop = 'from refgrad.extend import no_derivative\nno_derivative("Weights", "nobody wrote it", domain="own2", inputs=["S"], outputs=["P"])'
+    stop = "from refgrad.extend import no_derivative\n"
+    stop += 'no_derivative("Weights2", "nobody wrote it", domain="course", inputs=["S"], outputs=["P"])'
     verdict = here(6, answer(6, text=own.format(n=2, more=stop)))
     assert not verdict.right
     assert "the second is missing" in verdict.hints[0]
@@ -547,7 +553,7 @@ def test_teach_lists_the_chapters_and_says_how_to_begin(teach):
 
 def test_teach_writes_a_skeleton_and_never_over_a_file(teach, tmp_path):
     path = tmp_path / "mine.py"
-    code, out, _ = teach(4, "--start", path)
+    code, _, _ = teach(4, "--start", path)
     assert code == 0
     assert path.read_text() == chapter_of(4).skeleton
     path.write_text("precious")
@@ -567,8 +573,8 @@ def test_teach_judges(teach, answer):
     assert (code, err) == (1, "")
     assert out.splitlines() == [
         "Not right yet.",
-        "db: The sum over the broadcast axis is missing. Y reads b once in every row, and contributions add: db is the sum over "
-        "the rows, axis 0.",
+        "db: The sum over the broadcast axis is missing. Y reads b once in every row, and contributions add: db is the sum "
+        "over the rows, axis 0.",
         "The smallest input that shows it:",
         "  X        = [[1.],",
         "              [4.]]",
@@ -614,7 +620,6 @@ def test_the_command_runs_as_a_program_from_an_empty_folder(tmp_path):
         return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
 
     assert run("1", "--start", "answer.py").returncode == 0
-    (tmp_path / "numpy.py").write_text("raise SystemExit('shadowed')")  # a reader's file is no library
     done = run("1", "answer.py")
     assert done.returncode == 1
     assert "not written yet" in done.stdout
