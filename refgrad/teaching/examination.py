@@ -72,8 +72,9 @@ def _judged(chapter: Chapter, source: Path, printed: Printed) -> Verdict:
         hint, shown = hint_at(trial, trial.gradients())
         if hint:
             return Verdict(chapter.number, False, (hint,), shown, trials=len(trials) + len(more))
-    if chapter.second and (why := _second(trials[0])):
+    if chapter.second and (why := _second(max(trials, key=lambda trial: trial.point.size))):
         return Verdict(chapter.number, False, why, trials=len(trials) + len(more))
+    witnesses.update({SECOND_ORDER.name} if chapter.second else ())
     count = len(trials) + len(more) + len(ties) + chapter.second
     return Verdict(chapter.number, True, trials=count, witnesses=tuple(sorted(witnesses)))
 
