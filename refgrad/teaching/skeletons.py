@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from refgrad.errors import OutputFileError
-from refgrad.protos.files import writable
+from refgrad.protos.files import replacing, writable
 from refgrad.teaching.chapters import chapter_of
 
 
@@ -17,14 +17,8 @@ def start(number: int, path: str | os.PathLike[str]) -> Path:
     :raises OutputFileError: `path` exists, or cannot be written. An answer is never written over.
     """
     text, target = chapter_of(number).skeleton, writable(path)
-    try:
-        with open(target, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise OutputFileError(
-            f"{str(target)!r} exists, and may be an answer. Move it away, or give another name."
-        ) from None
-    except OSError as error:
-        target.unlink(missing_ok=True)
-        raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
+    if target.exists() or target.is_symlink():
+        raise OutputFileError(f"{str(target)!r} exists, and may be an answer. Move it away, or give another name.")
+    with replacing(target) as file:
+        file.write_text(text, encoding="utf-8")
     return target
