@@ -22,6 +22,7 @@ REQUIRED = {
     "compare": ("--a", "refgrad@numpy", "--b", "refgrad@numpy"),
     "reduce": ("--side", "refgrad@numpy", "--output", "reduced"),
     "record": ("os:getcwd", "--output", "recorded.npz"),
+    "teach": ("1",),
 }
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL)
 

@@ -412,6 +412,7 @@ def test_the_commands_that_read_models_are_found():
         "explain",
         "ops",
         "demo",
+        "teach",
         "conformance report",
         "conformance export",
         "conformance mutants",

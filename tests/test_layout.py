@@ -53,6 +53,8 @@ STAIRCASE = (
     ),
     ("refgrad.conformance",),  # its public names
     ("refgrad.extend",),
+    # what explains gradients
+    ("refgrad.teaching",),
     # the command line
     ("refgrad.cli",),
     ("refgrad.__main__",),

@@ -18,7 +18,7 @@ import sys
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -844,6 +844,41 @@ def _same(got: np.ndarray | None, wanted: np.ndarray) -> bool:
         return False
     slack = _SAME * largest(wanted[np.isfinite(wanted)])
     return bool(np.allclose(got, wanted, rtol=0, atol=slack, equal_nan=True))
+
+
+def mutants_of(
+    key: tuple[str, str], case: Case, seed: int = 0
+) -> Iterator[tuple[Mutant, Callable[[], AbstractContextManager[None]]]]:
+    """Each mutant of a rule, and what breaks the rule in this way while its context lasts. They are found in one case.
+
+    The place of a mutant is an input, "the adjoint of x", or an operator that the rule emits. Some leave the gradient as it is.
+
+    :param key: of the rule in `RULES`, its domain and name.
+    :raises RefgradError: the unbroken rule does not answer the case.
+    """
+    subject = _Subject(case, key, seed)
+    for entry, shape in sorted(subject.entries.items()):
+        for change, (function, axes) in RETURNED.items():
+            if _has(shape, axes):
+                mutant = Mutant(case.operator, f"the adjoint of {entry}", change)
+                yield mutant, partial(broken, key, _Breaking(), partial(_with_one, entry, function))
+    for site, ranks in sorted(subject.ranks.items()):
+        for change, emission in CHANGES[site.op_type].items():
+            yield Mutant(case.operator, site.op_type, change), partial(_broken_anew, key, site, emission, {site: ranks})
+
+
+def _with_one(
+    entry: str, function: Callable[[Any, str], str | None], op: Any, adjoints: dict[str, str | None]
+) -> dict[str, str | None]:
+    adjoint = adjoints.get(entry)
+    return adjoints if adjoint is None else adjoints | {entry: function(op, adjoint)}
+
+
+def _broken_anew(
+    key: tuple[str, str], site: Site, change: Change, ranks: Mapping[Site, Sequence[Sequence[int | None]]]
+) -> AbstractContextManager[None]:
+    """The context of a changed emission. What a run has emitted is of that run alone."""
+    return broken(key, _Breaking((site, change), ranks))
 
 
 class _Operator:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from refgrad import interruption
-from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, training
+from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training
 from refgrad.cli.containment import contain
 from refgrad.cli.limits import OutOfTime
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say, say_lines
@@ -51,6 +51,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {  # in the order in which --help li
     "ops": listings.ops,
     "show": listings.show,
     "demo": running.demo,
+    "teach": teaching.teach,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -1,0 +1,97 @@
+"""The command of the course: `teach`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refgrad.cli.options import Json
+from refgrad.cli.output import AGREES, DISAGREES, Files, print_json, print_table, say, say_lines
+from refgrad.errors import OptionError
+from refgrad.teaching import CHAPTERS, Chapter, Verdict, chapter_of, judge, start
+
+
+def teach(
+    chapter: Annotated[
+        int | None, typer.Argument(metavar="CHAPTER", help="The number of a chapter. Default: list them.")
+    ] = None,
+    answer: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="ANSWER", help="Your answer, a file of Python. It is run: judge what you wrote or read."
+        ),
+        Files.READ,
+    ] = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option("--start", metavar="FILE", help="Write an answer to begin with. No file is written over."),
+        Files.WRITTEN,
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge an answer to the exercise of a chapter of the course, and say which mistake it makes.
+
+    The exit code is 1 where the answer is not right.
+    """
+    if chapter is None:
+        _list(as_json)
+        return
+    asked = chapter_of(chapter)
+    if begin is not None:
+        if answer is not None:
+            raise OptionError("Give an answer to judge, or --start with the file to write, and not both.")
+        path = start(chapter, begin)
+        if as_json:
+            print_json({"chapter": chapter, "written": str(path)})
+        else:
+            say(f"{path}: written. Fill in the derivative; then: refgrad teach {chapter} {path}")
+        return
+    if answer is None:
+        _ask(asked, as_json)
+        return
+    found = judge(chapter, answer)
+    if as_json:
+        print_json(found.document())
+    else:
+        _show(found, asked)
+    raise typer.Exit(AGREES if found.right else DISAGREES)
+
+
+def _list(as_json: bool) -> None:
+    rows = [{"chapter": n, "title": c.title, "exercise": c.formula, "page": c.page} for n, c in CHAPTERS.items()]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(rows)
+    say("Begin with: refgrad teach 1 --start answer.py")
+
+
+def _ask(asked: Chapter, as_json: bool) -> None:
+    """What a chapter asks, and how to begin."""
+    if as_json:
+        print_json({"chapter": asked.number, "title": asked.title, "exercise": asked.formula, "page": asked.page})
+        return
+    say(f"Chapter {asked.number}: {asked.title} ({asked.page})")
+    say(f"Write the derivative of {asked.formula} by {' and '.join(asked.floats)}.")
+    say(f"Begin with: refgrad teach {asked.number} --start answer.py")
+
+
+def _show(found: Verdict, asked: Chapter) -> None:
+    if found.right:
+        say(f"Right: at {found.trials} points, says {', '.join(found.witnesses)}.")
+        if asked.number + 1 in CHAPTERS:
+            say(f"Next: refgrad teach {asked.number + 1}")
+    else:
+        say("Not right yet.")
+        for hint in found.hints:
+            say(hint)
+    if found.example is not None:
+        say("The smallest input that shows it:")
+        for line in found.example.lines():
+            say_lines("  " + line.replace("\n", "\n  "))
+    if found.printed:
+        say("It printed:")
+        for line in found.printed.splitlines():
+            say(f"  {line}")

@@ -1,0 +1,128 @@
+"""How an answer is read and run, and what is said where it does not get as far as numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from refgrad.errors import BackendError, BrokenRuleError, NoGradientError, RefgradError, RuleError, choices
+from refgrad.tables.once import qualified
+from refgrad.tables.registry import RULES
+from refgrad.teaching.chapter import DOMAIN, Chapter
+
+_LONGEST = 400  # characters of a message
+_PRINTED = 2000  # characters that an answer prints and that are shown
+_NAMES = (
+    "The parameters of a rule are names of tensors, not arrays: the rule writes a graph, and computes nothing itself. "
+    "Write op.Mul(a, b) for a * b, op.Add(a, b) for a + b, op.Transpose(a) for a.T."
+)
+_ON_NAMES = re.compile("'str'|<U\\d|unsupported operand|sequence by non-int|not all arguments converted|'generator'")
+
+
+class FaultError(Exception):
+    """Why an answer did not get as far as numbers. `hints` are sentences for its author."""
+
+    def __init__(self, *hints: str) -> None:
+        super().__init__(" ".join(hints))
+        self.hints = hints
+
+
+class Printed(io.StringIO):
+    """What an answer prints, as far as anybody wants to read it: the beginning, until there is `enough`."""
+
+    enough = False
+
+    def write(self, text: str) -> int:
+        """Keep the text, or a part of it."""
+        if not self.enough:
+            super().write(text[: max(0, _PRINTED - self.tell())])
+        return len(text)
+
+
+def read_answer(chapter: Chapter, path: Path) -> None:
+    """Run an answer as a module: it has to register a rule for the operator of the chapter.
+
+    :raises FaultError: it is not Python, raises, ends the program, or registers something else.
+    """
+    before = set(RULES)
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f"line {error.lineno}: " if error.lineno else ""
+        raise FaultError(f"This is not Python: {line}{error.msg}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FaultError(f"This is not Python: {short(error)}.") from error
+    module = types.ModuleType("answer")
+    module.__file__ = str(path)
+    sys.modules["answer"] = module
+    sys.path.append(str(path.parent))  # at the end: a file beside the answer replaces no library
+    try:
+        exec(code, vars(module))
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise FaultError(*explained(error, chapter, path)) from error
+    if chapter.key in RULES:
+        if RULES[chapter.key].broadcast:
+            raise FaultError(
+                "broadcast=True lets refgrad sum over broadcast axes. Leave it out: the exercise is to write the sum."
+            )
+        return
+    made = sorted(qualified(*key) for key in set(RULES) - before)
+    due = f'@rule("{chapter.operator}", domain="{DOMAIN}")'
+    has = f"It registers a rule for {', '.join(made)}" if made else "It registers no rule"
+    raise FaultError(f"{has}, and one for {qualified(*chapter.key)} is due: decorate the function with {due}.")
+
+
+def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, ...]:
+    """What an exception says of an answer, in sentences: at which line, and what to do."""
+    root = error.__cause__ if isinstance(error, BrokenRuleError) and error.__cause__ is not None else error
+    at = _line(root, path) or _line(error, path)
+    line = f"Line {at}" if at else "The rule"
+    if isinstance(root, NotImplementedError):
+        return (f"The rule is not written yet: line {at} raises NotImplementedError. Put the derivative in its place.",)
+    if isinstance(root, SystemExit | KeyboardInterrupt):
+        return (f"{line} ends the program. A rule returns its adjoints, and ends nothing.",)
+    if isinstance(root, MemoryError):
+        return (f"{line} uses up the memory. A rule writes nodes; it needs no large arrays.",)
+    if isinstance(root, RecursionError):
+        return (f"{line} calls itself without end.",)
+    if isinstance(root, BackendError | NoGradientError):
+        return (short(root),)
+    if isinstance(root, RefgradError):
+        return _refused(root, chapter, at)
+    said = f"{line} raises {type(root).__name__}: {short(root)}"
+    names = (_NAMES,) if _ON_NAMES.search(str(root)) else ()
+    return (said.rstrip(".") + ".", *names)
+
+
+def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[str, ...]:
+    """What refgrad says of a rule that it does not take."""
+    said = short(error).replace(" of node 'node'", "").replace(" for node 'node'", "")
+    said = said.partition(" The node reads ")[0]
+    place = f"Line {line}: " if line and "line" not in said else ""
+    more = []
+    if "which no node, input or constant is called" in said or "array of shape" in said:
+        more.append(_NAMES)
+    if "adjoints for node" in str(error) or "one each is due" in said:
+        more.append(f"The rule returns {', '.join(f'd{name}' for name in chapter.floats)}, in this order.")
+    if isinstance(error, RuleError) and "has a parameter" in said:
+        given = ", ".join(["op", f"d_{chapter.output}", *chapter.inputs])
+        more.append(
+            f"The parameters are bound by their names, as in ({given}): {choices(chapter.inputs)} are the inputs."
+        )
+    return (place + said, *more)
+
+
+def short(error: BaseException) -> str:
+    """The message of an exception on one line."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """The innermost line of the answer that an exception passed."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None
