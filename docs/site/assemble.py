@@ -49,6 +49,7 @@ FOLDERS = {
     "examples/training": "examples/regression.md",
     "docs/course": "course/README.md",
 }  # what a link to a folder leads to
+SCOREBOARD, EXTRA = "docs/scoreboard.html", "_extra/scoreboard_page.html"  # a page that is copied as it is
 EXECUTED = (
     "docs/site/start.md",
     "docs/site/given_model.md",
@@ -78,7 +79,7 @@ class Site:
 
     def faults(self) -> Sequence[str]:
         """Return a sentence for every link that leads nowhere."""
-        return text.missing(self.pages, [*self.files, *(f"{name}.html" for name in ("genindex", "search"))])
+        return text.missing(self.pages, [*self.files, posixpath.basename(EXTRA)])
 
     def write(self, folder: Path) -> None:
         """Write every page and file below `folder`."""
@@ -110,6 +111,8 @@ def moved(page: str, source: str, places: Mapping[str, str], files: dict[str, by
             return target
         path, hash_, anchor = target.partition("#")
         named = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if named == SCOREBOARD:
+            return text.relative(posixpath.basename(EXTRA), here)
         if named in places:
             return text.relative(places[named], here) + hash_ + anchor
         if named in FOLDERS:
@@ -207,7 +210,7 @@ def assemble(names: Iterable[str] | None = None) -> Site:
         page = (ROOT / source).read_text(encoding="utf-8")
         page = executed(page, source) if source in EXECUTED else page
         site.pages[place] = moved(page, source, places, site.files)
-    site.files["_extra/scoreboard_page.html"] = (DOCS / "scoreboard.html").read_bytes()
+    site.files[EXTRA] = (ROOT / SCOREBOARD).read_bytes()
     site.files |= {"conf.py": (HERE / "conf.py").read_bytes(), "_static/site.css": (HERE / "site.css").read_bytes()}
     try:
         texts, pictures = scripts.pages()

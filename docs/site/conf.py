@@ -36,9 +36,29 @@ highlight_language = "text"
 suppress_warnings = ["misc.highlighting_failure"]  # listings that only look like a language
 
 
+_SPAN = re.compile(r"(`+[^`]*`+)")
+
+
 def _plain(app, what, name, obj, options, lines):
-    """A docstring as reStructuredText reads it: bars and stars in formulas are what they are."""
-    lines[:] = [re.sub(r"(?<![`\\])([|*])(?!`)", r"\\\1", line) if "`" not in line else line for line in lines]
+    """Mend a docstring for reStructuredText: bars and stars in formulas are what they are, and an indented block is code."""
+    mended, code, session = [], None, False
+    for place, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if not line.strip():
+            session = False
+        elif code is not None and indent < code:
+            code = None
+        session = session or line.lstrip().startswith(">>>")
+        if session or code is not None:
+            mended.append(line)
+            continue
+        mended.append("".join(p if p.startswith("`") else re.sub(r"([|*])", r"\\\1", p) for p in _SPAN.split(line)))
+        following = lines[place + 1 : place + 3]
+        deeper = len(following) == 2 and not following[0].strip() and following[1].startswith(" " * (indent + 4))
+        if deeper and line.endswith((":", ".")) and not following[1].lstrip().startswith(("- ", ":", ">>>")):
+            mended[-1] += ":" if line.endswith(":") else " ::"
+            code = indent + 4
+    lines[:] = mended
 
 
 def setup(app):

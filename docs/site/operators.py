@@ -140,8 +140,7 @@ class Example:
 
     code: str
     printed: str
-    agreed: int
-    oracles: tuple[str, ...]
+    verdict: str
 
 
 def example(case: Case) -> Example | None:
@@ -188,7 +187,7 @@ def _example(case: Case, feeds: Mapping[str, Any]) -> Example | None:
     )
     if "\\" in text:
         code = code.replace(f"({quotes}\n", f"(r{quotes}\n")
-    return Example(code, executed(code), *_checked(case, feeds, wanted))
+    return Example(code, executed(code), _checked(case, feeds, wanted))
 
 
 def executed(code: str) -> str:
@@ -200,14 +199,21 @@ def executed(code: str) -> str:
     return output.getvalue()
 
 
-def _checked(case: Case, feeds: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+def _checked(case: Case, feeds: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What the oracles say of the gradients of a case, as a sentence.
+
+    :raises ValueError: one of them contradicts.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check(case.model, feeds, **wanted, backends=["numpy"], dialects=["onnx"])
     if not found.ok:
-        raise ValueError(f"The example of {case.operator} is contradicted: {found.faults[0]}.")
-    agreed = [row.oracle for row in found.rows if row.verdict == "agreed"]
-    return len(agreed), tuple(dict.fromkeys(agreed))
+        raise ValueError(f"The example of {case.name} is contradicted: {found.faults[0]}.")
+    counts = Counter(row.verdict for row in found.rows)
+    oracles = " and ".join(dict.fromkeys(row.oracle for row in found.rows if row.verdict == "agreed"))
+    others = "".join(f", {number} {verdict}" for verdict, number in counts.items() if verdict != "agreed")
+    by = f" ({oracles})" if oracles else ""
+    return f"`refgrad check` of this model at these feeds: {counts['agreed']} comparisons agreed{by}{others}.\n"
 
 
 def _signature(operator: str) -> str:
@@ -405,13 +411,7 @@ def page(
         shown = example(case)
         if shown is not None:
             parts.append(
-                f"## Example\n\n{fence(shown.code, 'python')}\nIt prints:\n\n{fence(shown.printed)}"
-                + (
-                    f"\nWhen this page was written, {', '.join(shown.oracles)} agreed with these gradients: {shown.agreed} of "
-                    f"{shown.agreed} comparisons.\n"
-                    if shown.agreed
-                    else ""
-                )
+                f"## Example\n\n{fence(shown.code, 'python')}\nIt prints:\n\n{fence(shown.printed)}\n{shown.verdict}"
             )
     parts += [
         f"## Kinks\n\n{_kinks(records, one.operator)}",

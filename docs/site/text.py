@@ -6,9 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from refgrad.conformance.reporting.markdown import escaped
-
-__all__ = ["anchors", "escaped", "fence", "front_matter", "links", "missing", "redirected", "relative", "table"]
+from refgrad.conformance.reporting.markdown import escaped as escaped
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^ *(```+|~~~+)")
@@ -53,11 +51,16 @@ def links(text: str) -> list[str]:
 
 
 def redirected(text: str, target_of: Callable[[str], str | None]) -> str:
-    """Return a page whose links lead to `target_of(target)`; where that is None, the text of the link stays."""
+    """Return a page whose links lead to `target_of(target)`; where that is None, the text of the link stays.
+
+    A link to HTML is marked as external: the generator does not make that file.
+    """
 
     def replace(match: re.Match[str]) -> str:
         target = target_of(match[3])
-        return match[2] if target is None else f"{match[1]}[{match[2]}]({target})"
+        return (
+            match[2] if target is None else f"{match[1]}[{match[2]}]({target})" + "{.external}" * made_elsewhere(target)
+        )
 
     def outside_of_spans(line: str) -> str:
         spans = list(_SPAN.finditer(line))
@@ -69,6 +72,11 @@ def redirected(text: str, target_of: Callable[[str], str | None]) -> str:
         return _LINK.sub(unless_in_code, line)
 
     return "".join(outside_of_spans(line) if prose else line for line, prose in _prose(text))
+
+
+def made_elsewhere(target: str) -> bool:
+    """Whether a link of the site leads to HTML that the generator only copies."""
+    return target.endswith(".html") and "://" not in target
 
 
 def anchors(text: str) -> set[str]:
