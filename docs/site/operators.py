@@ -442,7 +442,8 @@ def index(table_page: str) -> str:
     known = {one.operator for one in with_pages()}
 
     def linked(match: re.Match[str]) -> str:
-        return f"| [{match[1]}]({match[1]}.md) |" if match[1] in known else match[0]
+        shown = match[1].replace(".", ".\u200b")  # where a long name may break
+        return f"| [{shown}]({match[1]}.md) |" if match[1] in known else f"| {shown} |"
 
     return re.sub(r"^\| (\S+) \|", linked, table_page, flags=re.MULTILINE)
 
