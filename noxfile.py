@@ -235,6 +235,18 @@ def page(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site in build/site: pages are assembled, their examples run, links are checked; a warning fails it."""
+    session.install("-e", ".[docs]")
+    source, site = ROOT / "build" / "site_source", ROOT / "build" / "site"
+    session.run("python", "docs/site/assemble.py")
+    shutil.rmtree(site, ignore_errors=True)
+    session.run("sphinx-build", "-q", "-W", "--keep-going", "-j", "2", "-b", "html", str(source), str(site))
+    session.run("python", "docs/site/built.py", str(site))
+    pytest(session, "tests/test_site.py", REFGRAD_SITE=str(site))
+
+
+@nox.session
 def package(session: nox.Session) -> None:
     """A wheel, an editable install and a bare checkout all find every package."""
     session.install("build", "pytest")
