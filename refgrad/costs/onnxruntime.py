@@ -13,6 +13,7 @@ It follows what ONNX Runtime does before and in its first run:
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,11 +69,23 @@ def _run(program: Program, arena: _Arena) -> tuple[tuple[int, ...], list[int]]:
             chunks[name] = arena.allocate(program.types[name].nbytes if name in program.types else 0)
         if step.bodies:
             most = _bodies(step, arena)
+        own = arena.allocate(_scratch(step))
         alive[k] = max(arena.held, most)
+        arena.free(own)
         for name in plan.freed.get(index, ()):
             if name in chunks:
                 arena.free(chunks.pop(name))
     return tuple(alive), list(chunks.values())
+
+
+def _scratch(step: Step) -> int:
+    """The bytes that a recurrence takes for itself: the products of all steps with the weights of its gates."""
+    if step.domain or step.op_type not in ("RNN", "GRU", "LSTM"):
+        return 0
+    x, weights = step.given[:2]
+    if x is None or weights is None:
+        return 0
+    return math.prod(x.shape[:2]) * math.prod(weights.shape[:2]) * x.itemsize
 
 
 def _bodies(step: Step, arena: _Arena) -> int:
