@@ -121,8 +121,8 @@ def cost(
     dead inputs, and what kernels take for themselves. On "onnxruntime" it is the first run on the CPU: its order of nodes, its
     reuse of memory, the common fusions of products, what recurrences take for themselves, and its arena, which keeps what was
     freed. Not in it are what other kernels take for themselves, and rarer fusions. Later runs take a block that is planned in
-    the first one, beside that (`SessionOptions.enable_mem_pattern`). Python's own objects, some ten KiB, are not in either. docs/benchmarks.md compares
-    both with what was measured.
+    the first one, beside that (`SessionOptions.enable_mem_pattern`). Python's own objects, some ten KiB, are not in either.
+    docs/benchmarks.md compares both with what was measured.
 
     :param model: a model, or the path of one. It is not modified, weights are not read.
     :param sizes: numbers for the symbols of dimensions: {"N": 32}. "*" is the size of every other dimension without a number.
