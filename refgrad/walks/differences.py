@@ -16,8 +16,8 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance.case import is_float
 from refgrad.errors import RefgradError
-from refgrad.protos.walk import reads_of
-from refgrad.reverse.bodies import is_random
+from refgrad.protos.walk import nested, reads_of
+from refgrad.tables.randomness import ALWAYS, IN_TRAINING, operator_of
 from refgrad.walks.records import Difference
 
 _STEPS = (1e-4, 1e-6)  # relative to the element: the second where something bends within the first
@@ -42,12 +42,20 @@ class Differences:
         self._reads = [frozenset(filter(None, reads_of(node))) for node in nodes]
         given = set().union(*self._reads) - made if nodes else {of}
         self._wide = {name: _wide(known[name]) for name in given if name in known}
-        behind = self._behind_of({*given})
-        prepared = self._prepared(behind, self._wide)
-        self._wide |= prepared.run(self._wide, [of], trace=True)
-        self.random = any(is_random(node, None) for node in nodes)
+        asked = [name for node in nodes for name in node.output if name]
+        self._wide |= self._prepared(nodes, self._wide).run(self._wide, asked or [of])
+        self.random = any(self._draws(node) for node in nested(nodes))
         self.is_spent = False  # whether a difference was left out because it takes long
         self._spent = 0.0
+
+    def _draws(self, node: NodeProto) -> bool:
+        """Whether a node draws random numbers: another run of it gives others."""
+        operator = operator_of(node)
+        if operator not in IN_TRAINING:
+            return operator in ALWAYS
+        place = IN_TRAINING[operator]
+        given = node.input[place] if place < len(node.input) else ""
+        return bool(given) and bool(np.any(self._wide.get(given, True)))
 
     def by(self, name: str, gradient: np.ndarray, left_out: np.ndarray | None) -> Difference | None:
         """The difference by the element with the largest gradient, and that gradient; None where there is none.

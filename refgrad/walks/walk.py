@@ -89,8 +89,8 @@ def walk(
     seeds = {found.cotangents[output]: cotangent}
     needed = {value.name for value in gradient.graph.input}
     fed = {name: value for name, value in given.items() if name in needed}
-    values = NumpyBackend().prepare(gradient).run({**fed, **seeds}, trace=True)
-    values |= fed | seeds
+    every = [name for node in gradient.graph.node for name in node.output if name]  # those of constants too
+    values = NumpyBackend().prepare(gradient).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
     values |= {t.name: array_of(t) for t in gradient.graph.initializer if t.name not in values}
     title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
     return _Reading(gradient, found, values).walk(proto, given, title, output, place, notes, differences, zeros)
