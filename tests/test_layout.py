@@ -52,7 +52,7 @@ STAIRCASE = (
         "refgrad.conformance.reporting",
     ),
     ("refgrad.conformance",),  # its public names
-    ("refgrad.extend",),
+    ("refgrad.extend", "refgrad.walks"),
     # the command line
     ("refgrad.cli",),
     ("refgrad.__main__",),

@@ -116,9 +116,7 @@ def _add_values(
                 declared.type.CopyFrom(unname(declared.type))
 
 
-def _declare_adjoints(
-    writer: Writer, found: Gradients, live: set[str], primals: Mapping[str, Sequence[str]]
-) -> None:
+def _declare_adjoints(writer: Writer, found: Gradients, live: set[str], primals: Mapping[str, Sequence[str]]) -> None:
     """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
     op, names, graph = found.op, found.sweep.names, found.path.graph
     elsewhere = live.difference(found.adjoints.values(), op.declared, found.cotangents.values())

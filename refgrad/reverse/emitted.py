@@ -64,7 +64,9 @@ def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
     return kept
 
 
-COTANGENT_OF = "refgrad.cotangent_of"  # the key under which a value has the list of the primals that it is the cotangent of
+COTANGENT_OF = (
+    "refgrad.cotangent_of"  # the key under which a value has the list of the primals that it is the cotangent of
+)
 _PLAIN = re.compile(r"[\w/.:-]*", re.ASCII).fullmatch  # names without a character that JSON escapes
 NAMESPACE = "namespace"  # the key under which torch writes the module of a node, and viewers look for groups
 _OF_A_LENGTH = 2  # the wire type of strings and messages

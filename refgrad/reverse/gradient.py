@@ -20,8 +20,8 @@ from refgrad.reverse.assembly import assemble
 from refgrad.reverse.budget import budget, within
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import prepare, refuse
-from refgrad.reverse.record import Record, RecordingEmitter
 from refgrad.reverse.recompute import cut, segments, with_bodies
+from refgrad.reverse.record import Record, RecordingEmitter
 from refgrad.reverse.report import Report, ZeroGradient
 from refgrad.reverse.rows import in_rows
 from refgrad.reverse.sweep import Gradients, sweep

@@ -76,7 +76,7 @@ class _RecordingPrimitives(Primitives):
         super().__init__(op)
         self._record = op.record
 
-    def BroadcastGradient(self, dY: str, X: str, operands: tuple[str, ...]) -> Any:  # noqa: N802, N803
+    def BroadcastGradient(self, dY: str, X: str, operands: tuple[str, ...]) -> Any:  # noqa: N802
         """The lowering of the primitive, and a line in the record."""
         made = LOWERINGS["onnx"]["BroadcastGradient"](self._op, dY, X, operands)
         if made != dY:

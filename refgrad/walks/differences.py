@@ -6,6 +6,7 @@ fourth order (Press et al. 2007, "Numerical Recipes", section 5.7).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +26,16 @@ _TRIED = 3  # elements
 _AGREE = 1e-4  # of the differences of a step and of its half
 _BENT = 0.75  # how much of the distance of both sides is left at half the step: half where nothing bends
 _NOISE = 1e-13  # the rounding of the output, relative to its size, per step
-WORK = 4e8  # elements that all differences of a walk may compute, and what a node costs beside
-NODE = 2e4
+WORK = 2e9  # elements, and twice as many products, that all differences of a walk may compute: some seconds
+NODE = 4e4  # what a node costs besides
 
 
 class Differences:
     """The differentiated output as a function of each forward value."""
 
-    def __init__(self, gradient: ModelProto, nodes: Sequence[NodeProto], known: Mapping[str, Any], of: str, at: int) -> None:
+    def __init__(
+        self, gradient: ModelProto, nodes: Sequence[NodeProto], known: Mapping[str, Any], of: str, at: int
+    ) -> None:
         """Take the forward nodes `nodes` of a gradient model, at the values `known`; element `at` of the output `of`.
 
         :raises RefgradError: the model does not run in float64.
@@ -66,7 +69,7 @@ class Differences:
         if not isinstance(value, np.ndarray) or value.shape != gradient.shape or not value.size or self.random:
             return None
         nodes = self._behind_of({name})
-        work = sum(NODE + self._size(node) for node in nodes)
+        work = sum(NODE + self._work(node) for node in nodes)
         if self._spent + 4 * work > WORK:
             self.is_spent = True
             return None
@@ -147,8 +150,15 @@ class Differences:
                 kept.append(node)
         return kept[::-1]
 
-    def _size(self, node: NodeProto) -> int:
-        return sum(v.size for n in (*node.input, *node.output) if isinstance(v := self._wide.get(n), np.ndarray))
+    def _work(self, node: NodeProto) -> float:
+        """The elements that a node reads and writes, and the products that it computes of them."""
+        sizes = [v.size for n in (*node.input, *node.output) if isinstance(v := self._wide.get(n), np.ndarray)]
+        if node.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose") and len(sizes) > 2:
+            a, b, result = sizes[0], sizes[1], sizes[-1]
+            weight = self._wide[node.input[1]]
+            convolved = b / max(weight.shape[0], 1) * (result if node.op_type == "Conv" else a)
+            return sum(sizes) + 0.5 * (convolved if node.op_type.startswith("Conv") else math.sqrt(a * b * result))
+        return sum(sizes)
 
     def _prepared(self, nodes: Sequence[NodeProto], feeds: Mapping[str, Any]) -> NumpyModel:
         """The nodes as a model in float64 whose inputs are `feeds`."""

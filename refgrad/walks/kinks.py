@@ -37,7 +37,9 @@ def kinks_at(
     :param opsets: a model that imports the domains that the node needs.
     """
     rows = _rows().get(f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type, ())
-    known = {row.where: _CONDITIONS[row.operator, row.where] for row in rows if (row.operator, row.where) in _CONDITIONS}
+    known = {
+        row.where: _CONDITIONS[row.operator, row.where] for row in rows if (row.operator, row.where) in _CONDITIONS
+    }
     if not rows:
         return
     if known:
@@ -98,7 +100,9 @@ def _searched(
         if not isinstance(value, np.ndarray):
             return None
         at[name] = value
-        made.input.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape))
+        made.input.append(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        )
     outputs = list(filter(None, node.output))[:1]
     made.output.append(helper.make_tensor_value_info(outputs[0], TensorProto.DOUBLE, None))
     try:
@@ -119,9 +123,7 @@ def _condition(operators: str, where: str) -> Callable[[Condition], Condition]:
     return add
 
 
-def _of_element(
-    operators: str, where: str, test: Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]
-) -> None:
+def _of_element(operators: str, where: str, test: Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]) -> None:
     """A kink of an operator that computes each element by itself."""
     _condition(operators, where)(lambda inputs, attributes: {0: np.asarray(test(inputs[0], attributes))})
 

@@ -46,7 +46,11 @@ def lines(value: Any, width: int = 76) -> list[str]:
         return ["(no elements)"]
     whole = value.size <= FULL
     shown = value if whole else value[tuple(slice(0, _CORNER) for _ in value.shape)]
-    rows = [np.asarray([])] if not shown.size else list(np.atleast_2d(shown).reshape(-1, shown.shape[-1] if shown.ndim else 1))
+    rows = (
+        [np.asarray([])]
+        if not shown.size
+        else list(np.atleast_2d(shown).reshape(-1, shown.shape[-1] if shown.ndim else 1))
+    )
     texts = [[number(item) for item in row] for row in rows[:_ROWS]]
     widest = max(len(text) for row in texts for text in row)
     along = max((width - 4) // (widest + 1), 1)

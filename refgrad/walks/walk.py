@@ -15,16 +15,18 @@ from refgrad.backends.base import ModelLike, Value, check_feeds, graph_inputs, g
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
 from refgrad.conformance.questions.feeds import DOMAINS, SIZE, random_feeds
+from refgrad.conformance.questions.kinked import OPERATORS
 from refgrad.conformance.questions.point import inputs_of, with_values
 from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.forward.graph import Node
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import attribute_value, reads_of
-from refgrad.reverse.gradient import recorded
+from refgrad.reverse.gradient import preflight, recorded
 from refgrad.reverse.report import ZeroGradient
 from refgrad.reverse.sweep import Gradients
 from refgrad.tables.registry import RULES
+from refgrad.transforms.weights import weights
 from refgrad.walks.differences import Differences
 from refgrad.walks.kinks import kinks_at
 from refgrad.walks.records import Contribution, Cotangent, Difference, Element, Emitted, Kink, Step, Walk
@@ -57,7 +59,8 @@ def walk(
     :param model: a model, or the path of one.
     :param feeds: arrays by the names of inputs, or of initializers in place of their own values. What is missing is drawn at
         random; the notes say so.
-    :param wrt: as in `refgrad.gradient`: by default every float input and every weight that the output depends on.
+    :param wrt: as in `refgrad.gradient`; by default every float input, and the parameters that `refgrad.weights` finds and the
+        output depends on. Constants, such as an exponent, count where `wrt` names them or they are fed.
     :param of: what is differentiated: the name of an output with one element, "loss", or one element of an output,
         "logits[0, 3]". By default the only float output.
     :param seed: of the random feeds.
@@ -82,8 +85,8 @@ def walk(
     proto, given = _fed(proto, dict(feeds or {}), seed, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
-    gradient, found, zeros = recorded(proto, wrt, [output])
-    notes += [str(zero) for zero in zeros if zero.stops or wrt is not None]
+    gradient, found, zeros = recorded(proto, _sources(proto, output, given) if wrt is None else wrt, [output])
+    notes += map(str, zeros)
     cotangent = np.zeros(shown.shape, shown.dtype)
     cotangent.reshape(-1)[place] = 1
     seeds = {found.cotangents[output]: cotangent}
@@ -107,8 +110,8 @@ def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | No
     if of is None:
         if not floats:
             raise OptionError(
-                f"The model has no float output that could be walked back from; its outputs: {choices(names)}. Add a loss to it "
-                "(refgrad.add_loss_output), or make an output of a value within (refgrad.select_model_inputs_outputs)."
+                f"The model has no float output that could be walked back from; its outputs: {choices(names)}. Add a loss "
+                "to it (refgrad.add_loss_output), or make an output of a value within (refgrad.select_model_inputs_outputs)."
             )
         if len(floats) > 1:
             raise OptionError(
@@ -133,6 +136,13 @@ def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | No
         raise OptionError(f"of={of!r}: an element is written with its indices, such as {output}[0, 3].") from error
 
 
+def _sources(model: ModelProto, output: str, feeds: Mapping[str, Any]) -> list[str] | None:
+    """The float inputs and the parameters: the derivative by a constant, such as an exponent, need not exist."""
+    constants = {name for name, weight in weights(model).items() if weight.kind != "parameter"}
+    names = [name for name in preflight(model, outputs=[output]).wrt if name not in constants or name in feeds]
+    return names or None
+
+
 def _may_be_float(value: Value) -> bool:
     return value.kind == "tensor" and (value.dtype is None or is_float(np.zeros(0, value.dtype)))
 
@@ -140,7 +150,9 @@ def _may_be_float(value: Value) -> bool:
 def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> int:
     """The element of an output as a position in its flattened array."""
     if not is_float(value):
-        raise OptionError(f"The output {output!r} is {value.dtype.name}: it has no derivative. Choose a float output (of, --of).")
+        raise OptionError(
+            f"The output {output!r} is {value.dtype.name}: it has no derivative. Choose a float output (of, --of)."
+        )
     sizes = list(value.shape)
     if not value.size:
         raise OptionError(f"The output {output!r} has the shape {sizes}, and no element. Feed something larger.")
@@ -170,10 +182,12 @@ def _fed(
     output: str,
     notes: list[str],
 ) -> tuple[ModelProto, dict[str, Any]]:
-    """The model with the values that are fed for its initializers, and a feed for each input: random ones where none is given."""
+    """The model with the values that are fed for its initializers, and a feed for each input: random where none is given."""
     known = inputs_of(model)
     inputs = graph_inputs(model.graph)
-    missing = [value for value in inputs if value.name not in feeds and not value.has_default and value.kind != "optional"]
+    missing = [
+        value for value in inputs if value.name not in feeds and not value.has_default and value.kind != "optional"
+    ]
     if not missing:
         return with_values(model, check_feeds(feeds, known))
     given = dict(sizes or {})
@@ -283,11 +297,12 @@ class _Reading:
     def _contributions(
         self, numbers: Mapping[str, int], by_owner: Mapping[tuple[bool, str], list[NodeProto]]
     ) -> dict[str, list[Contribution]]:
-        """The contributions to each cotangent in the order in which they are summed: that of the forward nodes, then the seed."""
+        """The contributions to each cotangent as they are summed: in the order of the forward nodes, the seed last."""
         by_node: dict[str, dict[str, list[Contribution]]] = {}  # primal: node: its contributions
         summed: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for one in self.record.summed:
-            summed.setdefault((one.node, one.primal), []).append((self.name(one.before), self.name(one.after)))
+        for sum_ in self.record.summed:
+            pair = self.name(sum_.before), self.name(sum_.after)
+            summed.setdefault((sum_.node, sum_.primal), []).append(pair)
         needed, totals = self.found.path.needed, self.sweep.totals
         structured = self.graph.structures
         nodes = {node.name: node for node in self.found.path.active}
@@ -304,9 +319,7 @@ class _Reading:
                 position = places[nth] if nth < len(places) else -1
             short = _short(node.name)
             value = self.name(given.adjoint)
-            before, after = self._before(
-                summed.get((short, given.primal), []), value, by_owner.get((False, short), [])
-            )
+            before, after = self._before(summed.get((short, given.primal), []), value, by_owner.get((False, short), []))
             axes = self._axes(before, given.primal) if before else ()
             if not axes:
                 before = after = ""
@@ -319,9 +332,7 @@ class _Reading:
             found.setdefault(output, []).append(Contribution(output, None, -1, cotangent))
         return found
 
-    def _before(
-        self, summed: Sequence[tuple[str, str]], value: str, emitted: Sequence[NodeProto]
-    ) -> tuple[str, str]:
+    def _before(self, summed: Sequence[tuple[str, str]], value: str, emitted: Sequence[NodeProto]) -> tuple[str, str]:
         """What was summed to get a contribution, or what it is made of, and the sum."""
         for before, after in summed:
             if after == value:
@@ -404,10 +415,10 @@ class _Reading:
             emitted=tuple(self._emitted(one) for one in emitted),
         )
 
-    def _kinks(
-        self, node: Node, outgoing: Sequence[Contribution], kinked: dict[str, np.ndarray]
-    ) -> tuple[Kink, ...]:
+    def _kinks(self, node: Node, outgoing: Sequence[Contribution], kinked: dict[str, np.ndarray]) -> tuple[Kink, ...]:
         """The kinks of a node; `kinked` learns which elements of a value are at one."""
+        if node.op_type not in OPERATORS:
+            return ()
         asked = sorted({one.position for one in outgoing if one.position >= 0})
         inputs = [self._widened(name) if name else None for name in node.inputs]
         if not asked or any(name and name not in self.values for name in node.inputs):
@@ -421,7 +432,7 @@ class _Reading:
 
     def _widened(self, name: str) -> Any:
         if name not in self._wide:
-            value = self.values.get(name)
+            value: Any = self.values.get(name)
             self._wide[name] = value.astype(np.float64) if is_float(value) else value
         return self._wide[name]
 
@@ -461,13 +472,19 @@ class _Reading:
     def _of_sizes(self) -> set[str]:
         """The values that depend on sizes and constants alone."""
         sized = {*self.found.op.emission.constants}
-        sized |= {t.name for t in self.graph.initializers.values() if t.data_type in (TensorProto.INT64, TensorProto.INT32)}
+        sized |= {
+            t.name for t in self.graph.initializers.values() if t.data_type in (TensorProto.INT64, TensorProto.INT32)
+        }
         sized -= set(self.graph.inputs)
         shown = {*self._results.values(), *(self.name(one.adjoint) for one in self.record.given)}
         for node in self.gradient.graph.node:
             reads = [name for name in reads_of(node) if name]
             alone = node.op_type in _SIZES or sized.issuperset(reads)
-            if alone and shown.isdisjoint(node.output) and not node.op_type.startswith(("Random", "Multinomial", "Bernoulli")):
+            if (
+                alone
+                and shown.isdisjoint(node.output)
+                and not node.op_type.startswith(("Random", "Multinomial", "Bernoulli"))
+            ):
                 sized.update(filter(None, node.output))
         return sized
 
@@ -491,11 +508,14 @@ def _flat(
 ) -> list[str]:
     """Which gradients are 0 in every element at these feeds, though not everywhere, and at which step that begins."""
     told = {name for zero in zeros for name in zero.names}
-    flat = [name for name in wrt if name not in told and name in cotangents and _is_zero(values[cotangents[name].value])]
+    flat = [
+        name for name in wrt if name not in told and name in cotangents and _is_zero(values[cotangents[name].value])
+    ]
     if not flat:
         return []
     several = len(flat) > 1
-    said = f"The gradient{'s' if several else ''} of {choices(flat, limit=_FEW)} {'are' if several else 'is'} 0 in every element"
+    said = f"The gradient{'s' if several else ''} of {choices(flat, limit=_FEW)} {'are' if several else 'is'} 0"
+    said += " in every element"
     for step in steps:
         alive = any(not _is_zero(values[one.value]) for one in step.incoming)
         if alive and step.outgoing and all(_is_zero(values[one.value]) for one in step.outgoing):
@@ -534,4 +554,3 @@ def _told(value: Any) -> Any:
         case list() | tuple():
             return [_told(item) for item in value]
     return value
-
