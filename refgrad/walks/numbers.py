@@ -11,6 +11,7 @@ _CORNER = 4  # elements along each axis of the corner of a larger one
 _ROWS = 24  # lines of one array
 _DIGITS = 5
 _PRECISION = f".{_DIGITS}g"
+_INLINE = 12  # elements on one line
 LISTED = 4096  # elements of an array that is written as nested lists
 
 
@@ -75,6 +76,19 @@ def _blocks(rows: list[str], shape: tuple[int, ...]) -> list[str]:
             found.append(f"[{', '.join(str(int(i)) for i in at[:-1])}]")
         found.append(f"  {row}")
     return found
+
+
+def inline(value: Any) -> str:
+    """A value on one line: a few numbers in brackets, else its type, shape and statistics."""
+    if isinstance(value, np.ndarray) and 0 < value.size <= _INLINE:
+        return _nested(value)
+    if isinstance(value, np.ndarray) and value.size:
+        return f"{shape_of(value)}: {statistics(value)}"
+    return shape_of(value)
+
+
+def _nested(value: np.ndarray) -> str:
+    return f"[{' '.join(map(_nested, value))}]" if value.ndim else number(value[()])
 
 
 def statistics(value: np.ndarray) -> str:

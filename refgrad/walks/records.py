@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
+
+from refgrad.markup import html_table
+from refgrad.walks.numbers import as_json, inline, number, plain
+
+_FIRST = 200  # steps that a notebook lists
 
 Element = tuple[int, ...]
 
@@ -69,7 +75,10 @@ class Kink:
 
 @dataclass(frozen=True)
 class Difference:
-    """The central difference of the differentiated output by one element of `of`, and the `gradient` of that element."""
+    """The central difference of the differentiated output by one element of `of`, in float64.
+
+    `gradient` is that element of the cotangent of `of`, the sum of all contributions; `error` is how far the two are apart.
+    """
 
     of: str
     element: Element
@@ -100,6 +109,29 @@ class Step:
     kinks: tuple[Kink, ...]
     emitted: tuple[Emitted, ...]
     difference: Difference | None = None
+    values: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)  # those of the walk
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each cotangent that comes in, each value that is read, and each contribution that goes out."""
+        rows = [_row(f"cotangent of {one.of}", one.value, self.values, came_from(one)) for one in self.incoming]
+        rows += [_row("read", name, self.values, "") for name in self.read]
+        for part in self.outgoing:
+            if part.before:
+                rows.append(_row("before its sum", part.before, self.values, ""))
+            rows.append(_row(f"contribution to {part.of}", part.value, self.values, said_of(part)))
+        return rows
+
+    def _repr_html_(self) -> str:
+        """The numbers of the step, for a notebook."""
+        notes = [self.formula, *(f"{kink.input!r}: {kink.text}" for kink in self.kinks)]
+        if self.difference is not None:
+            notes.append(said_of_difference(self.difference))
+        notes += [
+            f"emitted: {one.operator}({', '.join(one.inputs)}) -> {', '.join(filter(None, one.outputs))}"
+            f"{' (sizes)' if one.is_shape else ''}"
+            for one in self.emitted
+        ]
+        return html_table(self.table(), f"Step {self.number}: {self.operator} {self.node}", notes)
 
 
 @dataclass(frozen=True)
@@ -120,3 +152,82 @@ class Walk:
     cotangents: dict[str, Cotangent]
     forward: tuple[Emitted, ...]
     notes: tuple[str, ...] = ()
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each step: what it is, what it contributes to, and the difference beside the gradient."""
+        return [
+            {
+                "step": step.number,
+                "operator": step.operator,
+                "node": step.node,
+                "formula": step.formula.partition("\n")[0],
+                "contributes to": ", ".join(dict.fromkeys(part.of for part in step.outgoing)),
+                "of": "" if step.difference is None else element_of(step.difference),
+                "gradient": None if step.difference is None else step.difference.gradient,
+                "difference": None if step.difference is None else step.difference.difference,
+            }
+            for step in self.steps
+        ]
+
+    def _repr_html_(self) -> str:
+        """The steps, the gradients and the notes, for a notebook."""
+        notes = [f"d {self.of} / d {name} = {inline(self.values[self.cotangents[name].value])}" for name in self.wrt]
+        title = f"{self.of}, backwards in {len(self.steps)} steps"
+        return html_table(self.table(), title, (*notes, *self.notes), most=_FIRST)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it for JSON, without the two models: small arrays as nested lists, larger ones as statistics.
+
+        An infinity or NaN is text.
+        """
+        made: dict[str, Any] = {"of": self.of, "wrt": list(self.wrt), "notes": list(self.notes)}
+        made["feeds"] = {name: as_json(value) for name, value in self.feeds.items()}
+        made["steps"] = [as_dict(step) for step in self.steps]
+        made["cotangents"] = {name: as_dict(one) for name, one in self.cotangents.items()}
+        made["forward"] = [as_dict(node) for node in self.forward]
+        made["values"] = {name: as_json(value) for name, value in self.values.items()}
+        return made
+
+
+def as_dict(record: Any) -> Any:
+    """A record, or what is in one, as dictionaries and lists; attributes that are arrays as nested lists."""
+    if isinstance(record, Step | Cotangent | Contribution | Emitted | Kink | Difference):
+        return {one.name: as_dict(getattr(record, one.name)) for one in fields(record) if one.name != "values"}
+    return [as_dict(item) for item in record] if isinstance(record, tuple) else plain(record)
+
+
+def element_of(difference: Difference) -> str:
+    """The element by which a difference is taken, "x[0, 3]"."""
+    return difference.of + (f"[{', '.join(map(str, difference.element))}]" if difference.element else "")
+
+
+def said_of_difference(difference: Difference) -> str:
+    """A difference beside the gradient, as a line of text."""
+    return (
+        f"by {element_of(difference)}: gradient {number(difference.gradient)}, central difference "
+        f"{number(difference.difference)}, apart by {difference.error:.1e}"
+    )
+
+
+def said_of(part: Contribution) -> str:
+    """What was summed to get a contribution, "" where nothing was."""
+    if not part.before:
+        return ""
+    axes = f"ax{'i' if len(part.axes) == 1 else 'e'}s {', '.join(map(str, part.axes))}"
+    made = "" if part.summed == part.value else f": {part.summed}, of which it is made"
+    return f"{part.before} summed over {axes}{made}"
+
+
+def came_from(cotangent: Cotangent) -> str:
+    if cotangent.alias:
+        return f"that of {cotangent.alias}, unchanged"
+    parts = cotangent.contributions
+    if len(parts) == 1 and parts[0].step is None:
+        return "the seed"
+    if len(parts) > 1:
+        return f"the sum of {' + '.join(part.value for part in parts)}"
+    return "" if parts else "zero: nothing contributes"
+
+
+def _row(what: str, name: str, values: Mapping[str, Any], said: str) -> dict[str, Any]:
+    return {"what": what, "name": name, "value": inline(values.get(name)), "": said}

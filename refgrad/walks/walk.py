@@ -413,6 +413,7 @@ class _Reading:
             outgoing=tuple(outgoing),
             kinks=self._kinks(node, outgoing, kinked),
             emitted=tuple(self._emitted(one) for one in emitted),
+            values=self.values,
         )
 
     def _kinks(self, node: Node, outgoing: Sequence[Contribution], kinked: dict[str, np.ndarray]) -> tuple[Kink, ...]:
