@@ -11,7 +11,6 @@ from refgrad.cli.options import Dim, Feeds, Json, Model, Seed, Wrt, names, sizes
 from refgrad.cli.output import print_json, stdout
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
-from refgrad.walks.records import as_dict
 from refgrad.walks.text import show, step_of
 from refgrad.walks.walk import walk as walked
 
@@ -45,6 +44,6 @@ def walk(
     given = None if feeds is None else read_feeds(feeds, inputs_of(proto), some=True)
     found = walked(proto, given, wrt=names(wrt), of=of, seed=seed, differences=differences, size=size, sizes=sizes)
     if as_json:
-        print_json(found.to_dict() if step is None else as_dict(step_of(found, step)))
+        print_json(found.to_dict() if step is None else step_of(found, step).to_dict())
     else:
         show(found, stdout(), step)

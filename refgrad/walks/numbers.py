@@ -36,45 +36,43 @@ def number(value: Any) -> str:
 def lines(value: Any, width: int = 76) -> list[str]:
     """The numbers of a value: those of a small array, the corner of a large one and its statistics. No line is wider."""
     if isinstance(value, list | tuple):
-        found: list[str] = []
+        listed: list[str] = []
         for k, item in enumerate(value[:_CORNER]):
-            found += [f"[{k}] {shape_of(item)}", *(f"  {line}" for line in lines(item, width - 2))]
+            listed += [f"[{k}] {shape_of(item)}", *(f"  {line}" for line in lines(item, width - 2))]
         more = [f"... {len(value) - _CORNER} more elements"] if len(value) > _CORNER else []
-        return [*(found or ["(empty)"]), *more]
+        return [*(listed or ["(empty)"]), *more]
     if not isinstance(value, np.ndarray):
         return ["(nothing)" if value is None else str(value)]
     if not value.size:
         return ["(no elements)"]
     whole = value.size <= FULL
     shown = value if whole else value[tuple(slice(0, _CORNER) for _ in value.shape)]
-    rows = (
-        [np.asarray([])]
-        if not shown.size
-        else list(np.atleast_2d(shown).reshape(-1, shown.shape[-1] if shown.ndim else 1))
-    )
+    rows = shown.reshape(-1, shown.shape[-1]) if shown.ndim else shown.reshape(1, 1)
     texts = [[number(item) for item in row] for row in rows[:_ROWS]]
     widest = max(len(text) for row in texts for text in row)
-    along = max((width - 4) // (widest + 1), 1)
-    cut = [row[:along] for row in texts]
-    clipped = shown.ndim and (len(texts[0]) > along or (not whole and value.shape[-1] > _CORNER))
-    found = [" ".join(text.rjust(widest) for text in row) + (" ..." if clipped else "") for row in cut]
-    if shown.ndim > 2:
-        found = _blocks(found, shown.shape[:-1])
+    along = max((width - 6) // (widest + 1), 1)
+    cut = "" if whole or value.shape[-1] <= _CORNER else " ..."
+    found = []
+    for row in texts:
+        pieces = [row[k : k + along] for k in range(0, len(row), along)]
+        found.append([" ".join(text.rjust(widest) for text in piece) for piece in pieces])
+        found[-1][-1] += cut
+    made = _blocks(found, shown.shape[:-1]) if shown.ndim > 2 else [line for row in found for line in row]
     if len(rows) > _ROWS:
-        found.append(f"... {len(rows) - _ROWS} more rows")
-    elif not whole:
-        found.append(f"(the corner) {statistics(value)}")
-    return found
+        made.append(f"... {len(rows) - _ROWS} more rows")
+    if not whole:
+        made.append(f"(the corner) {statistics(value)}")
+    return made
 
 
-def _blocks(rows: list[str], shape: tuple[int, ...]) -> list[str]:
+def _blocks(rows: list[list[str]], shape: tuple[int, ...]) -> list[str]:
     """The rows of an array of more than two axes, each matrix under its index."""
     found = []
     for k, row in enumerate(rows):
         at = np.unravel_index(k, shape)
         if at[-1] == 0:
             found.append(f"[{', '.join(str(int(i)) for i in at[:-1])}]")
-        found.append(f"  {row}")
+        found += [f"  {line}" for line in row]
     return found
 
 

@@ -121,6 +121,13 @@ class Step:
             rows.append(_row(f"contribution to {part.of}", part.value, self.values, said_of(part)))
         return rows
 
+    def to_dict(self) -> dict[str, Any]:
+        """The step for JSON, with the values that it names."""
+        named = [one.value for one in self.incoming] + [*self.read, *filter(None, (*self.inputs, *self.outputs))]
+        named += [name for part in self.outgoing for name in (part.value, part.before, part.summed) if name]
+        values = {name: as_json(self.values[name]) for name in dict.fromkeys(named) if name in self.values}
+        return {**as_dict(self), "values": values}
+
     def _repr_html_(self) -> str:
         """The numbers of the step, for a notebook."""
         notes = [self.formula, *(f"{kink.input!r}: {kink.text}" for kink in self.kinks)]
@@ -219,6 +226,7 @@ def said_of(part: Contribution) -> str:
 
 
 def came_from(cotangent: Cotangent) -> str:
+    """Where a cotangent is from: the seed, another one, a sum; "" where its step alone makes it."""
     if cotangent.alias:
         return f"that of {cotangent.alias}, unchanged"
     parts = cotangent.contributions
