@@ -187,12 +187,19 @@ _condition("Max", "x = y")(_ties(np.maximum))
 _condition("Min", "x = y")(_ties(np.minimum))
 
 
+def _axes(inputs: Inputs, attributes: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The axes along which a node reduces: None for all, () for none."""
+    given = attributes.get("axes") if len(inputs) < 2 or inputs[1] is None else inputs[1]
+    if given is not None and len(given):
+        return tuple(int(axis) for axis in given)
+    return () if attributes.get("noop_with_empty_axes") else None
+
+
 def _extreme(kind: Any) -> Condition:
     def condition(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndarray]:
         x = inputs[0]
-        given = attributes.get("axes") if len(inputs) < 2 or inputs[1] is None else inputs[1]
-        axes = None if given is None or not len(given) else tuple(int(axis) for axis in given)
-        if axes is None and attributes.get("noop_with_empty_axes") and x.ndim:
+        axes = _axes(inputs, attributes)
+        if axes == ():
             return {}
         at_most = x == kind(x, axis=axes, keepdims=True)
         return {0: at_most & (at_most.sum(axis=axes, keepdims=True) > 1)}
@@ -204,13 +211,30 @@ _condition("ReduceMax", "two elements are the largest")(_extreme(np.max))
 _condition("ReduceMin", "two elements are the smallest")(_extreme(np.min))
 
 
+@_condition("ReduceLogSum", "the sum is 0")
+def _empty_sum(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndarray]:
+    axes = _axes(inputs, attributes)
+    return {} if axes == () else {0: np.broadcast_to(inputs[0].sum(axis=axes, keepdims=True) == 0, inputs[0].shape)}
+
+
+@_condition("LpNormalization", "x = 0")
+def _no_direction(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndarray]:
+    flat = ~inputs[0].any(axis=attributes.get("axis", -1), keepdims=True)
+    return {0: np.broadcast_to(flat, inputs[0].shape)}
+
+
+@_condition("LpNormalization", "p = 1, an element is 0")
+def _edge_of_direction(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndarray]:
+    if attributes.get("p", 2) != 1:
+        return {}
+    return {0: (inputs[0] == 0) & inputs[0].any(axis=attributes.get("axis", -1), keepdims=True)}
+
+
 @_condition("Clip", "x = min, x = max")
 def _clip(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndarray]:
-    bounds = [bound for bound in inputs[1:3] if bound is not None]
-    found = np.zeros(inputs[0].shape, bool)
-    for bound in bounds:
-        found |= inputs[0] == bound
-    return {0: found}
+    at = {k: inputs[0] == inputs[k] for k in (1, 2) if k < len(inputs) and inputs[k] is not None}
+    found = {k: np.full(np.shape(inputs[k]), mask.any()) for k, mask in at.items()}
+    return found | {0: np.logical_or.reduce([np.zeros(inputs[0].shape, bool), *at.values()])}
 
 
 def _back(mask: np.ndarray, like: np.ndarray) -> np.ndarray:

@@ -274,7 +274,7 @@ class _Reading:
             rule, owner = _owner(node)
             by_owner.setdefault((rule in _OF_PRIMALS, owner), []).append(node)
         contributions = self._contributions(numbers, by_owner)
-        cotangents = self._cotangents(contributions, by_owner, output)
+        cotangents = self._cotangents(contributions, by_owner)
         kinked: dict[str, np.ndarray] = {}
         steps = [self._step(node, numbers[node.name], contributions, cotangents, by_owner, kinked) for node in visited]
         if differences:
@@ -362,7 +362,6 @@ class _Reading:
         self,
         contributions: Mapping[str, Sequence[Contribution]],
         by_owner: Mapping[tuple[bool, str], list[NodeProto]],
-        output: str,
     ) -> dict[str, Cotangent]:
         first: dict[str, str] = {}  # adjoint: the first primal that had it
         found: dict[str, Cotangent] = {}
@@ -374,6 +373,8 @@ class _Reading:
             emitted = tuple(self._emitted(node) for node in by_owner.get((True, _short(primal)), ()))
             parts = tuple(contributions.get(primal, ()))
             found[primal] = Cotangent(primal, value, parts, owner if owner != primal else "", emitted)
+        for output, seed in self.found.cotangents.items():  # also of one that no derivative leaves
+            found.setdefault(output, Cotangent(output, seed, tuple(contributions[output])))
         for primal, value in self._results.items():
             if primal not in found:
                 emitted = tuple(self._emitted(node) for node in by_owner.get((True, _short(primal)), ()))
