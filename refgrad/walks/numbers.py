@@ -30,7 +30,7 @@ def number(value: Any) -> str:
         return str(value)
     if isinstance(value, complex | np.complexfloating):
         return f"{value:{_PRECISION}}"
-    return f"{float(value):{_PRECISION}}"
+    return f"{float(value) + 0.0:{_PRECISION}}"  # -0 is 0
 
 
 def lines(value: Any, width: int = 76) -> list[str]:
