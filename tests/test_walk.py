@@ -462,6 +462,10 @@ UNSEEN = frozenset(
 )
 
 
+# The function is infinite there, or it is 0/0, or several kinks lie within the search's reach.
+NOT_SEARCHED = frozenset(("Atanh", "Log", "Reciprocal", "ReduceLogSum", "LpNormalization", "Pow", "Mod"))
+
+
 @pytest.mark.parametrize("operator", sorted({operator for operator, _ in kinks._CONDITIONS} - NOT_SEARCHED))
 def test_a_condition_agrees_with_the_search(operator, monkeypatch):
     """The search knows nothing of the operator: it looks for another slope on each side of an element."""
