@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -227,6 +229,25 @@ def test_every_operator(case):
     except NoGradientError:
         pytest.skip("it has no gradient")
     check(found)
+
+
+FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")  # what examples/torch_models.py wrote
+RESULTS = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "models.json").read_text())
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not (FOLDER and Path(FOLDER).is_dir()), reason="REFGRAD_TORCH_MODELS is no folder of exports")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(row["model"], marks=[pytest.mark.models] * (row["session"] == "models")) for row in RESULTS],
+)
+def test_every_architecture(name):
+    model = onnx.load(f"{FOLDER}/{name}.onnx")
+    arrays = np.load(f"{FOLDER}/{name}.npz")
+    feeds = {key.removeprefix("feed/"): arrays[key] for key in arrays.files if key.startswith("feed/")}
+    found = walk(model, feeds, of=one_element(model, feeds), differences=False)
+    check(found)
+    assert {step.node for step in found.steps}
 
 
 # By hand

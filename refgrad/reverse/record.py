@@ -74,11 +74,11 @@ class RecordingEmitter(Emitter):
 class _RecordingPrimitives(Primitives):
     def __init__(self, op: RecordingEmitter) -> None:
         super().__init__(op)
-        self._record = op.record
+        self._emitter, self._record = op, op.record
 
     def BroadcastGradient(self, dY: str, X: str, operands: tuple[str, ...]) -> Any:  # noqa: N802
         """The lowering of the primitive, and a line in the record."""
-        made = LOWERINGS["onnx"]["BroadcastGradient"](self._op, dY, X, operands)
+        made = LOWERINGS["onnx"]["BroadcastGradient"](self._emitter, dY, X, operands)
         if made != dY:
-            self._record.summed.append(Summed(self._op.node, X, dY, made))
+            self._record.summed.append(Summed(self._emitter.node, X, dY, made))
         return made
