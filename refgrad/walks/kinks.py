@@ -53,9 +53,9 @@ def kinks_at(
     where = ", or ".join(dict.fromkeys(row.where for row in rows))
     reason = "; ".join(dict.fromkeys(row.reason for row in rows))
     for position in asked:
-        mask = _searched(node, names, inputs, position, opsets)
-        if mask is not None and mask.any():
-            yield _kink(node.op_type, where, reason, names[position], mask)
+        found = _searched(node, names, inputs, position, opsets)
+        if found is not None and found.any():
+            yield _kink(node.op_type, where, reason, names[position], found)
 
 
 def _kink(operator: str, where: str, choice: str, name: str, mask: np.ndarray) -> tuple[Kink, np.ndarray]:
