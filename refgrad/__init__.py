@@ -1,6 +1,7 @@
 """Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # In a source checkout `backends/` and `conformance/` lie beside this folder; an install maps them in by itself.
 _checkout = Path(__file__).resolve().parent.parent
@@ -31,6 +32,9 @@ from refgrad.transforms.selection import onnx_rename_names, onnx_rename_weights,
 from refgrad.transforms.split import Split, split  # noqa: E402
 from refgrad.transforms.weights import weights, write_back  # noqa: E402
 
+if TYPE_CHECKING:
+    from refgrad.walks.walk import walk
+
 __all__ = [
     "DerivativeOptions",
     "Split",
@@ -59,6 +63,16 @@ __all__ = [
     "split",
     "to_dot",
     "to_svg",
+    "walk",
     "weights",
     "write_back",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`refgrad.walk` runs gradients: it is imported when it is asked for, since refgrad imports no executor."""
+    if name == "walk":
+        from importlib import import_module
+
+        return import_module("refgrad.walks.walk").walk
+    raise AttributeError(f"module 'refgrad' has no attribute {name!r}")

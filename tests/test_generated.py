@@ -134,7 +134,9 @@ def test_examples_in_docstrings_run(file):
     assert not failed
 
 
-@pytest.mark.parametrize("page", ["interpreter.md", "higher_order.md", "control_flow.md", "weights.md", "showing.md"])
+@pytest.mark.parametrize(
+    "page", ["interpreter.md", "higher_order.md", "control_flow.md", "weights.md", "showing.md", "walking.md"]
+)
 def test_the_examples_of_a_page_print_what_it_says(page):
     failed, count = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert count > 5

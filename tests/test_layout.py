@@ -54,7 +54,7 @@ STAIRCASE = (
     ("refgrad.conformance",),  # its public names
     ("refgrad.extend",),
     # what explains gradients
-    ("refgrad.teaching",),
+    ("refgrad.teaching", "refgrad.walks"),
     # the command line
     ("refgrad.cli",),
     ("refgrad.__main__",),

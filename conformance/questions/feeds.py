@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,20 @@ def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain
     return array.astype(value.dtype)
 
 
-def read_feeds(path: str | Path, inputs: Sequence[Value], max_memory: int | None = None) -> dict[str, Any]:
+def read_feeds(
+    path: str | Path, inputs: Sequence[Value], max_memory: int | None = None, *, some: bool = False
+) -> dict[str, Any]:
     """The arrays of an .npz file, checked against the inputs of a model.
 
+    :param some: inputs may be missing.
     :param max_memory: how many bytes all arrays may have together; a small file may hold large ones. By default what
         `memory.at_most` says.
     :raises FeedError: no such file, no .npz file, feeds that do not fit the model, or are larger than `max_memory`.
     """
     arrays = read_arrays(path, "Feeds", max_memory)
     declared = {value.name: value for value in inputs}
+    if some:
+        inputs = [replace(value, has_default=True) for value in inputs]
     return check_feeds({name: _as_declared(a, declared.get(name)) for name, a in arrays.items()}, inputs)
 
 

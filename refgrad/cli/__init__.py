@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from refgrad import interruption
-from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training
+from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training, walking
 from refgrad.cli.containment import contain
 from refgrad.cli.limits import OutOfTime
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say, say_lines
@@ -40,6 +40,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {  # in the order in which --help li
     "training-model": training.training_model,
     "run": running.run,
     "check": running.check,
+    "walk": walking.walk,
     "compare": debugging.compare,
     "nan": debugging.nan,
     "reduce": debugging.reduce,

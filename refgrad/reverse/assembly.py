@@ -8,13 +8,13 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from onnx import ModelProto, TypeProto, helper
+from onnx import ModelProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.forward.graph import Graph, needed_nodes
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain
-from refgrad.reverse.emitted import Writer, needed_emitted
+from refgrad.reverse.emitted import COTANGENT_OF, Writer, listed, needed_emitted
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
 from refgrad.reverse.sweep import Gradients
@@ -52,12 +52,13 @@ def assemble(
     target.node.extend(forward)
     spaces.put_forward(target.node)
     names = {**sweep.names, **again.names} if again.names else sweep.names
+    primals = _primals(found)
     with Writer(target, names, spaces.of_backward) as writer:
         for position, emitted in enumerate(backward):
             if chosen:
                 writer.copy(again.before(position))
             writer.add(emitted)
-        _declare_adjoints(writer, found, live)
+        _declare_adjoints(writer, found, live, primals)
     final.functions.extend(graph.functions.called_by(target.node))
     if chosen or found.path.passages:
         domains = {node.domain for node in every_node(final)}
@@ -65,14 +66,20 @@ def assemble(
         domains = {node.domain for node in forward} | {emitted.domain for emitted in backward}
     if MICROSOFT in domains:
         import_domain(final, MICROSOFT)
-    _add_values(final, found, live, kept, again, weights)
+    _add_values(final, found, live, kept, again, weights, primals)
     gradients = {name: sweep.names[value] for name, value in found.adjoints.items()}
     note(final, graph.source, gradients=gradients, cotangents=found.cotangents)
     return final
 
 
 def _add_values(
-    final: ModelProto, found: Gradients, live: set[str], kept: Sequence[Any], again: Repetition, weights: str
+    final: ModelProto,
+    found: Gradients,
+    live: set[str],
+    kept: Sequence[Any],
+    again: Repetition,
+    weights: str,
+    primals: Mapping[str, Sequence[str]],
 ) -> None:
     """Add inputs, outputs, initializers, and the types of values within."""
     graph, op, names, target = found.path.graph, found.op, found.sweep.names, final.graph
@@ -84,9 +91,9 @@ def _add_values(
         if name not in graph.inputs and name not in constants:
             target.input.add(name=name, type=type_of(name))
     for output, name in found.cotangents.items():
-        target.input.add(name=name, type=type_of(output))
+        _say_primals(target.input.add(name=name, type=type_of(output)), primals.get(name, (output,)))
     for name, value in found.adjoints.items():
-        target.output.add(name=names[value], type=type_of(name))
+        _say_primals(target.output.add(name=names[value], type=type_of(name)), primals[value])
     target.output.extend(kept)
     live.update(found.adjoints)
     live.update(graph.inputs)
@@ -97,14 +104,19 @@ def _add_values(
     target.value_info.extend(again.types)
     elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
     target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
-    target.value_info.extend(op.declarations(live.difference(found.adjoints.values()), names))
+    read = live.difference(found.adjoints.values())
+    of = {names.get(value, value): primals[value] for value in op.declared if value in primals}
+    for declared in op.declarations(read, names):
+        if declared.name in of:
+            _say_primals(declared, of[declared.name])
+        target.value_info.append(declared)
     if op.values.containers:
         for declared in (*target.input, *target.output, *target.value_info):
             if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large
                 declared.type.CopyFrom(unname(declared.type))
 
 
-def _declare_adjoints(writer: Writer, found: Gradients, live: set[str]) -> None:
+def _declare_adjoints(writer: Writer, found: Gradients, live: set[str], primals: Mapping[str, Sequence[str]]) -> None:
     """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
     op, names, graph = found.op, found.sweep.names, found.path.graph
     elsewhere = live.difference(found.adjoints.values(), op.declared, found.cotangents.values())
@@ -112,8 +124,22 @@ def _declare_adjoints(writer: Writer, found: Gradients, live: set[str]) -> None:
     for primal, adjoint in found.sweep.totals.items():
         declared = graph.values.get(primal)
         if declared is not None and adjoint in elsewhere and primal not in others:
-            writer.declare(names.get(adjoint, adjoint), declared)
+            writer.declare(names.get(adjoint, adjoint), declared, primals[adjoint])
             elsewhere.discard(adjoint)
+
+
+def _primals(found: Gradients) -> dict[str, list[str]]:
+    """The primals that each adjoint is the cotangent of: several where an operator passes it on unchanged, such as Add."""
+    totals = found.sweep.totals
+    primals = {adjoint: [primal] for primal, adjoint in totals.items()}
+    if len(primals) < len(totals):
+        primals = {adjoint: [] for adjoint in primals}
+        for primal, adjoint in totals.items():
+            primals[adjoint].append(primal)
+    for primal, adjoint in found.adjoints.items():
+        if primal not in primals.setdefault(adjoint, []):
+            primals[adjoint].append(primal)
+    return primals
 
 
 @cache
@@ -154,6 +180,11 @@ def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any] | S
     model.metadata_props.extend(kept)
     for key, names in entries.items():
         model.metadata_props.add(key=f"refgrad.{key}", value=json.dumps(names))
+
+
+def _say_primals(value: ValueInfoProto, primals: Sequence[str]) -> None:
+    """Write into the metadata of a value that it is the cotangent of these."""
+    value.metadata_props.add(key=COTANGENT_OF, value=listed(primals))
 
 
 def noted(model: ModelProto, key: str) -> dict[str, Any]:

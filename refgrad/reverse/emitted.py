@@ -7,6 +7,8 @@ long, which was a third of the time that a gradient takes to build.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -62,6 +64,10 @@ def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
     return kept
 
 
+COTANGENT_OF = (
+    "refgrad.cotangent_of"  # the key under which a value has the list of the primals that it is the cotangent of
+)
+_PLAIN = re.compile(r"[\w/.:-]*", re.ASCII).fullmatch  # names without a character that JSON escapes
 NAMESPACE = "namespace"  # the key under which torch writes the module of a node, and viewers look for groups
 _OF_A_LENGTH = 2  # the wire type of strings and messages
 
@@ -71,7 +77,7 @@ def _field(message: type[Message], name: str) -> bytes:
 
 
 _NODE, _VALUE_INFO = (_field(GraphProto, name) for name in ("node", "value_info"))
-_VALUE_NAME = _field(ValueInfoProto, "name")
+_VALUE_NAME, _VALUE_METADATA = (_field(ValueInfoProto, name) for name in ("name", "metadata_props"))
 _INPUT, _OUTPUT, _NAME, _OPERATOR = (_field(NodeProto, name) for name in ("input", "output", "name", "op_type"))
 _KEY, _CONTENT = (_field(StringStringEntryProto, name) for name in ("key", "value"))
 _ATTRIBUTE, _DOMAIN, _METADATA = (_field(NodeProto, name) for name in ("attribute", "domain", "metadata_props"))
@@ -155,9 +161,15 @@ class Writer:
             self._metadata += self._namespace(node)
         return self._metadata
 
-    def declare(self, name: str, like: ValueInfoProto) -> None:
-        """Declare a value, by its name in the result, as another one is: of two names the last counts."""
-        written = like.SerializeToString() + _VALUE_NAME + _text(name)
+    def declare(self, name: str, like: ValueInfoProto, primals: Sequence[str]) -> None:
+        """Declare a value, by its name in the result, as another one is: of two names the last counts.
+
+        :param primals: the values that it is the cotangent of.
+        """
+        if like.metadata_props:  # they are those of the other one
+            like = ValueInfoProto(name=name, type=like.type)
+        of = _COTANGENT_OF + _text(listed(primals))
+        written = like.SerializeToString() + _VALUE_NAME + _text(name) + _VALUE_METADATA + _length(len(of)) + of
         self._parts.append(_VALUE_INFO + _length(len(written)) + written)
 
 
@@ -166,6 +178,13 @@ def write(graph: GraphProto, nodes: Iterable[Emitted], rename: Mapping[str, str]
     with Writer(graph, rename or {}) as writer:
         for node in nodes:
             writer.add(node)
+
+
+def listed(names: Sequence[str]) -> str:
+    """A list of names as JSON."""
+    if len(names) == 1 and _PLAIN(names[0]):  # as mostly: json.dumps would take as long as all else of the value
+        return f'["{names[0]}"]'
+    return json.dumps(names)
 
 
 @cache
@@ -192,6 +211,9 @@ def _length(number: int) -> bytes:
 def _text(text: str) -> bytes:
     encoded = text.encode()
     return _length(len(encoded)) + encoded
+
+
+_COTANGENT_OF = _KEY + _text(COTANGENT_OF) + _CONTENT
 
 
 def _sized(message: Message) -> bytes:

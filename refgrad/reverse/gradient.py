@@ -21,9 +21,10 @@ from refgrad.reverse.budget import budget, within
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import prepare, refuse
 from refgrad.reverse.recompute import cut, segments, with_bodies
+from refgrad.reverse.record import Record, RecordingEmitter
 from refgrad.reverse.report import Report, ZeroGradient
 from refgrad.reverse.rows import in_rows
-from refgrad.reverse.sweep import sweep
+from refgrad.reverse.sweep import Gradients, sweep
 from refgrad.reverse.values import Values
 from refgrad.reverse.zeros import zeros
 from refgrad.tables.kinks import CONVENTIONS
@@ -176,6 +177,38 @@ def gradient(
             made, found = differentiated(graph)
     say_zeros(found, wrt is not None)
     return made
+
+
+@explained
+def recorded(
+    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str]
+) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
+    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and which gradients are 0.
+
+    :raises RefgradError: what `gradient` refuses.
+    """
+
+    def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
+        sources, targets, path = prepare(graph, wrt, outputs)
+        if path.blocked or path.blocked_within:
+            raise refuse(path)
+        op = RecordingEmitter(
+            Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
+            "onnx",
+            taken_names(path.graph),
+            needed=path.needed,
+        )
+        op.record = Record()
+        swept = sweep(path, op, sources, targets, "input", op.record)
+        return assemble(swept, (), keep_outputs=True), swept, zeros(path, sources, targets)
+
+    with _no_collection():
+        graph = normalise(model, keep=True)
+        if graph.functions:
+            with suppress(NoGradientError, RuleError):
+                return differentiated(graph)
+            graph = normalise(model)
+        return differentiated(graph)
 
 
 def say_zeros(found: Sequence[ZeroGradient], named: bool) -> None:

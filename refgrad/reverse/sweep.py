@@ -14,6 +14,7 @@ from refgrad.protos.types import type_text
 from refgrad.protos.walk import fresh
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
+from refgrad.reverse.record import Record
 from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
 from refgrad.tables.once import qualified, raised_at
 from refgrad.tables.registry import RULES, Read
@@ -27,11 +28,12 @@ class Sweep:
     """One pass over the active nodes of a path, of a model or of a body: adjoints by the name of their primal.
 
     What it names begins with `scope`, by which a body leaves the names of gradients to the model. `names` are the names in
-    the result of emitted values.
+    the result of emitted values. Who contributed to which adjoint is written down in `record` if there is one.
     """
 
-    def __init__(self, path: Path, op: Emitter, scope: str = "") -> None:
+    def __init__(self, path: Path, op: Emitter, scope: str = "", record: Record | None = None) -> None:
         self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
+        self.record = record
         self.names: dict[str, str] = {}
         self.totals: dict[str, str] = {}  # primal: its whole adjoint
         self._made = op.emission.made
@@ -56,7 +58,10 @@ class Sweep:
         needed, quantised, contributions = self.path.needed, self.path.adjoint_types, self._contributions
         mine: dict[str, list[str]] = {}
         by = self._by_structure if node.key in self.graph.structures else self._by_rule
-        for name, adjoint in by(node, adjoints):
+        pairs = by(node, adjoints)
+        if self.record is not None:
+            pairs = self.record.watched(self.graph, node, pairs)
+        for name, adjoint in pairs:
             if adjoint is None or name not in needed:
                 continue
             if quantised and name in quantised:
@@ -255,9 +260,16 @@ class Gradients:
     cotangents: dict[str, str]
 
 
-def sweep(path: Path, op: Emitter, wrt: Sequence[str], outputs: Sequence[str], cotangent: str) -> Gradients:
+def sweep(
+    path: Path,
+    op: Emitter,
+    wrt: Sequence[str],
+    outputs: Sequence[str],
+    cotangent: str,
+    record: Record | None = None,
+) -> Gradients:
     """Sweep the path of a model from the cotangents of `outputs` to the gradients of `wrt`."""
-    made = Sweep(path, op)
+    made = Sweep(path, op, record=record)
     cotangents = _seed(made, op, outputs, cotangent)
     made.run()
     return Gradients(path, op, made, {name: made.result(name) for name in wrt}, cotangents)

@@ -1,0 +1,84 @@
+"""What a sweep adds up, kept beside what it emits: who contributed to which adjoint, and what was summed over a broadcast.
+
+Nobody but `refgrad.walk` asks for it. Without a record a sweep does nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from refgrad.forward.graph import Graph, Node
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.primitives import Primitives
+from refgrad.tables.registry import LOWERINGS, RULES
+
+
+class Given(NamedTuple):
+    """The adjoint that a node gave to `primal`, its input at `position`; -1 for a value that its graphs read."""
+
+    node: str
+    position: int
+    primal: str
+    adjoint: str
+
+
+class Summed(NamedTuple):
+    """An adjoint before and after it was summed over the axes along which `primal` was broadcast, in the rule of a node."""
+
+    node: str
+    primal: str
+    before: str
+    after: str
+
+
+class Record:
+    """The contributions to every adjoint and the sums over broadcasts, in the order in which the sweep met them."""
+
+    def __init__(self) -> None:
+        self.given: list[Given] = []
+        self.summed: list[Summed] = []
+
+    def watched(
+        self, graph: Graph, node: Node, pairs: Iterable[tuple[str, str | None]]
+    ) -> Iterator[tuple[str, str | None]]:
+        """`pairs`, the names that a node reads and their adjoints, each written down on the way."""
+        places = iter(_places(graph, node))
+        for name, adjoint in pairs:
+            position = next(places, -1)
+            if adjoint is not None:
+                self.given.append(Given(node.name, position, name, adjoint))
+            yield name, adjoint
+
+
+def _places(graph: Graph, node: Node) -> Iterator[int]:
+    """The positions of the inputs that the rule of a node gives adjoints to, in its order."""
+    rule = RULES.get(node.key)
+    if rule is None or node.key in graph.structures:
+        return
+    for position, variadic in rule.bind(graph.opsets.get(rule.domain, 1))[1]:
+        yield from range(position, len(node.inputs) if variadic else min(position + 1, len(node.inputs)))
+
+
+class RecordingEmitter(Emitter):
+    """An emitter that writes down in `record` what it sums over a broadcast."""
+
+    record: Record
+
+    @property
+    def grad(self) -> Primitives:
+        """The gradient primitives."""
+        return _RecordingPrimitives(self)
+
+
+class _RecordingPrimitives(Primitives):
+    def __init__(self, op: RecordingEmitter) -> None:
+        super().__init__(op)
+        self._emitter, self._record = op, op.record
+
+    def BroadcastGradient(self, dY: str, X: str, operands: tuple[str, ...]) -> Any:  # noqa: N802
+        """The lowering of the primitive, and a line in the record."""
+        made = LOWERINGS["onnx"]["BroadcastGradient"](self._emitter, dY, X, operands)
+        if made != dY:
+            self._record.summed.append(Summed(self._emitter.node, X, dY, made))
+        return made

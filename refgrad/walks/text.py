@@ -1,0 +1,147 @@
+"""A walk in the terminal: each step with its numbers, legible on 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from refgrad.errors import OptionError
+from refgrad.show.tables import printable
+from refgrad.walks.numbers import inline, lines, shape_of
+from refgrad.walks.records import Contribution, Cotangent, Emitted, Step, Walk, came_from, said_of, said_of_difference
+
+_NODES = 40  # emitted nodes of a step that are listed
+_ELEMENTS = 6  # at a kink that are listed
+_WIDTH = 80  # of lines that no terminal shows
+
+
+def show(walk: Walk, console: Console, step: int | None = None) -> None:
+    """Print a walk, or one step of it.
+
+    :raises OptionError: there is no such step.
+    """
+    for text, style in _lines(walk, step, min(max(console.width, 40), 120)):
+        console.print(Text(printable(text), style=style), soft_wrap=False, overflow="fold")
+
+
+def text_of(walk: Walk, step: int | None = None, width: int = _WIDTH) -> str:
+    """What `show` prints, as text without styles."""
+    return "\n".join(printable(line) for line, _ in _lines(walk, step, width))
+
+
+def step_of(walk: Walk, number: int) -> Step:
+    """The step with this number.
+
+    :raises OptionError: there is none.
+    """
+    if 0 <= number < len(walk.steps):
+        return walk.steps[number]
+    raise OptionError(
+        f"There is no step {number}: the steps are 0 to {len(walk.steps) - 1}, the last forward node first."
+        if walk.steps
+        else f"There is no step {number}: no derivative passes through a node of the model."
+    )
+
+
+def _lines(walk: Walk, step: int | None, width: int) -> Iterator[tuple[str, str]]:
+    if step is None:
+        yield f"{walk.of}, backwards through {len(walk.steps)} nodes", "bold"
+        for note in walk.notes:
+            yield f"note: {note}", "yellow"
+        yield "", ""
+    for one in walk.steps if step is None else [step_of(walk, step)]:
+        yield from _of_step(walk, one, width)
+        yield "", ""
+    if step is None:
+        yield from _of_gradients(walk, width)
+
+
+def _of_step(walk: Walk, step: Step, width: int) -> Iterator[tuple[str, str]]:
+    title = f"{step.domain}.{step.operator}" if step.domain else step.operator
+    yield f"step {step.number}  {title}  {step.node}", "bold"
+    yield f"  {', '.join(filter(None, step.outputs))} = {title}({', '.join(step.inputs)})", "dim"
+    for line in step.formula.splitlines():
+        yield f"  {line}", "cyan"
+    for cotangent in step.incoming:
+        yield from _of_cotangent(walk, cotangent, f"  in    cotangent of {cotangent.of}", width)
+    for name in step.read:
+        yield from _array(walk, f"  read  {name}", name, width)
+    for part in step.outgoing:
+        yield from _of_contribution(walk, part, width)
+    for kink in step.kinks:
+        listed = ", ".join(str(list(at)) for at in kink.elements[:_ELEMENTS])
+        more = f" and {len(kink.elements) - _ELEMENTS} more" if len(kink.elements) > _ELEMENTS else ""
+        yield f"  kink  {kink.input} at {listed}{more}: {kink.text}", "yellow"
+    if step.difference is not None:
+        parts = walk.cotangents[step.difference.of].contributions
+        whole = f" (all {len(parts)} contributions)" if len(parts) > 1 else ""
+        yield f"  check {said_of_difference(step.difference)}{whole}", "green"
+    yield from _of_nodes(step.emitted, "  emits ")
+
+
+def _of_cotangent(walk: Walk, cotangent: Cotangent, title: str, width: int) -> Iterator[tuple[str, str]]:
+    said = came_from(cotangent)
+    named = "" if cotangent.value == f"{cotangent.of}_grad" else f" ({cotangent.value})"
+    yield from _array(walk, title + named + (f", {said}" if said else ""), cotangent.value, width)
+    if len(cotangent.contributions) > 1:
+        for part in cotangent.contributions:
+            made_by = "the seed" if part.step is None else f"step {part.step}, {walk.steps[part.step].operator}"
+            yield f"        + {inline(walk.values.get(part.value))}  {part.value} ({made_by})", ""
+
+
+def _of_contribution(walk: Walk, part: Contribution, width: int) -> Iterator[tuple[str, str]]:
+    place = f", its input {part.position}" if part.position >= 0 else ""
+    if part.before:
+        yield from _array(walk, f"  sum   {part.before}, before it is summed for {part.of}", part.before, width)
+    said = said_of(part)
+    cotangent = walk.cotangents.get(part.of)
+    passes = next((name for name in _values(walk, walk.steps, part) if name), "")
+    unchanged = f", unchanged: that of {passes}" if passes and not said else ""
+    several = (
+        f", 1 of {len(cotangent.contributions)}" if cotangent is not None and len(cotangent.contributions) > 1 else ""
+    )
+    yield from _array(
+        walk, f"  out   to {part.of}{place}{several}{unchanged}{f', {said}' if said else ''}", part.value, width
+    )
+
+
+def _values(walk: Walk, steps: Sequence[Step], part: Contribution) -> Iterator[str]:
+    """The outputs of the step's node whose cotangent goes out as it came in."""
+    if part.step is not None:
+        yield from (one.of for one in steps[part.step].incoming if one.value == part.value)
+
+
+def _of_nodes(nodes: Sequence[Emitted], title: str) -> Iterator[tuple[str, str]]:
+    if not nodes:
+        yield f"{title}nothing", "dim"
+    for k, node in enumerate(nodes[:_NODES]):
+        before = title if not k else " " * len(title)
+        what = f"{', '.join(filter(None, node.outputs))} = {node.operator}({', '.join(node.inputs)})"
+        yield f"{before}{what}{'  [sizes]' if node.is_shape else ''}", "dim"
+        body = node.attributes.get("body")
+        for line in str(body).splitlines()[:_NODES] if isinstance(body, str) else ():
+            yield f"{' ' * len(title)}  | {line}", "dim"
+    if len(nodes) > _NODES:
+        yield f"{' ' * len(title)}and {len(nodes) - _NODES} more nodes", "dim"
+
+
+def _of_gradients(walk: Walk, width: int) -> Iterator[tuple[str, str]]:
+    yield "the gradients", "bold"
+    for name in walk.wrt:
+        if name in walk.cotangents:
+            yield from _of_cotangent(walk, walk.cotangents[name], f"  d {walk.of} / d {name}", width)
+
+
+def _array(walk: Walk, title: str, name: str, width: int) -> Iterator[tuple[str, str]]:
+    value: Any = walk.values.get(name)
+    shown = lines(value, width - 8)
+    one_line = f"{title}: {shown[0]}"
+    if len(shown) == 1 and len(one_line) <= width and shape_of(value).endswith("[]"):
+        yield one_line, ""
+        return
+    yield f"{title}: {shape_of(value)}", ""
+    for line in shown:
+        yield f"        {line}", ""

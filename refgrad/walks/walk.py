@@ -1,0 +1,558 @@
+"""`refgrad.walk`: the backward pass of a model, step by step and with its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from refgrad.backends.base import ModelLike, Value, check_feeds, graph_inputs, graph_outputs, load_model
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.case import is_float
+from refgrad.conformance.questions.feeds import DOMAINS, SIZE, random_feeds
+from refgrad.conformance.questions.kinked import OPERATORS
+from refgrad.conformance.questions.point import inputs_of, with_values
+from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameError, abridged, choices, did_you_mean
+from refgrad.forward.graph import Node
+from refgrad.protos.external import array_of
+from refgrad.protos.malformed import explained
+from refgrad.protos.walk import attribute_value, reads_of
+from refgrad.reverse.gradient import preflight, recorded
+from refgrad.reverse.report import ZeroGradient
+from refgrad.reverse.sweep import Gradients
+from refgrad.tables.registry import RULES
+from refgrad.transforms.weights import weights
+from refgrad.walks.differences import Differences
+from refgrad.walks.kinks import kinks_at
+from refgrad.walks.records import Contribution, Cotangent, Difference, Element, Emitted, Kink, Step, Walk
+
+__all__ = ["Contribution", "Cotangent", "Difference", "Element", "Emitted", "Kink", "Step", "Walk", "walk"]
+
+_ELEMENT = re.compile(r"(.+?)\s*\[([-\d,\s]*)\]", re.DOTALL)
+_OF_PRIMALS = frozenset(("sum", "identity", "zero", "cotangent"))  # rules of what belongs to a value, and to no node
+_SIZES = frozenset(("Shape", "Size"))
+_FEW = 3
+
+
+@explained
+def walk(
+    model: ModelLike,
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    wrt: Sequence[str] | None = None,
+    of: str | None = None,
+    seed: int = 0,
+    differences: bool = True,
+    size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
+) -> Walk:
+    """Return the backward pass of a model, step by step and with its numbers.
+
+    The gradient is `refgrad.gradient(model, wrt, outputs=[of], keep_outputs=True)`, run on the interpreter in the types of the
+    model.
+
+    :param model: a model, or the path of one.
+    :param feeds: arrays by the names of inputs, or of initializers in place of their own values. What is missing is drawn at
+        random; the notes say so.
+    :param wrt: as in `refgrad.gradient`; by default every float input, and the parameters that `refgrad.weights` finds and the
+        output depends on. Constants, such as an exponent, count where `wrt` names them or they are fed.
+    :param of: what is differentiated: the name of an output with one element, "loss", or one element of an output,
+        "logits[0, 3]". By default the only float output.
+    :param seed: of the random feeds.
+    :param differences: take a central difference beside each step, in float64, as far as that takes little time.
+    :param size: the number of elements of random feeds along dimensions that are not declared; `sizes` has it by symbol.
+    :raises OptionError: `of` is missing and there are several float outputs, or the output has several elements, or none.
+    :raises UnknownNameError: an output or a name in `wrt` that the model does not have.
+    :raises FeedError: feeds that do not fit.
+    :raises RefgradError: what `refgrad.gradient` and the interpreter refuse.
+
+    >>> import numpy as np, onnx.parser, refgrad
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> g (float x) => (float z) { z = Mul(x, x) }'
+    ... )
+    >>> [step] = refgrad.walk(model, {"x": np.float32(3)}).steps
+    >>> step.formula, [(one.of, one.position) for one in step.outgoing]
+    ('dA = dC·B, dB = dC·A', [('x', 0), ('x', 1)])
+    """
+    proto = load_model(model)
+    output, element = _asked(proto, of)
+    notes: list[str] = []
+    proto, given = _fed(proto, dict(feeds or {}), seed, size, sizes, output, notes)
+    shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
+    place = _place(output, element, shown)
+    gradient, found, zeros = recorded(proto, _sources(proto, output, given) if wrt is None else wrt, [output])
+    notes += map(str, zeros)
+    cotangent = np.zeros(shown.shape, shown.dtype)
+    cotangent.reshape(-1)[place] = 1
+    seeds = {found.cotangents[output]: cotangent}
+    needed = {value.name for value in gradient.graph.input}
+    fed = {name: value for name, value in given.items() if name in needed}
+    every = [name for node in gradient.graph.node for name in node.output if name]  # those of constants too
+    values = NumpyBackend().prepare(gradient).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
+    values |= {t.name: array_of(t) for t in gradient.graph.initializer if t.name not in values}
+    title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
+    return _Reading(gradient, found, values).walk(proto, given, title, output, place, notes, differences, zeros)
+
+
+# What is differentiated, and where
+
+
+def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | None]:
+    """The output that `of` names, and the element; None where it names no element."""
+    outputs = graph_outputs(model.graph)
+    floats = [value.name for value in outputs if _may_be_float(value)]
+    names = [value.name for value in outputs]
+    if of is None:
+        if not floats:
+            raise OptionError(
+                f"The model has no float output that could be walked back from; its outputs: {choices(names)}. Add a loss "
+                "to it (refgrad.add_loss_output), or make an output of a value within (refgrad.select_model_inputs_outputs)."
+            )
+        if len(floats) > 1:
+            raise OptionError(
+                f"The model has {len(floats)} float outputs: {choices(floats)}. Say which one is walked back from: "
+                f"of={floats[0]!r} (--of), or one element of it, of={floats[0] + '[0]'!r}."
+            )
+        return floats[0], None
+    if not isinstance(of, str):
+        raise OptionError(f"of={of!r} is not a text. Write the name of an output, or one element of it: 'logits[3]'.")
+    if of in names:
+        return of, None
+    match = _ELEMENT.fullmatch(of.strip())
+    output = match[1] if match else of
+    if output not in names:
+        raise UnknownNameError(
+            f"of={of!r}: the model has no output {output!r}.{did_you_mean(output, names)} Its outputs are {choices(names)}."
+        )
+    assert match is not None
+    try:
+        return output, tuple(int(text) for text in match[2].split(",") if text.strip())
+    except ValueError as error:
+        raise OptionError(f"of={of!r}: an element is written with its indices, such as {output}[0, 3].") from error
+
+
+def _sources(model: ModelProto, output: str, feeds: Mapping[str, Any]) -> list[str] | None:
+    """The float inputs and the parameters: the derivative by a constant, such as an exponent, need not exist."""
+    constants = {name for name, weight in weights(model).items() if weight.kind != "parameter"}
+    names = [name for name in preflight(model, outputs=[output]).wrt if name not in constants or name in feeds]
+    return names or None
+
+
+def _may_be_float(value: Value) -> bool:
+    return value.kind == "tensor" and (value.dtype is None or is_float(np.zeros(0, value.dtype)))
+
+
+def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> int:
+    """The element of an output as a position in its flattened array."""
+    if not is_float(value):
+        raise OptionError(
+            f"The output {output!r} is {value.dtype.name}: it has no derivative. Choose a float output (of, --of)."
+        )
+    sizes = list(value.shape)
+    if not value.size:
+        raise OptionError(f"The output {output!r} has the shape {sizes}, and no element. Feed something larger.")
+    if element is None:
+        if value.size > 1:
+            first = ", ".join("0" for _ in sizes)
+            raise OptionError(
+                f"The output {output!r} has the shape {sizes}: {value.size} elements. Say which one is walked back from: "
+                f"of={f'{output}[{first}]'!r} (--of). Or add a loss to the model (refgrad.add_loss_output)."
+            )
+        return 0
+    if len(element) != value.ndim or any(not -n <= k < n for k, n in zip(element, value.shape, strict=True)):
+        last = ", ".join(str(n - 1) for n in sizes)
+        raise OptionError(
+            f"The output {output!r} has the shape {sizes}, and no element [{', '.join(map(str, element))}]. "
+            f"The last one is {output}[{last}]."
+        )
+    return int(np.ravel_multi_index(tuple(k % n for k, n in zip(element, value.shape, strict=True)), value.shape))
+
+
+def _fed(
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    seed: int,
+    size: int,
+    sizes: Mapping[str, int] | None,
+    output: str,
+    notes: list[str],
+) -> tuple[ModelProto, dict[str, Any]]:
+    """The model with the values that are fed for its initializers, and a feed for each input: random where none is given."""
+    known = inputs_of(model)
+    inputs = graph_inputs(model.graph)
+    missing = [
+        value for value in inputs if value.name not in feeds and not value.has_default and value.kind != "optional"
+    ]
+    if not missing:
+        return with_values(model, check_feeds(feeds, known))
+    given = dict(sizes or {})
+    for value in inputs:
+        if value.name in feeds and value.shape is not None:
+            shape = np.shape(feeds[value.name])
+            given |= {d: n for d, n in zip(value.shape, shape, strict=False) if isinstance(d, str)}
+    symbols = {d for value in missing for d in value.shape or () if isinstance(d, str)}
+    fitting = {d: n for d, n in given.items() if d in symbols or d in (sizes or {})}
+    undeclared = [value for value in missing if value.kind != "tensor"]
+    if undeclared:
+        raise FeedError(
+            f"No feed for {', '.join(map(str, undeclared))}, and only tensors are drawn at random. Add it to the feeds."
+        )
+    error: RefgradError | None = None
+    for domain in DOMAINS:
+        drawn = random_feeds(missing, seed=seed, size=size, sizes=fitting, domain=domain)
+        made, whole = with_values(model, check_feeds({**drawn, **feeds}, known))
+        try:
+            result = NumpyBackend().prepare(made).run(whole, [output])[output]
+        except RefgradError as failure:
+            error = failure
+            continue
+        if not is_float(result) or np.isfinite(result.astype(np.float64)).all():
+            break
+    else:
+        if error is not None:
+            raise FeedError(
+                f"The model does not run with random feeds for {choices(v.name for v in missing)}: {error} Feed them "
+                "(--feeds, a .npz file of arrays by name), or choose the sizes (--dim)."
+            ) from error
+    said = "" if domain == DOMAINS[0] else f", {domain}"
+    several = len(missing) > 1
+    notes.append(
+        f"{abridged((repr(v.name) for v in missing), _FEW)} {'were' if several else 'was'} not fed: "
+        f"{'they are' if several else 'it is'} random, drawn with seed {seed}{said}."
+    )
+    return made, whole
+
+
+# The record of the sweep, with numbers
+
+
+class _Reading:
+    """A gradient model, the record of the sweep that wrote it, and what a run of it computed: read as steps."""
+
+    def __init__(self, gradient: ModelProto, found: Gradients, values: dict[str, Any]) -> None:
+        record = found.sweep.record
+        assert record is not None
+        self.gradient, self.found, self.values, self.record = gradient, found, values, record
+        self.graph, self.sweep = found.path.graph, found.sweep
+        self._names = found.sweep.names
+        emitted = {self.name(value) for value in found.op.emission.made}
+        nodes = list(gradient.graph.node)
+        self.backward = [node for node in nodes if not emitted.isdisjoint(filter(None, node.output))]
+        self.forward = [node for node in nodes if emitted.isdisjoint(filter(None, node.output))]
+        self._functions = {(f.domain, f.name): f for f in gradient.functions}
+        self._made = emitted | found.op.emission.constants.keys() | set(found.cotangents.values())
+        self._results = {name: self.name(value) for name, value in found.adjoints.items()}
+        self._sized = self._of_sizes()
+        self._wide: dict[str, Any] = {}
+
+    def name(self, value: str) -> str:
+        """The name of a value in the gradient model."""
+        return self._names.get(value, value)
+
+    def walk(
+        self,
+        model: ModelProto,
+        feeds: dict[str, Any],
+        title: str,
+        output: str,
+        place: int,
+        notes: list[str],
+        differences: bool,
+        zeros: Sequence[ZeroGradient],
+    ) -> Walk:
+        """The steps of the walk."""
+        totals = self.sweep.totals
+        visited = [n for n in reversed(self.found.path.active) if not totals.keys().isdisjoint(filter(None, n.outputs))]
+        numbers = {node.name: number for number, node in enumerate(visited)}
+        by_owner: dict[tuple[bool, str], list[NodeProto]] = {}
+        for node in self.backward:
+            rule, owner = _owner(node)
+            by_owner.setdefault((rule in _OF_PRIMALS, owner), []).append(node)
+        contributions = self._contributions(numbers, by_owner)
+        cotangents = self._cotangents(contributions, by_owner)
+        kinked: dict[str, np.ndarray] = {}
+        steps = [self._step(node, numbers[node.name], contributions, cotangents, by_owner, kinked) for node in visited]
+        if differences:
+            steps, said = self._with_differences(steps, cotangents, kinked, output, place)
+            notes += said
+        notes += _flat(steps, cotangents, self.values, self.found.adjoints, zeros)
+        return Walk(
+            model=model,
+            gradient=self.gradient,
+            feeds=feeds,
+            values=self.values,
+            of=title,
+            wrt=tuple(self.found.adjoints),
+            steps=tuple(steps),
+            cotangents=cotangents,
+            forward=tuple(self._emitted(node) for node in self.forward),
+            notes=tuple(notes),
+        )
+
+    def _contributions(
+        self, numbers: Mapping[str, int], by_owner: Mapping[tuple[bool, str], list[NodeProto]]
+    ) -> dict[str, list[Contribution]]:
+        """The contributions to each cotangent as they are summed: in the order of the forward nodes, the seed last."""
+        by_node: dict[str, dict[str, list[Contribution]]] = {}  # primal: node: its contributions
+        summed: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for sum_ in self.record.summed:
+            pair = self.name(sum_.before), self.name(sum_.after)
+            summed.setdefault((sum_.node, sum_.primal), []).append(pair)
+        needed, totals = self.found.path.needed, self.sweep.totals
+        structured = self.graph.structures
+        nodes = {node.name: node for node in self.found.path.active}
+        seen: dict[tuple[str, str], int] = {}
+        for given in self.record.given:
+            if given.primal not in needed or given.primal not in totals or self.name(given.adjoint) not in self.values:
+                continue
+            node = nodes[given.node]
+            position = given.position
+            if node.key in structured:
+                places = [k for k, name in enumerate(node.inputs) if name == given.primal]
+                nth = seen.get((node.name, given.primal), 0)
+                seen[node.name, given.primal] = nth + 1
+                position = places[nth] if nth < len(places) else -1
+            short = _short(node.name)
+            value = self.name(given.adjoint)
+            before, after = self._before(summed.get((short, given.primal), []), value, by_owner.get((False, short), []))
+            axes = self._axes(before, given.primal) if before else ()
+            if not axes:
+                before = after = ""
+            one = Contribution(given.primal, numbers[node.name], position, value, before, axes, after)
+            by_node.setdefault(given.primal, {}).setdefault(node.name, []).append(one)
+        found = {
+            primal: [one for group in reversed(groups.values()) for one in group] for primal, groups in by_node.items()
+        }
+        for output, cotangent in self.found.cotangents.items():
+            found.setdefault(output, []).append(Contribution(output, None, -1, cotangent))
+        return found
+
+    def _before(self, summed: Sequence[tuple[str, str]], value: str, emitted: Sequence[NodeProto]) -> tuple[str, str]:
+        """What was summed to get a contribution, or what it is made of, and the sum."""
+        for before, after in summed:
+            if after == value:
+                return before, after
+        made = {name: node for node in emitted for name in node.output if name}
+        pending, reached = [value], {value}
+        while pending and summed:
+            node = made.get(pending.pop())
+            for name in node.input if node is not None else ():
+                if name not in reached:
+                    reached.add(name)
+                    pending.append(name)
+        return next(((before, after) for before, after in summed if after in reached), ("", ""))
+
+    def _axes(self, before: str, primal: str) -> tuple[int, ...]:
+        """The axes along which an operand was repeated, from the shapes that the run had."""
+        whole, part = self.values.get(before), self.values.get(primal)
+        if not isinstance(whole, np.ndarray) or not isinstance(part, np.ndarray):
+            return ()
+        lead = whole.ndim - part.ndim
+        if lead < 0:
+            return ()
+        inner = (lead + k for k, size in enumerate(part.shape) if size == 1 and whole.shape[lead + k] != 1)
+        return (*range(lead), *inner)
+
+    def _cotangents(
+        self,
+        contributions: Mapping[str, Sequence[Contribution]],
+        by_owner: Mapping[tuple[bool, str], list[NodeProto]],
+    ) -> dict[str, Cotangent]:
+        first: dict[str, str] = {}  # adjoint: the first primal that had it
+        found: dict[str, Cotangent] = {}
+        for primal, adjoint in self.sweep.totals.items():
+            owner = first.setdefault(adjoint, primal)
+            value = self._results.get(primal, self.name(adjoint))
+            if value not in self.values:
+                continue
+            emitted = tuple(self._emitted(node) for node in by_owner.get((True, _short(primal)), ()))
+            parts = tuple(contributions.get(primal, ()))
+            found[primal] = Cotangent(primal, value, parts, owner if owner != primal else "", emitted)
+        for output, seed in self.found.cotangents.items():  # also of one that no derivative leaves
+            found.setdefault(output, Cotangent(output, seed, tuple(contributions[output])))
+        for primal, value in self._results.items():
+            if primal not in found:
+                emitted = tuple(self._emitted(node) for node in by_owner.get((True, _short(primal)), ()))
+                found[primal] = Cotangent(primal, value, tuple(contributions.get(primal, ())), "", emitted)
+        return found
+
+    def _step(
+        self,
+        node: Node,
+        number: int,
+        contributions: Mapping[str, Sequence[Contribution]],
+        cotangents: Mapping[str, Cotangent],
+        by_owner: Mapping[tuple[bool, str], list[NodeProto]],
+        kinked: dict[str, np.ndarray],
+    ) -> Step:
+        emitted = by_owner.get((False, _short(node.name)), [])
+        read = dict.fromkeys(
+            name for one in emitted for name in reads_of(one) if name and name not in self._made and name in self.values
+        )
+        outgoing = sorted(
+            (one for name in dict.fromkeys(node.reads) for one in contributions.get(name, ()) if one.step == number),
+            key=lambda one: one.position if one.position >= 0 else len(node.inputs),
+        )
+        structure = self.graph.structures.get(node.key)
+        formula = structure.formula() if structure is not None else RULES[node.key].formula
+        return Step(
+            number=number,
+            node=node.name,
+            operator=node.op_type,
+            domain=node.domain,
+            formula=formula,
+            inputs=node.inputs,
+            outputs=node.outputs,
+            attributes={name: _told(value) for name, value in node.attributes.items()},
+            read=tuple(read),
+            incoming=tuple(cotangents[name] for name in node.outputs if name in cotangents),
+            outgoing=tuple(outgoing),
+            kinks=self._kinks(node, outgoing, kinked),
+            emitted=tuple(self._emitted(one) for one in emitted),
+            values=self.values,
+        )
+
+    def _kinks(self, node: Node, outgoing: Sequence[Contribution], kinked: dict[str, np.ndarray]) -> tuple[Kink, ...]:
+        """The kinks of a node; `kinked` learns which elements of a value are at one."""
+        if node.op_type not in OPERATORS:
+            return ()
+        asked = sorted({one.position for one in outgoing if one.position >= 0})
+        inputs = [self._widened(name) if name else None for name in node.inputs]
+        if not asked or any(name and name not in self.values for name in node.inputs):
+            return ()
+        found = []
+        with np.errstate(all="ignore"):
+            for kink, mask in kinks_at(node.proto, node.inputs, inputs, node.attributes, asked, self.gradient):
+                found.append(kink)
+                kinked[kink.input] = kinked.get(kink.input, np.zeros(mask.shape, bool)) | mask
+        return tuple(found)
+
+    def _widened(self, name: str) -> Any:
+        if name not in self._wide:
+            value: Any = self.values.get(name)
+            self._wide[name] = value.astype(np.float64) if is_float(value) else value
+        return self._wide[name]
+
+    def _with_differences(
+        self,
+        steps: Sequence[Step],
+        cotangents: Mapping[str, Cotangent],
+        kinked: Mapping[str, np.ndarray],
+        output: str,
+        place: int,
+    ) -> tuple[list[Step], list[str]]:
+        try:
+            taken = Differences(self.gradient, self.forward, self.values, output, place)
+        except RefgradError as error:
+            return list(steps), [f"There are no finite differences: {error}"]
+        if taken.random:
+            return list(steps), ["There are no finite differences: the model draws random numbers in each run."]
+        known: dict[str, Difference | None] = {}
+        made = []
+        for step in steps:
+            for one in step.outgoing:
+                if one.of not in known and one.of in cotangents:
+                    value = self.values[cotangents[one.of].value]
+                    array = value if isinstance(value, np.ndarray) and is_float(value) else None
+                    known[one.of] = None if array is None else taken.by(one.of, array, kinked.get(one.of))
+                if known.get(one.of) is not None:
+                    step = replace(step, difference=known[one.of])
+                    break
+            made.append(step)
+        without = [step for step in made if step.outgoing and step.difference is None]
+        if not without or not taken.is_spent:
+            return made, []
+        return made, [
+            f"{len(made) - len(without)} of {len(made)} steps have a finite difference beside them: more would take long."
+        ]
+
+    def _of_sizes(self) -> set[str]:
+        """The values that depend on sizes and constants alone."""
+        sized = {*self.found.op.emission.constants}
+        sized |= {
+            t.name for t in self.graph.initializers.values() if t.data_type in (TensorProto.INT64, TensorProto.INT32)
+        }
+        sized -= set(self.graph.inputs)
+        shown = {*self._results.values(), *(self.name(one.adjoint) for one in self.record.given)}
+        for node in self.gradient.graph.node:
+            reads = [name for name in reads_of(node) if name]
+            alone = node.op_type in _SIZES or sized.issuperset(reads)
+            if (
+                alone
+                and shown.isdisjoint(node.output)
+                and not node.op_type.startswith(("Random", "Multinomial", "Bernoulli"))
+            ):
+                sized.update(filter(None, node.output))
+        return sized
+
+    def _emitted(self, node: NodeProto) -> Emitted:
+        attributes = {a.name: _told(attribute_value(a)) for a in node.attribute}
+        function = self._functions.get((node.domain, node.op_type))
+        if function is not None:
+            attributes["body"] = _told(function)
+        is_shape = self._sized.issuperset(filter(None, node.output))
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        operator = f"{domain}.{node.op_type}" if domain else node.op_type
+        return Emitted(node.name, operator, tuple(node.input), tuple(node.output), attributes, is_shape)
+
+
+def _flat(
+    steps: Sequence[Step],
+    cotangents: Mapping[str, Cotangent],
+    values: Mapping[str, Any],
+    wrt: Iterable[str],
+    zeros: Sequence[ZeroGradient],
+) -> list[str]:
+    """Which gradients are 0 in every element at these feeds, though not everywhere, and at which step that begins."""
+    told = {name for zero in zeros for name in zero.names}
+    flat = [
+        name for name in wrt if name not in told and name in cotangents and _is_zero(values[cotangents[name].value])
+    ]
+    if not flat:
+        return []
+    several = len(flat) > 1
+    said = f"The gradient{'s' if several else ''} of {choices(flat, limit=_FEW)} {'are' if several else 'is'} 0"
+    said += " in every element"
+    for step in steps:
+        alive = any(not _is_zero(values[one.value]) for one in step.incoming)
+        if alive and step.outgoing and all(_is_zero(values[one.value]) for one in step.outgoing):
+            at = f" ({'; '.join(kink.text for kink in step.kinks)})" if step.kinks else ""
+            return [
+                f"{said} at these feeds. The derivative becomes 0 in step {step.number}, {step.operator} {step.node!r}{at}: "
+                "feed other values, with which it lets a derivative through."
+            ]
+    return [f"{said} at these feeds."]
+
+
+def _is_zero(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_zero, value))
+    return isinstance(value, np.ndarray) and not np.any(value)
+
+
+def _owner(node: NodeProto) -> tuple[str, str]:
+    """The rule that emitted a node, and the forward node or the value that it belongs to."""
+    known = {entry.key: entry.value for entry in node.metadata_props}
+    return known.get("refgrad.rule", ""), known.get("refgrad.node", "")
+
+
+def _short(name: str) -> str:
+    """A name as the metadata of emitted nodes have it."""
+    return name if len(name) <= 1000 else f"{name[:1000]}..."
+
+
+def _told(value: Any) -> Any:
+    """An attribute for people: graphs and functions are text, tensors are arrays."""
+    match value:
+        case GraphProto() | FunctionProto():
+            return onnx.printer.to_text(value)
+        case TensorProto():
+            return array_of(value)
+        case list() | tuple():
+            return [_told(item) for item in value]
+    return value

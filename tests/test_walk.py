@@ -1,0 +1,720 @@
+"""A walk shows the numbers of the gradient, and every contribution, alias, fan-out and broadcast once."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from rich.console import Console
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.cli import main
+from refgrad.conformance.cases import every_case
+from refgrad.conformance.cases.kinks import at
+from refgrad.conformance.questions.feeds import write_arrays
+from refgrad.errors import FeedError, NoGradientError, OptionError, UnknownNameError
+from refgrad.reverse.record import Record
+from refgrad.tables.kinks import KINKS
+from refgrad.tables.registry import RULES
+from refgrad.walks import kinks, text
+from refgrad.walks.numbers import as_json, inline, lines, plain
+from refgrad.walks.records import Walk
+from refgrad.walks.walk import walk
+
+pytestmark = pytest.mark.interpreter
+
+HEAD = '<ir_version: 10, opset_import: ["": 18]> g'
+# What NumPy broadcasts: each result has the common shape of the operands.
+BROADCASTING = frozenset(["Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Mean", "Sum", "Where", "PRelu", "Mod"])
+
+
+def graph(body: str, inputs: str = "float[2, 3] x, float[3] b", outputs: str = "float loss", constants: str = ""):
+    return onnx.parser.parse_model(f"{HEAD} ({inputs}) => ({outputs}) {constants} {{ {body} }}")
+
+
+def mlp():
+    return graph(
+        "h = MatMul(x, w) a = Add(h, b) r = Relu(a) s = Mul(r, a) loss = ReduceSum <keepdims = 0> (s)",
+        inputs="float[2, 3] x, float[4] b",
+        constants="<float[3, 4] w = {1, 2, 3, 4, 5, 6, -7, 8, 9, -1, 2, 3}>",
+    )
+
+
+def numbers(value):
+    return np.asarray(value).astype(np.float64)
+
+
+def one_element(model, feeds, outputs=None):
+    """The first element of the first float output, as `of` names it; None where it has none or is no tensor."""
+    floats = [v.name for v in model.graph.output if v.type.tensor_type.elem_type in (1, 10, 11, 16)]
+    output = next((name for name in (outputs or floats) if name in floats), None)
+    value = None if output is None else get_backend("numpy").prepare(model).run(dict(feeds))[output]
+    if not isinstance(value, np.ndarray) or not value.size:
+        return None
+    return f"{output}[{', '.join('0' for _ in value.shape)}]" if value.ndim else output
+
+
+def check(found: Walk) -> None:
+    """Everything that holds of a walk, seen from the forward graph and from another run."""
+    output = found.of.partition("[")[0] if found.of not in {v.name for v in found.model.graph.output} else found.of
+    made = refgrad.gradient(found.model, list(found.wrt), [output], keep_outputs=True)
+    assert made.SerializeToString(deterministic=True) == found.gradient.SerializeToString(deterministic=True)
+    [seed] = json.loads(next(p.value for p in made.metadata_props if p.key == "refgrad.cotangents")).values()
+    again = (
+        get_backend("numpy")
+        .prepare(made)
+        .run(
+            {v.name: found.values[v.name] for v in made.graph.input if v.name in found.feeds or v.name == seed},
+            trace=True,
+        )
+    )
+    drawn = any(node.op_type.startswith(("Random", "Bernoulli", "Dropout")) for node in made.graph.node)
+    inlined = bool(made.functions)  # then the run has values within functions, which the walk has not
+    for name, value in again.items() if not drawn else ():
+        if not inlined or name in found.values:
+            same(found.values[name], value)
+    gradients = json.loads(next(p.value for p in made.metadata_props if p.key == "refgrad.gradients"))
+    assert {name: found.cotangents[name].value for name in found.wrt} == gradients
+    check_sums(found)
+    check_readers(found)
+    check_broadcasts(found)
+    check_aliases(found)
+    check_nodes(found, made)
+
+
+def same(left, right):
+    if isinstance(left, list):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            same(one, other)
+    elif isinstance(left, np.ndarray):
+        np.testing.assert_array_equal(left, right)
+
+
+def check_sums(found: Walk) -> None:
+    """The contributions that are shown add up to the cotangent that is shown."""
+    for cotangent in found.cotangents.values():
+        whole = found.values[cotangent.value]
+        if isinstance(whole, list):
+            continue
+        if not cotangent.contributions:
+            assert not whole.any()
+            continue
+        parts = [numbers(found.values[part.value]) for part in cotangent.contributions]
+        rough = {"float16": 4e-3, "bfloat16": 4e-2}.get(whole.dtype.name, 2e-6)
+        size = sum(np.abs(part) for part in parts)
+        with np.errstate(all="ignore"):
+            near = np.abs(sum(parts) - numbers(whole)) <= rough * size + 1e-30
+            assert np.all(near | ~np.isfinite(size)), cotangent.of
+
+
+def check_readers(found: Walk) -> None:
+    """Each place where a node on the way reads a value that has a cotangent contributes to it once, and nothing else does."""
+    expected = []
+    for step in found.steps:
+        rule = RULES.get((step.domain, step.operator))
+        if rule is None:  # a node with graphs, or a call of a function
+            continue
+        places = {
+            k
+            for p, more in rule.bind(version(found, step.domain))[1]
+            for k in range(p, len(step.inputs) if more else p + 1)
+        }
+        expected += [
+            (name, step.number, k) for k, name in enumerate(step.inputs) if k in places and name in found.cotangents
+        ]
+    structured = {step.number for step in found.steps if (step.domain, step.operator) not in RULES}
+    listed = [
+        (part.of, part.step, part.position)
+        for cotangent in found.cotangents.values()
+        for part in cotangent.contributions
+        if part.step is not None
+    ]
+    told = [(part.of, step.number, part.position) for step in found.steps for part in step.outgoing]
+    assert sorted(told) == sorted(listed)
+    plain_ones = [one for one in listed if one[1] not in structured]
+    assert len(set(plain_ones)) == len(plain_ones)
+    # a rule gives no adjoint where the derivative is zero for this form of the operator
+    assert set(plain_ones) <= set(expected)
+    for name, number, place in set(expected) - set(plain_ones):
+        assert found.steps[number].operator in ZERO_FORMS, (found.steps[number].operator, name, place)
+    seeds = [part for one in found.cotangents.values() for part in one.contributions if part.step is None]
+    assert len(seeds) == 1
+
+
+# Operators whose rule gives no adjoint of an input in some form: a Resize that crops nothing does not use its roi, and a
+# BatchNormalization in training does not use the running statistics.
+ZERO_FORMS = frozenset(("Resize", "BatchNormalization"))
+
+
+def version(found: Walk, domain: str) -> int:
+    return next(
+        (o.version for o in found.gradient.opset_import if o.domain in ((domain,) if domain else ("", "ai.onnx"))), 1
+    )
+
+
+def check_broadcasts(found: Walk) -> None:
+    """An operand that NumPy broadcasts is shown with the axes along which it was repeated; no other one is."""
+    for step in found.steps:
+        if step.domain or step.operator not in BROADCASTING:
+            continue
+        result = np.shape(found.values[step.outputs[0]])
+        for part in step.outgoing:
+            shape = np.shape(found.values[part.of])
+            lead = len(result) - len(shape)
+            repeated = [*range(lead), *(lead + k for k, n in enumerate(shape) if n == 1 and result[lead + k] != 1)]
+            assert list(part.axes) == repeated, (step.operator, part)
+            assert bool(part.before) == bool(part.summed) == bool(repeated)
+            if repeated:
+                before = numbers(found.values[part.before])
+                assert before.shape == result
+                total = numbers(found.values[part.summed])
+                size = np.abs(before).sum(axis=part.axes).reshape(shape)
+                near = np.abs(before.sum(axis=part.axes).reshape(shape) - total) <= 1e-2 * size + 1e-30
+                assert np.all(near | ~np.isfinite(size))
+
+
+def check_aliases(found: Walk) -> None:
+    """What an Add, a Sub's first operand or an Identity passes on unchanged is shown as the cotangent of the result."""
+    for cotangent in found.cotangents.values():
+        if cotangent.alias:
+            same(found.values[cotangent.value], found.values[found.cotangents[cotangent.alias].value])
+    for step in found.steps:
+        if step.domain or step.operator not in ("Add", "Identity", "Sum") or not step.incoming:
+            continue
+        for part in step.outgoing:
+            if part.before:
+                continue
+            same(found.values[part.value], found.values[step.incoming[0].value])
+            if part.value in {name for one in step.emitted for name in one.outputs}:
+                continue  # only the run can tell that nothing has to be summed
+            if len(found.cotangents[part.of].contributions) == 1:
+                assert found.cotangents[part.of].alias, part
+
+
+def check_nodes(found: Walk, made: onnx.ModelProto) -> None:
+    """Every node of the gradient model is shown once."""
+    shown = [one.name for one in found.forward]
+    shown += [one.name for step in found.steps for one in step.emitted]
+    shown += [one.name for cotangent in found.cotangents.values() for one in cotangent.emitted]
+    assert sorted(shown) == sorted(node.name for node in made.graph.node)
+
+
+def first_cases():
+    seen = set()
+    for case in every_case():
+        if case.operator in seen or any(
+            np.size(value) == 0 for value in case.feeds.values() if isinstance(value, np.ndarray)
+        ):
+            continue
+        seen.add(case.operator)
+        yield pytest.param(case, id=case.operator)
+
+
+@pytest.mark.parametrize("case", [*first_cases()])
+def test_every_operator(case):
+    try:
+        of = one_element(case.model, case.feeds, case.outputs)
+        if of is None:
+            pytest.skip("its first case has no float output with an element")
+        found = walk(case.model, dict(case.feeds), wrt=case.wrt, of=of, differences=False)
+    except NoGradientError:
+        pytest.skip("it has no gradient")
+    check(found)
+
+
+FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")  # what examples/torch_models.py wrote
+RESULTS = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "models.json").read_text())
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not (FOLDER and Path(FOLDER).is_dir()), reason="REFGRAD_TORCH_MODELS is no folder of exports")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(row["model"], marks=[pytest.mark.models] * (row["session"] == "models")) for row in RESULTS],
+)
+def test_every_architecture(name):
+    model = onnx.load(f"{FOLDER}/{name}.onnx")
+    arrays = np.load(f"{FOLDER}/{name}.npz")
+    feeds = {key.removeprefix("feed/"): arrays[key] for key in arrays.files if key.startswith("feed/")}
+    found = walk(model, feeds, of=one_element(model, feeds), differences=False)
+    check(found)
+    assert {step.node for step in found.steps}
+
+
+# By hand
+
+
+def test_a_value_that_is_read_twice_by_one_node():
+    """z = x·x: both operands contribute, and the contributions add to 2x."""
+    found = walk(graph("z = Mul(x, x)", "float x", "float z"), {"x": np.float32(3)})
+    [step] = found.steps
+    assert [(part.of, part.position) for part in step.outgoing] == [("x", 0), ("x", 1)]
+    assert [float(found.values[part.value]) for part in step.outgoing] == [3, 3]
+    cotangent = found.cotangents["x"]
+    assert found.values[cotangent.value] == 6
+    assert [one.operator for one in cotangent.emitted] == ["Sum"]
+    assert step.difference.of == "x"
+    assert abs(step.difference.difference - 6) < 1e-9
+    check(found)
+
+
+def test_an_mlp_by_hand():
+    model = mlp()
+    x, b = np.float32([[1, 0, 2], [-1, 1, 0.5]]), np.float32([1, -1, 0, 2])
+    w = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    found = walk(model, {"x": x, "b": b})
+    check(found)
+    a = x @ w + b
+    r = np.maximum(a, 0)
+    ds = np.ones_like(r)
+    da = (ds * a + ds * r) * 0 + np.where(a > 0, ds * a, 0) + ds * r
+    np.testing.assert_allclose(found.values["a_grad"], da)
+    np.testing.assert_allclose(found.values[found.cotangents["b"].value], da.sum(axis=0))
+    np.testing.assert_allclose(found.values[found.cotangents["w"].value], x.T @ da)
+    np.testing.assert_allclose(found.values[found.cotangents["x"].value], da @ w.T)
+    by_operator = {step.operator: step for step in found.steps}
+    assert [step.operator for step in found.steps] == ["ReduceSum", "Mul", "Relu", "Add", "MatMul"]
+    assert [part.step for part in found.cotangents["a"].contributions] == [2, 1]
+    assert found.cotangents["h"].alias == "a"
+    [to_h, to_b] = by_operator["Add"].outgoing
+    assert (to_h.before, to_b.before, to_b.axes) == ("", "a_grad", (0,))
+    assert set(by_operator["MatMul"].read) == {"x", "w"}
+    assert by_operator["Add"].read == ()
+    for step in found.steps:
+        assert step.difference.error < 1e-4 * abs(step.difference.gradient)
+
+
+def test_sub_negates_what_it_sums():
+    found = walk(graph("s = Sub(x, b) e = Exp(s) loss = ReduceSum <keepdims = 0> (e)"))
+    check(found)
+    [to_x, to_b] = next(step for step in found.steps if step.operator == "Sub").outgoing
+    assert to_x.before == ""
+    assert (to_b.before, to_b.axes) == ("s_grad", (0,))
+    np.testing.assert_allclose(found.values[to_b.summed], found.values["s_grad"].sum(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(found.values[to_b.value], -found.values[to_b.summed])
+
+
+def test_an_operand_whose_sizes_only_the_run_tells():
+    model = graph("s = Mul(x, b) loss = ReduceSum <keepdims = 0> (s)", "float[N, M] x, float[K] b")
+    for shape in ((3,), (1,)):
+        found = walk(model, {"x": np.ones((2, 3), np.float32), "b": np.full(shape, 2, np.float32)})
+        check(found)
+        assert found.steps[-1].outgoing[1].axes == ((0,) if shape == (3,) else (0, 1))
+    found = walk(model, {"x": np.ones((1, 3), np.float32), "b": np.ones(3, np.float32)})
+    assert [part.axes for part in found.steps[-1].outgoing] == [(), (0,)]
+
+
+def test_bookkeeping_of_shapes_is_marked():
+    model = graph("s = Mul(x, b) loss = ReduceSum <keepdims = 0> (s)", "float[N, M] x, float[K] b")
+    marked = {node.operator: node.is_shape for step in walk(model).steps for node in step.emitted}
+    assert all(marked[name] for name in ("Shape", "Equal", "Not", "NonZero"))
+    assert not any(marked[name] for name in ("Mul", "ReduceSum", "Expand"))
+
+
+def test_an_element_of_an_output():
+    model = graph("y = MatMul(x, w)", "float[2, 3] x", "float[2, 2] y", "<float[3, 2] w = {1, 2, 3, 4, 5, 6}>")
+    for of, row, column in (("y[0, 1]", 0, 1), ("y[-1,0]", 1, 0), (" y [1, 1]", 1, 1)):
+        found = walk(model, {"x": np.ones((2, 3), np.float32)}, of=of)
+        assert found.of == f"y[{row}, {column}]"
+        expected = np.zeros((2, 3))
+        expected[row] = [[1, 3, 5], [2, 4, 6]][column]
+        np.testing.assert_array_equal(found.values[found.cotangents["x"].value], expected)
+        check(found)
+
+
+def test_an_output_whose_name_looks_like_an_element():
+    model = graph("t = Neg(x) y = Identity(t)", "float x", "float y")
+    model.graph.node[1].output[0] = model.graph.output[0].name = "y[0]"
+    assert walk(model, of="y[0]").of == "y[0]"
+
+
+def test_a_node_with_a_body_is_one_step():
+    case = next(case for case in every_case() if case.operator == "Loop")
+    found = walk(case.model, dict(case.feeds), of=one_element(case.model, case.feeds))
+    check(found)
+    step = next(step for step in found.steps if step.operator == "Loop")
+    assert "body" in step.attributes
+    backward = next(node for node in step.emitted if node.operator in ("Loop", "Scan"))
+    assert "agraph" in backward.attributes["body"] or "=>" in backward.attributes["body"]
+    assert step.difference.error < 1e-3 * max(abs(step.difference.gradient), 1e-3)
+    check_text(found)
+
+
+def test_a_local_function_is_one_step_or_inlined():
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18, "local": 1]>
+        g (float[3] x) => (float loss) { a = local.f(x) b = local.f(a) loss = ReduceSum <keepdims = 0> (b) }
+        <domain: "local", opset_import: ["": 18]> f (v) => (w) { e = Tanh(v) w = Mul(e, v) }"""
+    )
+    found = walk(model)
+    check(found)
+    calls = [step for step in found.steps if step.operator == "f"]
+    assert len(calls) == 2
+    for step in calls:
+        assert step.difference.error < 1e-4 * abs(step.difference.gradient)
+        assert any(
+            "Tanh" in str(node.attributes.get("body", "")) or node.operator.startswith("local.f")
+            for node in step.emitted
+        )
+
+
+def test_the_metadata_say_which_value_is_the_cotangent_of_which():
+    model = graph(
+        "a = Add(x, b) e = Exp(a) p = Mul(e, a) loss = ReduceSum <keepdims = 0> (p)", "float[2, 3] x, float[3] b"
+    )
+    made = refgrad.gradient(model)
+    told = {
+        value.name: json.loads(entry.value)
+        for value in (*made.graph.input, *made.graph.output, *made.graph.value_info)
+        for entry in value.metadata_props
+        if entry.key == "refgrad.cotangent_of"
+    }
+    assert told == {
+        "loss_grad": ["loss"], "p_grad": ["p"], "e_grad": ["e"], "a_grad": ["a", "x"], "x_grad": ["x"], "b_grad": ["b"]
+    }  # fmt: skip
+    again = refgrad.gradient(made, outputs=["x_grad"])
+    for value in (*again.graph.input, *again.graph.output, *again.graph.value_info):
+        assert len(value.metadata_props) <= 1
+    quoted = graph("e = Exp(x) loss = ReduceSum <keepdims = 0> (e)", "float[3] x")
+    quoted.graph.node[0].output[0] = quoted.graph.node[1].input[0] = 'e"\\ü'
+    made = refgrad.gradient(quoted)
+    assert ['e"\\ü'] in [json.loads(p.value) for v in made.graph.value_info for p in v.metadata_props]
+
+
+# Differences and planted faults
+
+
+@pytest.mark.parametrize("operator", ["Tanh", "Mul", "ReduceSum", "MatMul"])
+def test_a_wrong_rule_shows_beside_the_difference(operator, monkeypatch):
+    model = graph(
+        "t = Tanh(x) h = MatMul(t, w) m = Mul(h, h) loss = ReduceSum <keepdims = 0> (m)",
+        "float[2, 3] x",
+        constants="<float[3, 2] w = {1, 2, 3, 4, 5, 6}>",
+    )
+    rule = RULES["", operator]
+
+    def wrong(op, *arguments, **keywords):
+        made = rule.function(op, *arguments, **keywords)
+        first = op.Mul(made[0] if isinstance(made, tuple) else made, 2.001)
+        return (first, *made[1:]) if isinstance(made, tuple) else first
+
+    right = walk(model)
+    monkeypatch.setitem(RULES, ("", operator), dataclasses.replace(rule, function=wrong))
+    found = walk(model)
+    shown = {step.operator: step.difference for step in found.steps}
+    assert shown[operator].error > 0.3 * abs(shown[operator].difference)
+    assert all(step.difference.error < 1e-4 * abs(step.difference.difference) for step in right.steps)
+
+
+@pytest.mark.parametrize("fault", ["lost", "twice", "elsewhere", "no sum"])
+def test_a_wrong_record_does_not_pass(fault, monkeypatch):
+    def watched(self, graph, node, pairs):
+        for name, adjoint in original(self, graph, node, pairs):
+            if node.op_type == "Mul" and self.given[-1].position == 1:
+                if fault == "lost":
+                    self.given.pop()
+                elif fault == "twice":
+                    self.given.append(self.given[-1])
+                elif fault == "elsewhere":
+                    self.given[-1] = self.given[-1]._replace(position=0)
+            if fault == "no sum":
+                self.summed.clear()
+            yield name, adjoint
+
+    original = Record.watched
+    check(walk(mlp(), differences=False))
+    monkeypatch.setattr(Record, "watched", watched)
+    with pytest.raises(AssertionError):
+        check(walk(mlp(), differences=False))
+
+
+def test_the_differences_can_be_left_out_and_are_none_for_random_models():
+    assert all(step.difference is None for step in walk(mlp(), differences=False).steps)
+    drawn = graph("n = RandomNormalLike(x) y = Mul(n, x) loss = ReduceSum <keepdims = 0> (y)", "float[3] x")
+    found = walk(drawn)
+    assert all(step.difference is None for step in found.steps)
+    assert "There are no finite differences: the model draws random numbers in each run." in found.notes
+
+
+def test_a_walk_is_the_same_each_time():
+    assert json.dumps(walk(mlp(), seed=3).to_dict()) == json.dumps(walk(mlp(), seed=3).to_dict())
+    assert json.dumps(walk(mlp(), seed=3).to_dict()) != json.dumps(walk(mlp(), seed=4).to_dict())
+
+
+# Kinks
+
+
+def test_every_condition_is_one_of_a_row_of_the_table():
+    rows = {(kink.operator, kink.where) for kink in KINKS}
+    assert set(kinks._CONDITIONS) <= rows
+    operators = {operator for operator, _ in kinks._CONDITIONS}
+    without = {row for row in rows - set(kinks._CONDITIONS) if row[0] in operators}
+    assert without == {("Clip", "min > max")}, "an operator has conditions for all of its rows, or is searched"
+
+
+@pytest.mark.parametrize("kink", KINKS, ids=lambda kink: f"{kink.operator}: {kink.where}")
+def test_the_points_of_the_table_are_found(kink):
+    case = at(kink, np.float64)
+    of = one_element(case.model, case.feeds)
+    found = walk(case.model, dict(case.feeds), of=of, differences=False)
+    steps = [step for step in found.steps if step.operator == kink.operator]
+    if not steps or kink.where in UNSEEN:
+        pytest.skip("the derivative is zero everywhere, or nobody can see the kink from one element alone")
+    assert any(one.text.startswith(f"{kink.operator} at ") for step in steps for one in step.kinks)
+
+
+UNSEEN = frozenset(
+    (
+        "min > max",
+        "every element is −∞",
+        "a point lies on an element",
+        "the crop ends at the border",
+        "an element occurs twice",
+    )
+)
+
+
+# The function is infinite there, or it is 0/0, or several kinks lie within the search's reach.
+NOT_SEARCHED = frozenset(("Atanh", "Log", "Reciprocal", "ReduceLogSum", "LpNormalization", "Pow", "Mod"))
+
+
+@pytest.mark.parametrize("operator", sorted({operator for operator, _ in kinks._CONDITIONS} - NOT_SEARCHED))
+def test_a_condition_agrees_with_the_search(operator, monkeypatch):
+    """The search knows nothing of the operator: it looks for another slope on each side of an element."""
+    kink = next(kink for kink in KINKS if kink.operator == operator)
+    case = at(kink, np.float64)
+    of = one_element(case.model, case.feeds)
+
+    def elements():
+        steps = walk(case.model, dict(case.feeds), of=of, differences=False).steps
+        return {(one.input, at) for step in steps for one in step.kinks for at in one.elements}
+
+    by_condition = elements()
+    monkeypatch.setattr(kinks, "_CONDITIONS", {})
+    assert elements() == by_condition
+
+
+def test_a_difference_stays_away_from_kinks():
+    x = np.float32([0, 0, 1, -1])
+    found = walk(graph("r = Relu(x) loss = ReduceSum <keepdims = 0> (r)", "float[4] x"), {"x": x})
+    step = found.steps[-1]
+    [kink] = step.kinks
+    assert kink.input == "x"
+    assert kink.elements == ((0,), (1,))
+    assert kink.text == "Relu at x = 0: the derivative 0 is taken: the result is as flat as for x < 0"
+    assert step.difference.element == (2,)
+    everywhere = walk(
+        graph("r = Relu(x) loss = ReduceSum <keepdims = 0> (r)", "float[2] x"), {"x": np.zeros(2, np.float32)}
+    )
+    assert everywhere.steps[-1].difference is None
+
+
+# Bad input
+
+
+def test_no_loss_or_several_outputs():
+    two = graph("y = Exp(x) z = Sin(x)", "float[2] x", "float[2] y, float[2] z")
+    with pytest.raises(
+        OptionError, match=r"2 float outputs: 'y', 'z'\. Say which one is walked back from: of='y' \(--of\)"
+    ):
+        walk(two)
+    with pytest.raises(OptionError, match=r"has the shape \[2\]: 2 elements\. Say which one .* of='y\[0\]' \(--of\)"):
+        walk(two, of="y")
+    whole = graph("y = Cast <to = 7> (x)", "float[2] x", "int64[2] y")
+    with pytest.raises(
+        OptionError, match=r"no float output that could be walked back from; its outputs: 'y'\. Add a loss"
+    ):
+        walk(whole)
+    with pytest.raises(OptionError, match="'y' is int64: it has no derivative"):
+        walk(whole, of="y[0]")
+
+
+def test_an_element_that_does_not_exist():
+    model = graph("y = Exp(x)", outputs="float[2, 3] y", inputs="float[2, 3] x")
+    with pytest.raises(OptionError, match=r"shape \[2, 3\], and no element \[3\]\. The last one is y\[1, 2\]\."):
+        walk(model, of="y[3]")
+    with pytest.raises(OptionError, match=r"no element \[2, 0\]"):
+        walk(model, of="y[2, 0]")
+    with pytest.raises(OptionError, match=r"an element is written with its indices, such as y\[0, 3\]"):
+        walk(model, of="y[1-2]")
+    with pytest.raises(UnknownNameError, match=r"of='loss': the model has no output 'loss'\. Its outputs are 'y'\."):
+        walk(model, of="loss")
+    with pytest.raises(OptionError, match="of=3 is not a text"):
+        walk(model, of=3)
+    empty = graph("y = Exp(x)", outputs="float[N] y", inputs="float[N] x")
+    with pytest.raises(OptionError, match=r"shape \[0\], and no element\. Feed something larger"):
+        walk(empty, {"x": np.zeros(0, np.float32)}, of="y[0]")
+
+
+def test_missing_feeds_are_random_and_said():
+    assert walk(mlp(), seed=5).notes == ("'x', 'b' were not fed: they are random, drawn with seed 5.",)
+    assert walk(mlp(), {"x": np.ones((2, 3), np.float32)}).notes == (
+        "'b' was not fed: it is random, drawn with seed 0.",
+    )
+    assert walk(mlp(), {"x": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}).notes == ()
+    symbolic = graph("y = Add(x, b) loss = ReduceSum <keepdims = 0> (y)", "float[N] x, float[N] b")
+    assert walk(symbolic, {"x": np.ones(7, np.float32)}).feeds["b"].shape == (7,)
+    assert walk(symbolic, sizes={"N": 2}).feeds["b"].shape == (2,)
+    positive = graph("y = Log(x) loss = ReduceSum <keepdims = 0> (y)", "float[9] x")
+    assert "between 0 and 1" in walk(positive).notes[0]
+
+
+def test_feeds_that_do_not_fit():
+    with pytest.raises(FeedError, match="has no input 'y'"):
+        walk(mlp(), {"y": np.ones(3, np.float32)})
+    with pytest.raises(FeedError):
+        walk(mlp(), {"x": np.ones((2, 4), np.float32), "b": np.ones(4, np.float32)})
+    with pytest.raises(UnknownNameError):
+        walk(mlp(), wrt=["nothing"])
+    impossible = graph(
+        "y = Reshape(x, s) loss = ReduceSum <keepdims = 0> (y)", "float[N] x", constants="<int64[1] s = {7}>"
+    )
+    with pytest.raises(FeedError, match="does not run with random feeds for 'x'"):
+        walk(impossible)
+
+
+def test_a_weight_may_be_fed():
+    w = np.ones((3, 4), np.float32)
+    found = walk(mlp(), {"w": w})
+    np.testing.assert_array_equal(found.values["w"], w)
+    check(found)
+
+
+def test_a_gradient_that_is_zero_everywhere():
+    stopped = walk(graph("f = Floor(x) loss = ReduceSum <keepdims = 0> (f)", "float[2] x"))
+    assert "The gradient of 'x' is 0 whatever is fed: no derivative passes through Floor" in stopped.notes[-1]
+    check(stopped)
+    dead = walk(graph("r = Relu(x) loss = ReduceSum <keepdims = 0> (r)", "float[2] x"), {"x": np.float32([-1, -2])})
+    assert "is 0 in every element at these feeds. The derivative becomes 0 in step 1, Relu" in dead.notes[-1]
+    check(dead)
+    check_text(stopped)
+
+
+def test_constants_are_left_out_unless_they_are_named():
+    model = graph("p = Pow(x, two) loss = ReduceSum <keepdims = 0> (p)", "float[2] x", constants="<float two = {2}>")
+    assert walk(model).wrt == ("x",)
+    assert walk(model, {"x": np.float32([1, 2])}, wrt=["x", "two"]).wrt == ("x", "two")
+
+
+# How it looks
+
+
+def check_text(found):
+    shown = text.text_of(found)
+    assert found.of in shown
+    console = Console(width=80, file=io.StringIO(), record=True)
+    text.show(found, console)
+    assert all(len(line) <= 80 for line in console.export_text().splitlines())
+    assert "<table" in found._repr_html_() or not found.steps
+    for step in found.steps:
+        assert step.operator in step._repr_html_()
+        json.dumps(step.to_dict(), allow_nan=False)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_text_has_every_number():
+    found = walk(mlp(), {"x": np.float32([[1, 0, 2], [-1, 1, 0.5]]), "b": np.float32([1, -1, 0, 2])})
+    check_text(found)
+    shown = text.text_of(found)
+    for words in (
+        "step 0  ReduceSum", "step 4  MatMul", "dA = dC·B, dB = dC·A", "the sum of a_grad_0 + a_grad_1", "(step 1, Mul)",
+        "a_grad summed over axis 0", "unchanged: that of a", "read  w: float32[3, 4]", "emits ", "check by ", "the seed",
+    ):  # fmt: skip
+        assert words in shown, words
+    for name in ("loss_grad", "r_grad", "a", "a_grad", "a_grad_0", "x", "x_grad", "w", "w_grad", "b_grad"):
+        for line in lines(found.values[name], 72):
+            assert line in shown, name
+    assert "[sizes]" in text.text_of(
+        walk(graph("y = Mul(x, b) loss = ReduceSum <keepdims = 0> (y)", "float[N] x, float[M] b"))
+    )
+
+
+def test_a_small_array_is_shown_in_full_and_a_large_one_by_its_corner():
+    assert lines(np.float32([[1, 2.5], [3, -4]])) == ["  1 2.5", "  3  -4"]
+    long = lines(np.arange(60), 40)
+    assert " ".join(long).split() == [str(k) for k in range(60)]
+    assert all(len(line) <= 40 for line in long)
+    large = lines(np.arange(200.0).reshape(20, 10))
+    assert large[0].split() == ["0", "1", "2", "3", "..."]
+    assert len(large) == 5
+    assert large[-1] == "(the corner) min 0, mean 99.5, max 199, norm 1626.9, 1 of 200 are 0"
+    assert lines(np.zeros((2, 0))) == ["(no elements)"]
+    assert lines(np.ones((2, 1, 2), np.int64)) == ["[0]", "  1 1", "[1]", "  1 1"]
+    assert lines([np.ones(2)]) == ["[0] float64[2]", "  1 1"]
+    assert inline(np.float32([[1], [2]])) == "[[1] [2]]"
+    assert as_json(np.float32([1, np.inf])) == {"dtype": "float32", "shape": [2], "elements": [1.0, "inf"]}
+    assert "statistics" in as_json(np.zeros(5000))
+    assert plain({"a": (np.int64(1), b"x", None)}) == {"a": [1, "x", None]}
+
+
+def test_names_cannot_move_the_cursor():
+    model = graph("e = Exp(x) loss = ReduceSum <keepdims = 0> (e)", "float[2] x")
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "e\x1b[2J"
+    found = walk(model)
+    assert "\x1b" not in text.text_of(found)
+    assert "\x1b" not in found.steps[0]._repr_html_()
+
+
+# The command
+
+
+def command(*arguments, capsys):
+    code = main([*map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "mlp.onnx"
+    onnx.save(mlp(), path)
+    return path
+
+
+def test_the_command(saved, tmp_path, capsys):
+    code, out, err = command("walk", saved, capsys=capsys)
+    assert (code, err) == (0, "")
+    assert "note: 'x', 'b' were not fed" in out
+    assert "the gradients" in out
+    code, out, _ = command("walk", saved, "--step", 2, capsys=capsys)
+    assert code == 0
+    assert out.startswith("step 2  Relu")
+    write_arrays(tmp_path / "feeds.npz", {"x": np.ones((2, 3), np.float32)})
+    code, out, _ = command("walk", saved, "--feeds", tmp_path / "feeds.npz", "--json", capsys=capsys)
+    assert json.loads(out)["notes"] == ["'b' was not fed: it is random, drawn with seed 0."]
+    assert json.loads(out) == json.loads(json.dumps(walk(mlp(), {"x": np.ones((2, 3), np.float32)}).to_dict()))
+    code, out, _ = command("walk", saved, "--step", 0, "--json", "--no-differences", "--wrt", "w", capsys=capsys)
+    assert json.loads(out)["difference"] is None
+    assert json.loads(out)["values"]["loss_grad"]["elements"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--step", "9"], "There is no step 9: the steps are 0 to 4"),
+        (["--of", "y"], "of='y': the model has no output 'y'. Its outputs are 'loss'."),
+        (["--of", "loss[0]"], "has the shape [], and no element [0]"),
+        (["--feeds", "nowhere.npz"], "nowhere.npz"),
+        (["--wrt", "v"], "'v'"),
+    ],
+)
+def test_the_command_refuses(saved, capsys, arguments, said):
+    code, out, err = command("walk", saved, *arguments, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_the_public_name_is_imported_when_it_is_asked_for():
+    assert refgrad.walk is walk
+    with pytest.raises(AttributeError, match="no attribute 'wlak'"):
+        refgrad.wlak  # noqa: B018
