@@ -609,11 +609,11 @@ const Interpreter = (() => {
 
   // What made an element of an output of `node`: {move: [input, element]}, {sum: [{from: [[input, element]], factor}]} or {of: [[input, element]]}
   const MOVES = new Set(["Transpose", "Expand", "Split", "Slice", "Gather", "GatherElements", "Tile", "Pad", "Trilu"]);
-  const SAME_PLACE = new Set(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike"]);
+  const SAME_PLACE = new Set(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"]);
   const FEW = 1 << 16; // elements of what is searched
   function terms(node, output, flat, shapes, inputs) {
     const { operator, attributes } = node, dims = shapes.output;
-    const isElementwise = [UNARY, BINARY, COMPARISONS, VARIADIC].some(table => Object.hasOwn(table, operator)) || operator === "Where" || operator === "Clip";
+    const isElementwise = [UNARY, BINARY, COMPARISONS, VARIADIC].some(table => Object.hasOwn(table, operator)) || ["Where", "Clip", "Cast"].includes(operator);
     if (node.domain || node.body) return {};
     if (SAME_PLACE.has(operator)) return { move: [0, flat] };
     if (isElementwise) return { of: shapes.inputs.map((from, k) => [k, from ? broadcastFlat(flat, from, dims) : -1]).filter(([, at]) => at >= 0) };

@@ -6,7 +6,7 @@ const MATHML = "http://www.w3.org/1998/Math/MathML", SVG = "http://www.w3.org/20
 const { count, indexOf } = Interpreter;
 
 let data, steps, nodes, recorded; // what Python wrote
-const producers = new Map(), cotangentsOf = new Map(), contributionsOf = new Map(), forwardNames = new Set(); // by name of a value
+const producers = new Map(), cotangentsOf = new Map(), contributionsOf = new Map(), sumsOf = new Map(), forwardNames = new Set(); // by name of a value
 let position = 0, playing = 0, inspected = null, mayEdit = null, changed = new Map(), computed = null;
 let quiz = false;
 const solved = new Set(), windowsOf = new Map(), openFolds = new Set();
@@ -56,7 +56,10 @@ function unpack(buffer) {
   data.inputs.forEach(name => forwardNames.add(name));
   for (const [of, one] of Object.entries(data.cotangents)) {
     cotangentsOf.set(one.value, [...(cotangentsOf.get(one.value) ?? []), of]);
-    for (const part of one.contributions) contributionsOf.set(part.value, [...(contributionsOf.get(part.value) ?? []), part]);
+    for (const part of one.contributions) {
+      contributionsOf.set(part.value, [...(contributionsOf.get(part.value) ?? []), part]);
+      if (part.before) sumsOf.set(part.summed, part);
+    }
   }
 }
 
@@ -298,8 +301,8 @@ function matrix(value, most) {
     return made;
   };
   if (!value.dims.length) return math("mn", {}, show(value.at(0)));
-  const table = math("mtable", {}, range(0, rows).map(r => math("mtr", {}, range(0, columns).map(c => cell(r, c)))));
-  return math("mrow", {}, math("mo", { stretchy: "true" }, "["), table, math("mo", { stretchy: "true" }, "]"));
+  const table = math("mtable", { class: "matrix" }, range(0, rows).map(r => math("mtr", {}, range(0, columns).map(c => cell(r, c)))));
+  return table;
 }
 function tile(one) {
   if (typeof one === "string") return element("span", { class: "op" }, one);
@@ -335,16 +338,16 @@ const TEXTBOOK = {
     const [A, B] = given;
     if (!isMatrix(A) || !isMatrix(B)) return [];
     return [
-      { position: 0, written: "dA = dC B^T", tiles: [d, A.name && { ...flipped(B), label: "Bᵀ" }], between: "", value: () => Interpreter.contracted("MatMul", [d.tensor, flipped(B).tensor], {}) },
-      { position: 1, written: "dB = A^T dC", tiles: [{ ...flipped(A), label: "Aᵀ" }, d], between: "", value: () => Interpreter.contracted("MatMul", [flipped(A).tensor, d.tensor], {}) },
+      { position: 0, written: "dA = dY · B^T", tiles: [d, { ...flipped(B), label: `${B.label}ᵀ` }], between: "", value: () => Interpreter.contracted("MatMul", [d.tensor, flipped(B).tensor], {}) },
+      { position: 1, written: "dB = A^T · dY", tiles: [{ ...flipped(A), label: `${A.label}ᵀ` }, d], between: "", value: () => Interpreter.contracted("MatMul", [flipped(A).tensor, d.tensor], {}) },
     ];
   },
   Gemm({ given, d, attributes }) {
-    const { transA = 0, transB = 0, alpha = 1, beta = 1 } = attributes, [A, B] = given, by = alpha === 1 ? "" : `${alpha} `, times = (x, y, flags) => Interpreter.contracted("Gemm", [x.tensor, y.tensor], { alpha, ...flags });
-    const a = transA ? { position: 0, written: `dA = ${by}B${transB ? "^T" : ""} dY^T`, tiles: [transB ? { ...flipped(B), label: "Bᵀ" } : B, { ...flipped(d), label: "dYᵀ" }], value: () => times(B, d, { transA: transB, transB: 1 }) }
-      : { position: 0, written: `dA = ${by}dY B${transB ? "" : "^T"}`, tiles: [d, transB ? B : { ...flipped(B), label: "Bᵀ" }], value: () => times(d, B, { transB: transB ? 0 : 1 }) };
-    const b = transB ? { position: 1, written: `dB = ${by}dY^T A${transA ? "^T" : ""}`, tiles: [{ ...flipped(d), label: "dYᵀ" }, transA ? { ...flipped(A), label: "Aᵀ" } : A], value: () => times(d, A, { transA: 1, transB: transA }) }
-      : { position: 1, written: `dB = ${by}A${transA ? "" : "^T"} dY`, tiles: [transA ? A : { ...flipped(A), label: "Aᵀ" }, d], value: () => times(A, d, { transA: transA ? 0 : 1 }) };
+    const { transA = 0, transB = 0, alpha = 1, beta = 1 } = attributes, [A, B] = given, by = alpha === 1 ? "" : `${alpha} · `, times = (x, y, flags) => Interpreter.contracted("Gemm", [x.tensor, y.tensor], { alpha, ...flags });
+    const a = transA ? { position: 0, written: `dA = ${by}B${transB ? "^T" : ""} · dY^T`, tiles: [transB ? { ...flipped(B), label: `${B.label}ᵀ` } : B, { ...flipped(d), label: `${d.label}ᵀ` }], value: () => times(B, d, { transA: transB, transB: 1 }) }
+      : { position: 0, written: `dA = ${by}dY · B${transB ? "" : "^T"}`, tiles: [d, transB ? B : { ...flipped(B), label: `${B.label}ᵀ` }], value: () => times(d, B, { transB: transB ? 0 : 1 }) };
+    const b = transB ? { position: 1, written: `dB = ${by}dY^T · A${transA ? "^T" : ""}`, tiles: [{ ...flipped(d), label: `${d.label}ᵀ` }, transA ? { ...flipped(A), label: `${A.label}ᵀ` } : A], value: () => times(d, A, { transA: 1, transB: transA }) }
+      : { position: 1, written: `dB = ${by}A${transA ? "" : "^T"} · dY`, tiles: [transA ? A : { ...flipped(A), label: `${A.label}ᵀ` }, d], value: () => times(A, d, { transA: transA ? 0 : 1 }) };
     return [a, b, { position: 2, written: `dC = ${beta === 1 ? "" : `${beta} `}∑ dY`, tiles: [d], between: "∑" }].map(one => ({ between: "", ...one, tiles: by && one.position < 2 ? [String(alpha), ...one.tiles] : one.tiles }));
   },
   Add: ({ d }) => [{ position: 0, written: "dA = dC", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = dC", tiles: [d], value: () => d.tensor }],
@@ -432,16 +435,17 @@ function textbook(step) {
   return found.flatMap(one => {
     const contribution = step.outgoing.find(part => part.position === one.position);
     if (!contribution) return [];
-    const name = contribution.before || contribution.value, known = valueOf(name);
+    const isTurned = contribution.before && contribution.summed !== contribution.value; // as Sub negates what was summed
+    const name = isTurned ? contribution.value : contribution.before || contribution.value, known = valueOf(name);
     let isChecked = false;
-    if (one.value && known.isWhole && d.tensor)
+    if (one.value && !isTurned && known.isWhole && d.tensor)
       try {
         if (!agrees(one.value(), known)) return [];
         isChecked = true;
       } catch {
         return [];
       }
-    return [{ ...one, contribution, isChecked, result: { name, label: contribution.before ? `∂${contribution.of}, before it is summed` : `∂${contribution.of}` } }];
+    return [{ ...one, contribution, isChecked, result: { name, label: contribution.before && !isTurned ? `∂${contribution.of}, before it is summed` : `∂${contribution.of}` } }];
   });
 }
 function agrees(made, known) {
@@ -536,7 +540,7 @@ function madeOf(name, flat, of) {
   const value = valueOf(name), owners = cotangentsOf.get(name) ?? [], owner = of && owners.includes(of) ? of : owners[0], cotangent = owner !== undefined && data.cotangents[owner];
   if (cotangent && cotangent.contributions.length > 1)
     return { how: "The sum of what each reader contributes:", sum: cotangent.contributions.map(one => ({ from: [[one.value, flat]], factor: 1, label: contributor(one) })) };
-  const part = contributionsOf.get(name)?.find(one => one.before && (!of || one.of === of));
+  const part = sumsOf.get(name);
   if (part) {
     const before = valueOf(part.before);
     if (before.dims && count(before.dims) <= 1 << 16)
@@ -565,7 +569,7 @@ function byNode(name, flat) {
 function origin(name, flat) {
   for (let k = 0; k < 20 && !forwardNames.has(name) && !cotangentsOf.has(name); k++) {
     const { move } = byNode(name, flat);
-    if (!move) break;
+    if (!move || numberAt(move) !== numberAt([name, flat])) break;
     [name, flat] = move;
   }
   return [name, flat];

@@ -20,7 +20,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.show.folding import folds
 from refgrad.show.lanes import lanes
-from refgrad.walks.walk import Element, Walk
+from refgrad.walks.records import Contribution, Element, Walk
 
 WHOLE = 4096  # elements of a tensor that is in the page as a whole
 _SIDE = 32  # rows and columns of the part of a larger tensor
@@ -202,7 +202,7 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
     }
 
 
-def _contribution(one: Any) -> dict[str, Any]:
+def _contribution(one: Contribution) -> dict[str, Any]:
     return {
         "of": one.of,
         "step": one.step,
@@ -210,6 +210,7 @@ def _contribution(one: Any) -> dict[str, Any]:
         "value": one.value,
         "before": one.before,
         "axes": list(one.axes),
+        "summed": one.summed,
     }
 
 
