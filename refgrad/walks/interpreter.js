@@ -104,6 +104,7 @@ const Interpreter = (() => {
     HardSigmoid: (x, { alpha = 0.2, beta = 0.5 }) => Math.max(0, Math.min(1, alpha * x + beta)),
     ThresholdedRelu: (x, { alpha = 1 }) => (x > alpha ? x : 0),
     Gelu: (x, { approximate = "none" }) => (approximate === "tanh" ? tanhGelu(x) : 0.5 * x * (1 + erf(x / Math.SQRT2))),
+    Swish: (x, { alpha = 1 }) => x * sigmoid(alpha * x), Shrink: (x, { bias = 0, lambd = 0.5 }) => (x < -lambd ? x + bias : x > lambd ? x - bias : 0),
     IsInf: (x, { detect_negative = 1, detect_positive = 1 }) => Number((x === Infinity && detect_positive) || (x === -Infinity && detect_negative)),
   };
   const BINARY = {
@@ -150,6 +151,24 @@ const Interpreter = (() => {
                 visit(i * columns + j, [transA ? m * rows + i : i * inner + m, transB ? j * inner + m : m * columns + j, -1], alpha);
               if (isGiven(C) && beta !== 0) visit(i * columns + j, [-1, -1, broadcastFlat(i * columns + j, C.dims, [rows, columns])], beta);
             }
+        },
+      };
+    },
+    Einsum(inputs, { equation }) {
+      const [left, right] = equation.replaceAll(" ", "").split("->"), each = left.split(","), sizes = new Map();
+      if (equation.includes(".")) fail("an Einsum with …");
+      each.forEach((letters, k) => [...letters].forEach((letter, axis) => sizes.set(letter, Math.max(sizes.get(letter) ?? 1, inputs[k].dims[axis]))));
+      const once = [...sizes.keys()].filter(letter => left.split(letter).length === 2).sort().join(""), out = right ?? once;
+      const letters = [...sizes.keys()], dims = letters.map(letter => sizes.get(letter)), shape = [...out].map(letter => sizes.get(letter));
+      const stepsFor = (names, own) => letters.map(letter => [...names].reduce((sum, one, axis) => sum + (one === letter && own[axis] !== 1 ? stridesOf(own)[axis] : 0), 0));
+      const outSteps = stepsFor(out, shape), steps = each.map((names, k) => stepsFor(names, inputs[k].dims));
+      return {
+        shape,
+        loop(visit) {
+          for (let flat = 0; flat < count(dims); flat++) {
+            const index = indexOf(flat, dims);
+            visit(flatOf(index, outSteps), steps.map(one => flatOf(index, one)), 1);
+          }
         },
       };
     },
@@ -392,9 +411,9 @@ const Interpreter = (() => {
     ReduceLogSum: reduced(0, (a, b) => a + b, Math.log),
     ReduceLogSumExp: (inputs, attributes) => {
       const most = OTHERS.ReduceMax(inputs, { ...attributes, keepdims: 1 })[0];
-      const shifted = elementwise((x, m) => Math.exp(x - m), [inputs[0], most]);
+      const base = elementwise(m => (Number.isFinite(m) ? m : 0), [most]), shifted = elementwise((x, m) => Math.exp(x - m), [inputs[0], base]);
       const sum = contracted("ReduceSum", [shifted, inputs[1]], attributes);
-      return [tensor(sum.dims, sum.data.map((x, k) => Math.log(x) + most.data[k]))];
+      return [tensor(sum.dims, sum.data.map((x, k) => Math.log(x) + base.data[k]))];
     },
     ArgMax: (inputs, attributes) => best(inputs, attributes, (a, b) => a > b), ArgMin: (inputs, attributes) => best(inputs, attributes, (a, b) => a < b),
     Softmax: ([X], { axis }) => [softmax(X, axis)], LogSoftmax: ([X], { axis }) => [logSoftmax(X, axis)],
@@ -557,6 +576,24 @@ const Interpreter = (() => {
       return [isGiven(bias) ? elementwise((x, b) => x + b, [scaled, bias]) : scaled, mean, inverse];
     },
     Dropout: ([X, ratio, training]) => (isGiven(training) && training.data[0] ? fail("Dropout that trains") : [X, filled(X.dims, 1, "b")]),
+    BatchNormalization: ([X, scale, bias, mean, variance], { epsilon = 1e-5, training_mode = 0 }) => {
+      if (training_mode) fail("BatchNormalization that trains");
+      const [s, b, m, v] = [scale, bias, mean, variance].map(one => reshaped(one, [one.dims[0], ...X.dims.slice(2).map(() => 1)]));
+      return [elementwise((x, s1, b1, m1, v1) => ((x - m1) / Math.sqrt(v1 + epsilon)) * s1 + b1, [X, s, b, m, v])];
+    },
+    NonZero: ([X]) => {
+      const found = Array.from(X.data.keys()).filter(flat => X.data[flat] !== 0).map(flat => indexOf(flat, X.dims)), rank = Math.max(1, X.dims.length);
+      return [tensor([rank, found.length], Float64Array.from({ length: rank * found.length }, (_, k) => found[k % found.length][Math.floor(k / found.length)] ?? 0), "i")];
+    },
+    GatherND: ([X, indices], { batch_dims = 0 }) => {
+      if (batch_dims) fail("batches of GatherND");
+      const depth = indices.dims.at(-1), rank = indices.dims.length - 1, steps = stridesOf(X.dims);
+      return [moved(X, [...indices.dims.slice(0, -1), ...X.dims.slice(depth)], index => {
+        const row = flatOf(index.slice(0, rank), stridesOf(indices.dims.slice(0, -1)));
+        const picked = Array.from({ length: depth }, (_, k) => axisOf(indices.data[row * depth + k], X.dims[k]));
+        return flatOf([...picked, ...index.slice(rank)], steps);
+      })];
+    },
     EyeLike: ([X], { dtype, k = 0 }) => [moved(filled([1], 1, KINDS[dtype] ?? X.kind), X.dims, ([row, column]) => (column - row === k ? 0 : -1))],
   };
   function scalarConstant(attributes) {

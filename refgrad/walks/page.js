@@ -117,12 +117,12 @@ function planesOf(value) {
   const rank = value.dims.length, [rows, columns] = [1, 1, ...value.dims].slice(-2);
   if (value.isWhole) {
     const lead = value.dims.slice(0, Math.max(0, rank - 2));
-    return Array.from({ length: count(lead) }, (_, k) => ({ lead: indexOf(k, lead), start: k * rows * columns, from: [0, 0], size: [rows, columns], columns }));
+    return Array.from({ length: count(lead) }, (_, k) => ({ lead: indexOf(k, lead), start: k * rows * columns, from: [0, 0], size: [rows, columns], columns, read: (r, c) => value.at((k * rows + r) * columns + c) }));
   }
   return value.parts.map(part => {
     const lead = value.dims.slice(0, Math.max(0, rank - 2));
     const k = part.lead.reduce((sum, at, axis) => sum * lead[axis] + at, 0);
-    return { lead: part.lead, start: k * rows * columns, from: part.from, size: part.size, columns };
+    return { lead: part.lead, start: k * rows * columns, from: part.from, size: part.size, columns, read: (r, c) => part.data[r * part.size[1] + c] };
   });
 }
 function statisticsOf(value) {
@@ -165,7 +165,7 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
   const flatAt = (row, column) => plane.start + (plane.from[0] + row) * plane.columns + plane.from[1] + column;
   let most = 0;
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
-    const one = value.at(flatAt(r, c));
+    const one = plane.read(r, c);
     if (typeof one === "number" && Number.isFinite(one)) most = Math.max(most, Math.abs(one));
   }
   const marked = new Set(kinks.map(index => index.join()));
@@ -173,7 +173,7 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
   const lastRow = Math.min(rows, state.row + tall), lastColumn = Math.min(columns, state.column + wide);
   const head = element("tr", {}, element("td", { class: "corner", role: "gridcell" }), range(state.column, lastColumn).map(c => element("th", { scope: "col" }, String(plane.from[1] + c))));
   const body = range(state.row, lastRow).map(r => element("tr", {}, element("th", { scope: "row" }, rank > 1 ? String(plane.from[0] + r) : ""), range(state.column, lastColumn).map(c => {
-    const flat = flatAt(r, c), one = value.at(flat), index = indexAt(r, c), isHere = state.cell[0] === r && state.cell[1] === c;
+    const flat = flatAt(r, c), one = plane.read(r, c), index = indexAt(r, c), isHere = state.cell[0] === r && state.cell[1] === c;
     const isChosen = inspected && inspected.name === name && inspected.flat === flat;
     const text = value.kind === "b" ? (one ? "true" : "false") : show(one);
     const cell = element("td", {
@@ -225,12 +225,13 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
       draw();
       box.querySelectorAll(".lead button")[by > 0 ? 1 : 0].focus();
     };
-    const what = value.isWhole ? `${placeText([...plane.lead, ":", ":"].slice(0, rank))}, ${state.plane + 1} of ${planes.length}` : partText(value, plane, rank, state.plane);
+    const isAround = !value.isWhole && Boolean(value.parts[state.plane]) && state.plane === value.parts.length - 1 && holds(value.parts[state.plane], value.statistics.largest);
+    const what = value.isWhole ? `${placeText([...plane.lead, ":", ":"].slice(0, rank))}, ${state.plane + 1} of ${planes.length}` : `${partText(value, plane, rank, isAround)}, ${state.plane + 1} of ${planes.length}`;
     parts.push(element("div", { class: "lead" }, button("◀", () => turn(-1), { "aria-label": `Slice before, of ${label}` }), what, button("▶", () => turn(1), { "aria-label": `Next slice of ${label}` })));
-  } else if (!value.isWhole) parts.push(element("div", { class: "lead" }, partText(value, plane, rank, 0)));
+  } else if (!value.isWhole) parts.push(element("div", { class: "lead" }, partText(value, plane, rank, false)));
   const shown = [];
   if (rows > tall || columns > wide) {
-    const canvas = heatMap(rows, columns, (r, c) => value.at(flatAt(r, c)), most, 150, `Heat map of ${label}`);
+    const canvas = heatMap(rows, columns, plane.read, most, 150, `Heat map of ${label}`);
     outline(canvas, state.row, state.column, Math.min(tall, rows), Math.min(wide, columns), rows, columns);
     canvas.addEventListener("click", event => {
       const [x, y] = [event.offsetX / canvas.clientWidth, event.offsetY / canvas.clientHeight];
@@ -242,13 +243,14 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
   return [...parts.map(part => { part.style.flexBasis = "100%"; return part; }), ...shown];
 }
 const range = (start, end) => Array.from({ length: Math.max(0, end - start) }, (_, k) => start + k);
-function partText(value, plane, rank, which) {
+const holds = (part, index) => part.lead.every((at, k) => at === index[k]);
+function partText(value, plane, rank, isAround) {
   const [r, c] = plane.from, [rows, columns] = plane.size;
   const text = [...plane.lead, ...(rank > 1 ? [`${r}:${r + rows}`] : []), `${c}:${c + columns}`];
-  return `${which ? "around the largest element: " : ""}${placeText(text)} of ${shapeText(value.dims)}`;
+  return `${isAround ? "around the largest: " : ""}${placeText(text)} of ${shapeText(value.dims)}`;
 }
 function heatMap(rows, columns, at, most, room, label) {
-  const canvas = element("canvas", { role: "img", "aria-label": label, width: columns, height: rows }), context = canvas.getContext("2d");
+  const canvas = element("canvas", { role: "img", "aria-label": label, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
   const image = context.createImageData(columns, rows), [plus, minus, page] = [colors.plus, colors.minus, colors.card].map(text => text.split(",").map(Number));
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
     const one = Number(at(r, c)), share = most && Number.isFinite(one) ? Math.min(1, Math.abs(one) / most) : 0, full = one > 0 ? plus : minus, start = (r * columns + c) * 4;
@@ -311,11 +313,11 @@ function tile(one) {
   const [rows, columns] = [1, 1, ...value.dims].slice(-2), isSmall = value.isWhole && value.dims.length <= 2 && rows <= MATRIX && columns <= MATRIX && rows * columns > 0;
   if (isSmall) return element("span", { class: "tile" }, math("math", { display: "inline" }, matrix(value, largest(range(0, rows * columns).map(value.at)))), element("span", {}, one.label));
   if (count(value.dims) === 0) return element("span", { class: "tile" }, element("span", {}, `${one.label}: no elements`));
-  const plane = planesOf(value)[0], flatAt = (r, c) => plane.start + (plane.from[0] + r) * plane.columns + plane.from[1] + c;
+  const plane = planesOf(value)[0];
   let most = 0;
   const [r, c] = plane.size;
-  for (let i = 0; i < r; i++) for (let j = 0; j < c; j++) most = Math.max(most, Math.abs(Number(value.at(flatAt(i, j)))) || 0);
-  return element("span", { class: "tile" }, heatMap(r, c, (i, j) => value.at(flatAt(i, j)), most, 84, `Heat map of ${one.label}`),
+  for (let i = 0; i < r; i++) for (let j = 0; j < c; j++) most = Math.max(most, Math.abs(Number(plane.read(i, j))) || 0);
+  return element("span", { class: "tile" }, heatMap(r, c, plane.read, most, 84, `Heat map of ${one.label}`),
     element("span", {}, `${one.label} ${value.isWhole ? shapeText(value.dims) : "(a part)"}`));
 }
 
@@ -897,7 +899,7 @@ function renderMap() {
     if (fold >= 0) {
       const [start, length, copies] = data.folds[fold], copy = copyShown(fold);
       if (row === start) {
-        const toggle = button(isOpen ? `▾ ${copies} blocks of ${length} nodes` : `▸ ${copies} blocks of ${length} nodes · block ${copy + 1} shown`, () => {
+        const toggle = button(isOpen ? `▾ ${copies} blocks of ${length} nodes` : `▸ block ${copy + 1} of ${copies}: ${length} nodes`, () => {
           if (isOpen) openFolds.delete(fold); else openFolds.add(fold);
           renderMap();
           find("list").querySelector(`[data-fold="${fold}"]`).focus();
@@ -952,11 +954,13 @@ function markMap() {
     else item.firstChild.removeAttribute("aria-current");
   }
   for (const path of find("edges").children) path.classList.toggle("back", Number(path.dataset.to) === now);
-  const here = rowElements.find(([row]) => row === now)?.[1], frame = innerWidth > 760 ? find("map-details") : find("rows");
-  if (here) {
-    const [a, b] = [here.getBoundingClientRect(), frame.getBoundingClientRect()];
-    if (a.top < b.top + 30 || a.bottom > b.bottom - 10) frame.scrollTop += a.top - b.top - b.height / 2;
-  }
+  const here = rowElements.find(([row]) => row === now)?.[1];
+  if (here) requestAnimationFrame(() => scrollMapTo(here)); // to measure sooner would lay the page out twice
+}
+function scrollMapTo(item) {
+  const frame = innerWidth > 760 ? find("map-details") : find("rows");
+  const [a, b] = [item.getBoundingClientRect(), frame.getBoundingClientRect()];
+  if (a.top < b.top + 30 || a.bottom > b.bottom - 10) frame.scrollTop += a.top - b.top - b.height / 2;
 }
 let hits = [];
 function search(jump) {
@@ -985,7 +989,7 @@ function render(isNew = true) {
   find("next").disabled = find("last").disabled = isEnd;
   markMap();
   if (isNew) say(slider.getAttribute("aria-valuetext"));
-  else scrollTo(0, scrolled);
+  else if (scrollY !== scrolled) scrollTo(0, scrolled);
 }
 function go(to) {
   const next = Math.max(0, Math.min(to, steps.length + 1));

@@ -24,6 +24,7 @@ from refgrad.walks.records import Contribution, Element, Walk
 
 WHOLE = 4096  # elements of a tensor that is in the page as a whole
 _SIDE = 32  # rows and columns of the part of a larger tensor
+_PLANES = 32  # of its last two axes that are in the page, at most
 _ROOM = 3 << 20  # bytes of numbers in a page
 _EXACT = 1 << 53  # integers above are not exact in JavaScript
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
@@ -75,11 +76,12 @@ def questions(walk: Walk) -> list[Question]:
             array = walk.values.get(one.value)
             if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "fV":
                 continue
-            wide = array.astype(np.float64)
-            if not np.isfinite(wide).all():
+            wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+            least, most = wide.min(), wide.max()
+            if not (np.isfinite(least) and np.isfinite(most)):
                 continue
-            element = _within(np.unravel_index(int(np.argmax(np.abs(wide))), array.shape), array)
-            place = tuple(int(k) for k in element)
+            flat = int(wide.argmax() if most >= -least else wide.argmin())
+            place = _within(np.unravel_index(flat, array.shape), array)
             answer = float(wide[place])
             found.append(
                 Question(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer)
@@ -343,21 +345,30 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
     found: dict[str, Any] = {"name": name, "type": array.dtype.name, "kind": _kind(array), "shape": list(array.shape)}
     if array.size <= WHOLE:
         return found | _stored(array, numbers)
-    wide = array.astype(np.float64)
-    finite = wide[np.isfinite(wide)]
-    at = _within(np.unravel_index(int(np.argmax(np.where(np.isfinite(wide), np.abs(wide), -1))), array.shape), array)
+    wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+    least, most = wide.min(), wide.max()
+    infinite = 0
+    if not (np.isfinite(least) and np.isfinite(most)):
+        infinite = int(wide.size - np.isfinite(wide).sum())
+        wide = np.where(np.isfinite(wide), wide, 0)
+        least, most = wide.min(), wide.max()
+    largest = int(wide.argmax() if most >= -least else wide.argmin())
+    at = _within(np.unravel_index(largest, array.shape), array)
     found["statistics"] = {
-        "least": float(finite.min()) if finite.size else "nan",
-        "most": float(finite.max()) if finite.size else "nan",
-        "mean": _number(finite.mean()) if finite.size else "nan",
-        "norm": _number(np.linalg.norm(finite)) if finite.size else "nan",
-        "zeros": int((wide == 0).sum()),
-        "infinite": int(wide.size - finite.size),
-        "largest": [int(k) for k in at],
+        "least": float(least),
+        "most": float(most),
+        "mean": float(wide.mean(dtype=np.float64)),
+        "zeros": int(array.size - np.count_nonzero(wide)) - infinite,
+        "infinite": infinite,
+        "largest": list(at),
     }
-    first = _part(array, tuple(0 for _ in array.shape), side, numbers)
-    second = _part(array, tuple(int(k) for k in at), min(side, 16), numbers)
-    return found | {"parts": [first] if first["lead"] == second["lead"] and first["from"] == second["from"] else [first, second]}
+    planes = max(1, min(_PLANES, side * side // max(1, math.prod(array.shape[-2:]))))
+    leads = [np.unravel_index(k, array.shape[:-2]) for k in range(min(planes, math.prod(array.shape[:-2])))]
+    shown = [(*_within(lead, array[..., 0, 0]), 0, 0) if array.ndim > 1 else (0,) for lead in leads]
+    parts = [_part(array, element, side, numbers) for element in shown]
+    around = _part(array, at, min(side, 16), numbers)
+    known = {(tuple(part["lead"]), tuple(part["from"])) for part in parts}
+    return found | {"parts": parts if (tuple(around["lead"]), tuple(around["from"])) in known else [*parts, around]}
 
 
 def _part(array: np.ndarray, at: Element, side: int, numbers: bytearray) -> dict[str, Any]:
