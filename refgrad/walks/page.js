@@ -1,7 +1,7 @@
 (() => {
 "use strict";
 const find = id => document.getElementById(id);
-const ROWS = 8, MATRIX = 6, EDITABLE_NODES = 50, MANY_TERMS = 40, PLAY_MS = 1500;
+const ROWS = 8, MATRIX = 6, EDITABLE_NODES = 50, MANY_TERMS = 40, FEW_CARDS = 12, PLAY_MS = 1500;
 const MATHML = "http://www.w3.org/1998/Math/MathML", SVG = "http://www.w3.org/2000/svg";
 const { count, indexOf } = Interpreter;
 
@@ -171,8 +171,8 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
   const marked = new Set(kinks.map(index => index.join()));
   const rank = value.dims.length, indexAt = (r, c) => indexOf(flatAt(r, c), value.dims);
   const lastRow = Math.min(rows, state.row + tall), lastColumn = Math.min(columns, state.column + wide);
-  const head = element("tr", {}, element("td", { class: "corner", role: "gridcell" }), range(state.column, lastColumn).map(c => element("th", { scope: "col" }, String(plane.from[1] + c))));
-  const body = range(state.row, lastRow).map(r => element("tr", {}, element("th", { scope: "row" }, rank > 1 ? String(plane.from[0] + r) : ""), range(state.column, lastColumn).map(c => {
+  const head = element("tr", {}, rank > 1 ? element("td", { class: "corner", role: "gridcell" }) : "", range(state.column, lastColumn).map(c => element("th", { scope: "col" }, String(plane.from[1] + c))));
+  const body = range(state.row, lastRow).map(r => element("tr", {}, rank > 1 ? element("th", { scope: "row" }, String(plane.from[0] + r)) : "", range(state.column, lastColumn).map(c => {
     const flat = flatAt(r, c), one = plane.read(r, c), index = indexAt(r, c), isHere = state.cell[0] === r && state.cell[1] === c;
     const isChosen = inspected && inspected.name === name && inspected.flat === flat;
     const text = value.kind === "b" ? (one ? "true" : "false") : show(one);
@@ -184,7 +184,7 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
     return cell;
   })));
   const isOneCell = rows === 1 && columns === 1;
-  const table = element("table", { class: "grid", role: "grid", "aria-label": `${label}${plane.lead.length ? ` ${placeText(plane.lead)}` : ""}` }, isOneCell ? [] : element("thead", {}, head), element("tbody", {}, isOneCell ? body.map(row => { row.firstChild.remove(); return row; }) : body));
+  const table = element("table", { class: "grid", role: "grid", "aria-label": `${label}${plane.lead.length ? ` ${placeText(plane.lead)}` : ""}` }, isOneCell ? [] : element("thead", {}, head), element("tbody", {}, isOneCell ? body.map(row => { row.querySelector("th")?.remove(); return row; }) : body));
   if (!table.querySelector("[tabindex='0']")) table.querySelector("td[data-row]")?.setAttribute("tabindex", "0");
   const go = (row, column, focus) => {
     state.cell = [Math.max(0, Math.min(row, rows - 1)), Math.max(0, Math.min(column, columns - 1))];
@@ -860,24 +860,30 @@ function startView() {
   return [
     element("h2", {}, "Start: the output and its cotangent"),
     element("p", {}, `Question: how does ${data.of} change with each number before it? The way goes back through ${plural(steps.length, "node")}, the last one first. The cotangent ∂v of a value v says how much ${data.of} changes with each element of v.`),
-    element("div", { class: "cards" }, outputs.map(([name, seed]) => [card(name, name), card(`∂${name}, the seed`, seed, { of: name, out: true })])),
+    element("div", { class: "cards" }, outputs.map(([name, seed]) => [card(name, name, { level: "h3" }), card(`∂${name}, the seed`, seed, { of: name, out: true, level: "h3" })])),
     element("h3", {}, "Inputs and weights"),
     mayEdit === "" ? element("p", { class: "soft" }, "Click a number to change it: everything follows.") : element("p", { class: "soft", id: "why-not" }, mayEdit ?? ""),
-    data.inputs.length > 40 ? element("p", { class: "soft" }, `The first 40 of ${data.inputs.length}.`) : "",
-    element("div", { class: "cards" }, data.inputs.slice(0, 40).map(name => card(name, name))),
+    listed("inputs", data.inputs, name => card(name, name)),
   ];
 }
 function endView() {
-  const many = data.wrt.length > 40;
   return [
     element("h2", {}, "End: the gradients"),
     element("p", {}, `How ${data.of} changes with ${data.wrt.length === 1 ? "what was asked" : "each that was asked"}.`),
-    many ? element("p", { class: "soft" }, `The first 40 of ${data.wrt.length}; each is in the step that makes it.`) : "",
-    element("div", { class: "cards" }, data.wrt.slice(0, 40).map(name => {
+    listed("gradients", data.wrt, name => {
       const one = data.cotangents[name];
-      return one ? card(`∂${name}`, one.value, { of: name, note: sumNote(name), out: true }) : element("div", { class: "card" }, element("h4", {}, `∂${name}`), element("p", { class: "soft" }, "zero: no path leads from it to the output"));
-    })),
+      return one ? card(`∂${name}`, one.value, { of: name, note: sumNote(name), out: true, level: "h3" }) : element("div", { class: "card" }, element("h3", {}, `∂${name}`), element("p", { class: "soft" }, "zero: no path leads from it to the output"));
+    }),
   ];
+}
+const whole = new Set(); // lists that are shown in full
+function listed(what, names, cardOf) {
+  const shown = whole.has(what) ? names : names.slice(0, FEW_CARDS);
+  const more = button(`Show all ${names.length} ${what}`, () => {
+    whole.add(what);
+    render(false);
+  });
+  return [element("div", { class: "cards" }, shown.map(cardOf)), shown.length < names.length ? element("p", {}, more) : ""];
 }
 
 // The map
