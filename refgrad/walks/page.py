@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,25 +83,23 @@ def questions(walk: Walk) -> list[Question]:
             flat = int(wide.argmax() if most >= -least else wide.argmin())
             place = _within(np.unravel_index(flat, array.shape), array)
             answer = float(wide[place])
-            found.append(
-                Question(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer)
-            )
+            found.append(Question(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer))
             break
     return found
 
 
-def answers(walks: Mapping[str, Walk]) -> str:
-    """Return the answers to the quiz of each page, as text of a .csv file.
+def answers(asked: Mapping[str, Sequence[Question]]) -> str:
+    """Return the answers to the quizzes of several pages, as the text of a .csv file. Steps count from 1, as in the page.
 
-    :param walks: by the name of the page.
+    :param asked: the `questions` of each page, by its name.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("page", "step", "node", "operator", "cotangent of", "shape", "element", "value"))
-    for name, walk in walks.items():
-        for asked in questions(walk):
-            shape, element = (" ".join(map(str, sizes)) for sizes in (asked.shape, asked.element))
-            row = (name, asked.step + 1, asked.node, asked.operator, asked.of, shape, element, f"{asked.answer:.6g}")
+    for name, of_page in asked.items():
+        for one in of_page:
+            shape, element = (" ".join(map(str, sizes)) for sizes in (one.shape, one.element))
+            row = (name, one.step + 1, one.node, one.operator, one.of, shape, element, f"{one.answer:.6g}")
             writer.writerow(map(_cell, row))
     return text.getvalue()
 
@@ -233,13 +231,17 @@ def _nodes(walk: Walk) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], int]
                 "inputs": list(node.input),
                 "outputs": list(outputs),
                 "attributes": {one.name: _attribute(one) for one in node.attribute if one.name != "doc_string"},
-                "body": (node.domain, node.op_type) in functions or any(one.HasField("g") or one.graphs for one in node.attribute),
+                "body": (node.domain, node.op_type) in functions or any(map(_has_graph, node.attribute)),
                 "shape": outputs in told and told[outputs].is_shape,
             }
-        )  # fmt: skip
+        )
     for one in (*walk.forward, *told.values()):
-        if one.outputs not in place:  # it has no node of its own in the gradient model: a forward node with one more output
-            mine = [k for k, node in enumerate(nodes) if node["name"] == one.name or set(one.outputs) & set(node["outputs"])]
+        if (
+            one.outputs not in place
+        ):  # it has no node of its own in the gradient model: a forward node with one more output
+            mine = [
+                k for k, node in enumerate(nodes) if node["name"] == one.name or set(one.outputs) & set(node["outputs"])
+            ]
             place[one.outputs] = mine[0] if mine else len(nodes)
             if not mine:
                 nodes.append(
@@ -257,9 +259,15 @@ def _nodes(walk: Walk) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], int]
     return nodes, place
 
 
+def _has_graph(one: AttributeProto) -> bool:
+    return one.HasField("g") or bool(one.graphs)
+
+
 def _reads(nodes: list[dict[str, Any]]) -> list[list[int]]:
     made = {name: k for k, node in enumerate(nodes) for name in node["outputs"] if name}
-    return [[made[name] for name in dict.fromkeys(node["inputs"]) if made.get(name, k) < k] for k, node in enumerate(nodes)]
+    return [
+        [made[name] for name in dict.fromkeys(node["inputs"]) if made.get(name, k) < k] for k, node in enumerate(nodes)
+    ]
 
 
 def _attribute(one: AttributeProto) -> Any:
