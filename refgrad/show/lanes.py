@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _LANES = 12  # columns, at most
 
 
-def lanes(reads: Sequence[Sequence[int]]) -> list[int]:
+def lanes(reads: Sequence[Sequence[int]], held: Collection[int] = ()) -> list[int]:
     """Return the column of each node: a node continues the column of what it reads, if nobody has continued it.
 
     :param reads: of each node, the positions of the nodes that it reads from, all before its own; others are ignored.
+    :param held: the positions of nodes whose column only a reader continues, however many have read them.
 
     >>> lanes([[], [0], [0], [1, 2]])
     [0, 0, 1, 0]
@@ -29,7 +30,7 @@ def lanes(reads: Sequence[Sequence[int]]) -> list[int]:
         found.append(min(mine) if mine else free)
         for maker in makers:
             left[maker] -= 1
-            if left[maker] <= 0 and tips.get(found[maker]) == maker:
+            if left[maker] <= 0 and maker not in held and tips.get(found[maker]) == maker:
                 del tips[found[maker]]
         tips[found[k]] = k
     return found
