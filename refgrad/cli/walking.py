@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from refgrad.backends.base import load_model
+from refgrad.backends.base import graph_inputs, load_model
 from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of
 from refgrad.cli.output import Files, print_json, refuse_overwriting, say, stdout
 from refgrad.conformance.questions.feeds import read_feeds
@@ -77,7 +77,7 @@ def walk(
     proto = load_model(model)
     inputs = inputs_of(proto)
     given = None if feeds is None else read_feeds(feeds, inputs, some=True)
-    if is_class and all(one.name in (given or ()) for one in inputs):
+    if is_class and all(one.name in (given or ()) for one in graph_inputs(proto.graph)):
         raise OptionError(
             "Every page would be the same: no input of the model is random. Leave out --feeds, or its inputs."
         )

@@ -157,7 +157,7 @@ const Interpreter = (() => {
     Einsum(inputs, { equation }) {
       const [left, right] = equation.replaceAll(" ", "").split("->"), each = left.split(","), sizes = new Map();
       if (equation.includes(".")) fail("an Einsum with …");
-      each.forEach((letters, k) => [...letters].forEach((letter, axis) => sizes.set(letter, Math.max(sizes.get(letter) ?? 1, inputs[k].dims[axis]))));
+      each.forEach((letters, k) => [...letters].forEach((letter, axis) => (sizes.get(letter) ?? 1) === 1 && sizes.set(letter, inputs[k].dims[axis])));
       const once = [...sizes.keys()].filter(letter => left.split(letter).length === 2).sort().join(""), out = right ?? once;
       const letters = [...sizes.keys()], dims = letters.map(letter => sizes.get(letter)), shape = [...out].map(letter => sizes.get(letter));
       const stepsFor = (names, own) => letters.map(letter => [...names].reduce((sum, one, axis) => sum + (one === letter && own[axis] !== 1 ? stridesOf(own)[axis] : 0), 0));
@@ -224,6 +224,22 @@ const Interpreter = (() => {
               }
           if (isGiven(B))
             for (let out = 0; out < N * M * spots; out++) visit(out, [-1, -1, Math.floor(out / spots) % M], 1);
+        },
+      };
+    },
+    Col2Im([X, image, block], attributes) {
+      const sizes = list(image), kernel = list(block), [N] = X.dims, taps = count(kernel), C = X.dims[1] / taps, spots = X.dims[2], area = count(sizes);
+      const { strides, dilations, before, sizes: grid } = windows([1, 1, ...sizes], kernel, attributes);
+      if (count(grid) !== spots) fail("Col2Im of another number of blocks");
+      return {
+        shape: [N, C, ...sizes],
+        loop(visit) {
+          for (let plane = 0; plane < N * C; plane++)
+            for (let tap = 0; tap < taps; tap++)
+              for (let spot = 0; spot < spots; spot++) {
+                const inside = place(indexOf(spot, grid), indexOf(tap, kernel), strides, dilations, before, sizes);
+                if (inside >= 0) visit(plane * area + inside, [(plane * taps + tap) * spots + spot, -1, -1], 1);
+              }
         },
       };
     },
