@@ -577,7 +577,7 @@ function origin(name, flat) {
   return [name, flat];
 }
 const axesText = axes => (axes.length === 1 ? `axis ${axes[0]}` : `axes ${axes.join(", ")}`);
-const contributor = one => (one.step === null ? "the seed" : `step ${one.step + 1}: ${steps[one.step].operator}`);
+const contributor = one => (one.step === null ? "the seed" : `step ${one.step}: ${steps[one.step].operator}`);
 
 function inspect(name, flat, of, from = []) {
   inspected = { name, flat, of, trail: from };
@@ -774,7 +774,7 @@ function card(title, name, { of, note, kinks, out = false, level = "h4" } = {}) 
     isHidden ? element("p", { class: "masked" }, "hidden by the quiz") : [element("p", { class: "meta" }, metaText(valueOf(name))), arrayView(name, { label: title, of, kinks })],
     note ? element("p", { class: "more soft" }, note) : "");
 }
-function link(k, text = `step ${k + 1}`) {
+function link(k, text = `step ${k}`) {
   return button(text, () => go(k + 1), { class: "link" });
 }
 function sumNote(of) {
@@ -836,7 +836,7 @@ function stepView(k) {
   const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step);
   const attributes = Object.entries(step.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`).join(", ");
   const parts = [
-    element("h2", {}, `${step.operator}`, step.node ? element("span", { class: "soft" }, ` · ${step.node}`) : ""),
+    element("h2", {}, `Step ${k}: ${step.operator}`, step.node ? element("span", { class: "soft" }, ` · ${step.node}`) : ""),
     element("p", { class: "soft small" }, `${step.outputs.filter(Boolean).join(", ")} = ${step.domain ? `${step.domain}.` : ""}${step.operator}(${step.inputs.map(name => name || "–").join(", ")})`, attributes ? ` with ${attributes}` : ""),
     step.formula ? element("div", { class: "formula" }, step.formula) : "",
     lines.map(one => lineOf(one, isHidden)),
@@ -1098,7 +1098,13 @@ async function start() {
   }, 30);
 }
 globalThis.walkPage = { // for those who look from the console
-  go, change, undo, value: name => { const one = valueOf(name); return one.isWhole ? { dims: one.dims, data: range(0, count(one.dims)).map(one.at) } : one; },
+  go, undo,
+  change: (name, flat, number) => {
+    const wrong = change(name, flat, number);
+    render(false);
+    return wrong;
+  },
+  value: name => { const one = valueOf(name); return one.isWhole ? { dims: one.dims, data: range(0, count(one.dims)).map(one.at) } : one; },
   names: () => [...recorded.keys()], document: () => data, difference, madeOf, whyNot: () => mayEdit,
 };
 start();

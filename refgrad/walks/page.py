@@ -89,7 +89,7 @@ def questions(walk: Walk) -> list[Question]:
 
 
 def answers(asked: Mapping[str, Sequence[Question]]) -> str:
-    """Return the answers to the quizzes of several pages, as the text of a .csv file. Steps count from 1, as in the page.
+    """Return the answers to the quizzes of several pages, as the text of a .csv file.
 
     :param asked: the `questions` of each page, by its name.
     """
@@ -99,7 +99,7 @@ def answers(asked: Mapping[str, Sequence[Question]]) -> str:
     for name, of_page in asked.items():
         for one in of_page:
             shape, element = (" ".join(map(str, sizes)) for sizes in (one.shape, one.element))
-            row = (name, one.step + 1, one.node, one.operator, one.of, shape, element, f"{one.answer:.6g}")
+            row = (name, one.step, one.node, one.operator, one.of, shape, element, f"{one.answer:.6g}")
             writer.writerow(map(_cell, row))
     return text.getvalue()
 
