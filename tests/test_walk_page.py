@@ -410,7 +410,10 @@ def test_a_hostile_name_is_only_text(opened):
 
 @pytest.mark.parametrize("name", EDITABLE)
 def test_everything_follows_a_changed_number(opened, name):
-    """What the page computes is what the interpreter computes in float64, of numbers that the walk did not have."""
+    """What the page computes is what the interpreter computes in float64, of numbers that the walk did not have.
+
+    To 1e-7: the model has 1/12 as a float32, which the interpreter in float64 takes for 1/12.
+    """
     walk = walked(name)
     shown = opened(walk)
     assert shown.evaluate("walkPage.whyNot()") == ""
@@ -432,7 +435,7 @@ def test_everything_follows_a_changed_number(opened, name):
     for value, array in expected.items():
         got = shown.evaluate(f"walkPage.value({json.dumps(value)})")
         np.testing.assert_allclose(
-            np.reshape(got["data"], got["dims"]), array, rtol=1e-9, atol=1e-9 * max(1e-3, np.abs(array).max())
+            np.reshape(got["data"], got["dims"]), array, rtol=1e-7, atol=1e-9 * max(1e-3, np.abs(array).max())
         )
         compared += 1
     assert compared >= 2
@@ -586,7 +589,7 @@ def test_the_quiz_gives_nothing_away(opened):
     shown.evaluate("walkPage.go(1)")
     assert shown.locator("#emitted .masked").count() == 0
     shown.keyboard.press("e")
-    assert shown.locator("#emitted").inner_text().endswith("hidden by the quiz")
+    shown.locator("#emitted .masked").wait_for()
     shown.get_by_role("button", name="Show the answer").click()
     assert shown.locator(".card.out").count() == 1
     shown.keyboard.press("q")

@@ -83,6 +83,7 @@ const Interpreter = (() => {
     for (let n = 60; n >= 1; n--) fraction = n / 2 / (size + fraction);
     return Math.sign(x) * (1 - Math.exp(-size * size) / (Math.sqrt(Math.PI) * (size + fraction)));
   }
+  const EPSILON = Math.fround(1e-5); // an attribute is a float32
   const even = x => {
     const down = Math.floor(x), rest = x - down;
     return rest < 0.5 ? down : rest > 0.5 ? down + 1 : down % 2 === 0 ? down : down + 1;
@@ -98,10 +99,10 @@ const Interpreter = (() => {
     Softsign: x => x / (1 + Math.abs(x)), Erf: erf, Floor: Math.floor, Ceil: Math.ceil, Round: even, Sign: Math.sign,
     Identity: x => x, HardSwish: x => x * Math.max(0, Math.min(1, x / 6 + 0.5)), Mish: x => x * Math.tanh(softplus(x)),
     Not: x => Number(!x), IsNaN: x => Number(Number.isNaN(x)),
-    Elu: (x, { alpha = 1 }) => (x > 0 ? x : alpha * Math.expm1(x)), LeakyRelu: (x, { alpha = 0.01 }) => (x >= 0 ? x : alpha * x),
-    Selu: (x, { alpha = 1.67326319217681884765625, gamma = 1.05070102214813232421875 }) => gamma * (x > 0 ? x : alpha * Math.expm1(x)),
+    Elu: (x, { alpha = 1 }) => (x > 0 ? x : alpha * Math.expm1(x)), LeakyRelu: (x, { alpha = Math.fround(0.01) }) => (x >= 0 ? x : alpha * x),
+    Selu: (x, { alpha = Math.fround(1.67326319217681884765625), gamma = Math.fround(1.05070102214813232421875) }) => gamma * (x > 0 ? x : alpha * Math.expm1(x)),
     Celu: (x, { alpha = 1 }) => Math.max(0, x) + Math.min(0, alpha * Math.expm1(x / alpha)),
-    HardSigmoid: (x, { alpha = 0.2, beta = 0.5 }) => Math.max(0, Math.min(1, alpha * x + beta)),
+    HardSigmoid: (x, { alpha = Math.fround(0.2), beta = 0.5 }) => Math.max(0, Math.min(1, alpha * x + beta)),
     ThresholdedRelu: (x, { alpha = 1 }) => (x > alpha ? x : 0),
     Gelu: (x, { approximate = "none" }) => (approximate === "tanh" ? tanhGelu(x) : 0.5 * x * (1 + erf(x / Math.SQRT2))),
     Swish: (x, { alpha = 1 }) => x * sigmoid(alpha * x), Shrink: (x, { bias = 0, lambd = 0.5 }) => (x < -lambd ? x + bias : x > lambd ? x - bias : 0),
@@ -584,7 +585,7 @@ const Interpreter = (() => {
     AveragePool: ([X], attributes) => [pooled(X, attributes, 0, (a, b) => a + b, (value, seen, padded) => value / (attributes.count_include_pad ? padded : seen))[0]],
     GlobalAveragePool: ([X]) => [contracted("ReduceMean", [X], { axes: X.dims.map((_, axis) => axis).slice(2) })],
     GlobalMaxPool: ([X]) => OTHERS.ReduceMax([X], { axes: X.dims.map((_, axis) => axis).slice(2) }),
-    LayerNormalization: ([X, scale, bias], { axis = -1, epsilon = 1e-5 }) => {
+    LayerNormalization: ([X, scale, bias], { axis = -1, epsilon = EPSILON }) => {
       const axes = X.dims.map((_, k) => k).slice(axisOf(axis, X.dims.length));
       const mean = contracted("ReduceMean", [X], { axes }), off = elementwise((x, m) => x - m, [X, mean]);
       const variance = contracted("ReduceMean", [elementwise(x => x * x, [off])], { axes }), inverse = elementwise(v => 1 / Math.sqrt(v + epsilon), [variance]);
@@ -592,7 +593,7 @@ const Interpreter = (() => {
       return [isGiven(bias) ? elementwise((x, b) => x + b, [scaled, bias]) : scaled, mean, inverse];
     },
     Dropout: ([X, ratio, training]) => (isGiven(training) && training.data[0] ? fail("Dropout that trains") : [X, filled(X.dims, 1, "b")]),
-    BatchNormalization: ([X, scale, bias, mean, variance], { epsilon = 1e-5, training_mode = 0 }) => {
+    BatchNormalization: ([X, scale, bias, mean, variance], { epsilon = EPSILON, training_mode = 0 }) => {
       if (training_mode) fail("BatchNormalization that trains");
       const [s, b, m, v] = [scale, bias, mean, variance].map(one => reshaped(one, [one.dims[0], ...X.dims.slice(2).map(() => 1)]));
       return [elementwise((x, s1, b1, m1, v1) => ((x - m1) / Math.sqrt(v1 + epsilon)) * s1 + b1, [X, s, b, m, v])];
