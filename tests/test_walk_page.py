@@ -646,9 +646,13 @@ def test_keyboard_only(opened):
     assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("[1, 1]")
     shown.keyboard.press("Enter")
     assert shown.locator("#inspector h2").inner_text() == "∂s[1, 1]"
+    shown.keyboard.press("ArrowLeft")
+    shown.keyboard.press("Enter")
+    assert shown.locator("#inspector h2").inner_text() == "∂s[1, 0]"
     assert shown.locator("#position").inner_text() == f"1 of {steps}"  # the arrows moved in the tensor
     shown.keyboard.press("Escape")
     assert not shown.locator("#inspector").is_visible()
+    assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("[1, 0]")
 
 
 def test_it_plays(opened):

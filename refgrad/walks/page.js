@@ -200,8 +200,7 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
     const cell = event.target.closest("td[data-row]");
     if (!cell) return;
     state.cell = [Number(cell.dataset.row), Number(cell.dataset.column)];
-    inspect(name, flatAt(...state.cell), of);
-    box.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
+    inspectFrom(table, name, flatAt(...state.cell), of);
   });
   table.addEventListener("keydown", event => {
     const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key], cell = event.target.closest("td[data-row]");
@@ -212,8 +211,7 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
     else if (event.key === "End") go(r, columns - 1, true);
     else if (event.key === "Enter" || event.key === " ") {
       state.cell = [r, c];
-      inspect(name, flatAt(r, c), of);
-      box.querySelector("td[tabindex='0']")?.focus();
+      inspectFrom(table, name, flatAt(r, c), of);
     } else return;
     event.preventDefault();
     event.stopPropagation();
@@ -584,11 +582,19 @@ function inspect(name, flat, of, from = []) {
   renderInspector();
   render(false);
 }
+// Inspect an element of a table: the step is drawn anew, and the same cell keeps the focus
+function inspectFrom(table, name, flat, of) {
+  const grids = () => [...document.querySelectorAll("#step table.grid")], place = grids().indexOf(table);
+  inspect(name, flat, of);
+  grids()[place]?.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
+}
 function closeInspector() {
+  const grids = () => [...document.querySelectorAll("#step table.grid")], place = grids().findIndex(grid => grid.contains(document.activeElement) || grid.querySelector(".chosen"));
   inspected = null;
   find("inspector").hidden = true;
   find("body").classList.remove("inspecting");
   render(false);
+  grids()[place]?.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
 }
 function reference([given, givenFlat], trail) {
   const [name, flat] = origin(given, givenFlat), value = valueOf(name);
