@@ -759,16 +759,21 @@ def test_a_page_that_cannot_be_read_says_so(browser, tmp_path):
 
 # Large models
 
+# Milliseconds of a step: the median of a way back, and of three of these the least, since other programs run too
 STEPS_MS = """async () => {
-  const times = [], last = walkPage.document().steps.length + 1;
-  for (let k = 0; k <= last; k += Math.ceil(last / 80)) {
-    const start = performance.now();
-    walkPage.go(k);
-    document.body.offsetHeight;
-    times.push(performance.now() - start);
-    await new Promise(done => setTimeout(done));
+  const medians = [], last = walkPage.document().steps.length + 1;
+  for (let round = 0; round < 3; round++) {
+    const times = [];
+    for (let k = 0; k <= last; k += Math.ceil(last / 80)) {
+      const start = performance.now();
+      walkPage.go(k);
+      document.body.offsetHeight;
+      times.push(performance.now() - start);
+      await new Promise(done => setTimeout(done));
+    }
+    medians.push(times.sort((a, b) => a - b)[Math.floor(times.length / 2)]);
   }
-  return times.sort((a, b) => a - b)[Math.floor(times.length / 2)];
+  return Math.min(...medians);
 }"""
 
 
