@@ -215,7 +215,7 @@ def jax(session: nox.Session) -> None:
 
 @nox.session
 def page(session: nox.Session) -> None:
-    """The page of conformance results in headless Chromium, which has to be installed, and the runners in JavaScript and C.
+    """The pages in headless Chromium, which has to be installed, and the runners in JavaScript and C.
 
     REFGRAD_BROWSER may name the browser's program, and REFGRAD_ORT_INCLUDE the folder with the headers of ONNX Runtime.
     """
@@ -224,14 +224,28 @@ def page(session: nox.Session) -> None:
         session.error("There is no Chromium: install the package chromium, or set REFGRAD_BROWSER to its program.")
     session.install("playwright", "-e", ".[ort,test]")
     modules = onnxruntime_headers(session)
-    if shutil.which("npm"):  # a step of training in JavaScript
+    if shutil.which("npm"):  # a step of training in JavaScript, and the rules of accessibility
         place = Path(session.create_tmp()) / "javascript"
         place.mkdir(exist_ok=True)
         session.run(
-            "npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "onnxruntime-web", external=True
+            "npm",
+            "install",
+            "--prefix",
+            str(place),
+            "--no-audit",
+            "--no-fund",
+            "onnxruntime-web",
+            "axe-core",
+            external=True,
         )
         modules["REFGRAD_NODE_MODULES"] = str(place / "node_modules")
-    pytest(session, "tests/test_report_page.py", "tests/test_step_in_node.py", "tests/test_runtimes.py", **modules)
+    files = (
+        "tests/test_report_page.py",
+        "tests/test_walk_page.py",
+        "tests/test_step_in_node.py",
+        "tests/test_runtimes.py",
+    )
+    pytest(session, *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
 
 
 @nox.session

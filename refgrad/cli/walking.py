@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refgrad.backends.base import load_model
-from refgrad.cli.options import Dim, Feeds, Json, Model, Seed, Wrt, names, sizes_of
-from refgrad.cli.output import print_json, stdout
+from refgrad.backends.base import graph_inputs, load_model
+from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of
+from refgrad.cli.output import Files, print_json, refuse_overwriting, say, stdout
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
+from refgrad.errors import OptionError
+from refgrad.protos.files import replacing
+from refgrad.walks.page import Question, answers, page, questions
+from refgrad.walks.records import Walk
 from refgrad.walks.text import show, step_of
 from refgrad.walks.walk import walk as walked
 
@@ -31,19 +38,96 @@ def walk(
         int | None, typer.Option(metavar="K", help="Print one step alone: 0 is the last forward node.")
     ] = None,
     differences: Annotated[bool, typer.Option(help="Take a central difference beside each step, in float64.")] = True,
-    seed: Seed = 0,
+    seed: Annotated[
+        str,
+        typer.Option(
+            metavar="SEED",
+            help="The seed of all random numbers. With --html, 1:30 writes a page for each of the seeds 1 to 30, and a "
+            "table of the answers to their quizzes.",
+        ),
+    ] = "0",
     dim: Dim = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAGE.html",
+            help="Write the walk as a page for a browser, which loads nothing: step by step, with the terms of each number.",
+        ),
+        Files.WRITTEN,
+    ] = None,
+    quiz: Annotated[bool, typer.Option("--quiz", help="The page hides what a step adds until it is guessed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Walk the gradient of MODEL backwards: for each node the formula, what it reads, and what it adds to which cotangent.
 
     Inputs that --feeds does not have are random.
     """
+    seeds = _seeds(seed)
+    is_class = ":" in seed
+    if html is None and (quiz or is_class):
+        raise OptionError(f"{'--quiz' if quiz else f'--seed {seed}'} is about pages. Give --html PAGE.html.")
+    if html is not None and step is not None:
+        raise OptionError("--step prints one step, and a page has them all. Leave out --step or --html.")
     size, sizes = sizes_of(dim)
+    pages = {} if html is None else _pages(html, seeds) if is_class else {seeds[0]: html}
+    sheet = html.with_name(f"{html.stem}_answers.csv") if html is not None and is_class else None
+    if sheet is not None:  # the command knows PAGE.html alone, which is not written
+        named = [(Files.MODEL, model), *((Files.WRITTEN, path) for path in (*pages.values(), sheet))]
+        refuse_overwriting(named if feeds is None else [(Files.READ, feeds), *named])
     proto = load_model(model)
-    given = None if feeds is None else read_feeds(feeds, inputs_of(proto), some=True)
-    found = walked(proto, given, wrt=names(wrt), of=of, seed=seed, differences=differences, size=size, sizes=sizes)
+    inputs = inputs_of(proto)
+    given = None if feeds is None else read_feeds(feeds, inputs, some=True)
+    if is_class and all(one.name in (given or ()) for one in graph_inputs(proto.graph)):
+        raise OptionError(
+            "Every page would be the same: no input of the model is random. Leave out --feeds, or its inputs."
+        )
+
+    def walked_with(number: int) -> Walk:
+        return walked(proto, given, wrt=names(wrt), of=of, seed=number, differences=differences, size=size, sizes=sizes)
+
+    if html is None:
+        found = walked_with(seeds[0])
+        if as_json:
+            print_json(found.to_dict() if step is None else step_of(found, step).to_dict())
+        else:
+            show(found, stdout(), step)
+        return
+    asked: dict[str, list[Question]] = {}
+    for number, path in pages.items():
+        found = walked_with(number)
+        asked[path.name] = questions(found)
+        _write(path, page(found, f"{model.stem}, {number}" if is_class else model.stem, quiz))
+    if sheet is not None:
+        _write(sheet, answers(asked))
+    written = [*pages.values(), *([] if sheet is None else [sheet])]
     if as_json:
-        print_json(found.to_dict() if step is None else step_of(found, step).to_dict())
+        print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:
-        show(found, stdout(), step)
+        say(", ".join(map(str, written[:1] if sheet is None else (written[0], "…", *written[-2:]))) + ": written")
+
+
+_MOST = 1000  # pages at a time
+
+
+def _seeds(given: str) -> range:
+    """The seeds that 7, or 1:30, stands for."""
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", given)
+    if found is None:
+        raise OptionError(
+            f"--seed {reprlib.repr(given)}: give a whole number of at least 0, or two with a colon, 1:30."
+        )
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first or last - first >= _MOST:
+        raise OptionError(f"--seed {given}: the second number is at least the first, and at most {_MOST - 1} above it.")
+    return range(first, last + 1)
+
+
+def _pages(html: Path, seeds: range) -> dict[int, Path]:
+    """The file of each seed: PAGE_01.html of PAGE.html."""
+    digits = max(2, len(str(seeds[-1])))
+    return {seed: html.with_name(f"{html.stem}_{seed:0{digits}}{html.suffix}") for seed in seeds}
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write_text(text, encoding="utf-8")

@@ -16,10 +16,10 @@ from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import subgraphs
 from refgrad.show.folding import Fold, folds
+from refgrad.show.lanes import lanes
 from refgrad.show.text import attributes, dimension, kind_of, operator, shown, type_of
 
 _CHARACTER, _LINE, _PAD, _GAP, _ROW, _INDENT = 6.65, 13, 6, 16, 20, 22  # pixels
-_LANES = 12  # columns of parallel branches, at most
 _LONG = 44  # characters of a line
 _FEW = 3  # lines of attributes, or of constants
 _INPUTS = 12  # more are named in the nodes that read them
@@ -310,28 +310,18 @@ class _Section:
         return parts, wide + 8, y + 14
 
     def _lanes(self) -> None:
-        """Give parallel branches columns: a node continues the column of what it reads, if nobody has continued it."""
-        reads: dict[int, list[_Box]] = {}
+        """Give parallel branches columns."""
+        rows = [row for row in self._rows if row.forward is not None]
+        place = {id(row.forward): k for k, row in enumerate(rows)}
+        reads: list[list[int]] = [[] for _ in rows]
+        held = set()
         for maker, reader in self._arrows:
-            reads.setdefault(id(reader), []).append(maker)
-        lane_of: dict[int, int] = {}
-        tips: dict[int, _Box] = {}
-        left = {id(maker): 0 for maker, _ in self._arrows}
-        for maker, _ in self._arrows:
-            left[id(maker)] += 1
-        for row in self._rows:
-            if row.forward is None:
-                continue
-            box = row.forward
-            makers = [one for one in reads.get(id(box), ()) if id(one) in lane_of]
-            mine = [lane_of[id(one)] for one in makers if tips.get(lane_of[id(one)]) is one]
-            free = next((k for k in range(_LANES) if k not in tips), _LANES - 1)
-            row.lane = lane_of[id(box)] = min(mine) if mine else free
-            for one in makers:
-                left[id(one)] -= 1
-                if left[id(one)] <= 0 and tips.get(lane_of[id(one)]) is one:
-                    del tips[lane_of[id(one)]]
-            tips[row.lane] = box
+            if id(reader) in place:
+                reads[place[id(reader)]].append(place.get(id(maker), -1))
+            elif id(maker) in place:
+                held.add(place[id(maker)])
+        for row, lane in zip(rows, lanes(reads, held), strict=True):
+            row.lane = lane
 
     def _is_loop(self, a: _Box, b: _Box) -> bool:
         """Whether an arrow leads from one copy of a layer to the next, of which one is drawn."""

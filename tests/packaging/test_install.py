@@ -60,9 +60,10 @@ def test_modules_are_packaged(python):
     how, executable = python
     if how != "wheel":
         pytest.skip("only a wheel leaves files out")
-    for top in ("backends", "conformance"):
-        code = f"import refgrad.{top} as t; print(t.__path__[0])"
+    places = {"backends": "refgrad.backends", "conformance": "refgrad.conformance", "refgrad/walks": "refgrad.walks"}
+    for top, module in places.items():
+        code = f"import {module} as t; print(t.__path__[0])"
         installed = Path(run(executable, "-c", code, cwd=Path(sys.prefix)).strip())
-        for kind in ("*.py", "*.toml", "*.json", "*.html"):
+        for kind in ("*.py", "*.toml", "*.json", "*.html", "*.css", "*.js"):
             expected = {f.relative_to(ROOT / top) for f in (ROOT / top).rglob(kind)}
             assert {f.relative_to(installed) for f in installed.rglob(kind)} == expected

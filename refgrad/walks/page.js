@@ -1,0 +1,1117 @@
+(() => {
+"use strict";
+const find = id => document.getElementById(id);
+const ROWS = 8, MATRIX = 6, EDITABLE_NODES = 50, MANY_TERMS = 40, FEW_CARDS = 12, PLAY_MS = 1500;
+const MATHML = "http://www.w3.org/1998/Math/MathML", SVG = "http://www.w3.org/2000/svg";
+const { count, indexOf } = Interpreter;
+
+let data, steps, nodes, recorded; // what Python wrote
+const producers = new Map(), cotangentsOf = new Map(), contributionsOf = new Map(), sumsOf = new Map(), forwardNames = new Set(); // by name of a value
+let position = 0, playing = 0, inspected = null, mayEdit = null, changed = new Map(), computed = null;
+let quiz = false;
+const solved = new Set(), windowsOf = new Map(), openFolds = new Set();
+
+// Elements
+
+function fill(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) if (value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+  made.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== ""));
+  return made;
+}
+const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const math = (tag, attributes, ...children) => fill(document.createElementNS(MATHML, tag), attributes, children);
+function button(text, action, attributes) {
+  const made = element("button", { type: "button", ...attributes }, text);
+  made.addEventListener("click", action);
+  return made;
+}
+const say = text => { find("said").textContent = text; };
+const plural = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+
+// Numbers
+
+function read() {
+  const packed = Uint8Array.from(atob(find("data").textContent.trim()), one => one.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+const TYPES = { f4: Float32Array, f8: Float64Array, i4: Int32Array, u1: Uint8Array };
+const numberOf = text => ({ inf: Infinity, "-inf": -Infinity, nan: NaN })[text] ?? Number(text);
+function unpack(buffer) {
+  const size = new DataView(buffer).getUint32(0, true), start = 4 + size;
+  data = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+  [steps, nodes] = [data.steps, data.nodes];
+  const numbers = one => ("whole" in one ? one.whole : new TYPES[one.code](buffer, start + one.at, one.count));
+  recorded = new Map(data.values.map(one => [one.name, {
+    ...one, dims: one.shape, data: "at" in one || "whole" in one ? numbers(one) : undefined,
+    parts: one.parts?.map(part => ({ ...part, data: numbers(part) })),
+  }]));
+  for (const node of nodes) {
+    for (const [name, value] of Object.entries(node.attributes))
+      if (value && typeof value === "object" && "dims" in value) node.attributes[name] = Interpreter.tensor(value.dims, Float64Array.from(value.data, numberOf), value.kind);
+      else if (typeof value === "string" && ["inf", "-inf", "nan"].includes(value)) node.attributes[name] = numberOf(value);
+    node.outputs.forEach((name, k) => name && producers.set(name, [node, k]));
+  }
+  for (const at of data.forward) nodes[at].outputs.forEach(name => name && forwardNames.add(name));
+  data.inputs.forEach(name => forwardNames.add(name));
+  for (const [of, one] of Object.entries(data.cotangents)) {
+    cotangentsOf.set(one.value, [...(cotangentsOf.get(one.value) ?? []), of]);
+    for (const part of one.contributions) {
+      contributionsOf.set(part.value, [...(contributionsOf.get(part.value) ?? []), part]);
+      if (part.before) sumsOf.set(part.summed, part);
+    }
+  }
+}
+
+// A value as it is now: {dims, kind, type, at(element), isWhole, tensor}
+function valueOf(name) {
+  const known = recorded.get(name), now = computed?.get(name);
+  if (now) return { dims: now.dims, kind: now.kind, type: known?.type ?? "", at: flat => now.data[flat], isWhole: true, tensor: now };
+  if (!known || known.text !== undefined) return { text: known?.text ?? "not recorded" };
+  const { dims, kind, type } = known;
+  if (known.data) return { dims, kind, type, at: flat => known.data[flat], isWhole: true, tensor: known.whole ? undefined : known };
+  return { dims, kind, type, statistics: known.statistics, parts: known.parts, isWhole: false, at: flat => partial(known, flat) };
+}
+function partial(known, flat) {
+  const index = indexOf(flat, known.dims), lead = index.slice(0, -2), [row, column] = [0, ...index].slice(-2);
+  for (const part of known.parts) {
+    const r = row - part.from[0], c = column - part.from[1];
+    if (Interpreter.same(part.lead, lead) && r >= 0 && c >= 0 && r < part.size[0] && c < part.size[1]) return part.data[r * part.size[1] + c];
+  }
+  return undefined;
+}
+function show(number, digits = 4) {
+  if (number === undefined) return "?";
+  if (typeof number === "string") return number;
+  if (!Number.isFinite(number)) return String(number).replace("Infinity", "∞").replace("-", "−");
+  if (Number.isInteger(number) && Math.abs(number) < 1e7) return String(number).replace("-", "−");
+  const size = Math.abs(number);
+  const text = size < 1e-3 || size >= 1e6 ? number.toExponential(digits - 2) : String(Number(number.toPrecision(digits)));
+  return text.replaceAll("-", "−");
+}
+const shapeText = dims => (dims.length ? dims.join(" × ") : "scalar");
+const placeText = index => (index.length ? `[${index.join(", ")}]` : "");
+function shownName(name, of) {
+  const owner = of ?? cotangentsOf.get(name)?.[0];
+  return owner === undefined ? name : `∂${owner}`;
+}
+
+// Colours
+
+const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+let colors;
+function tintOf(number, most) {
+  if (typeof number !== "number" || !most || !Number.isFinite(number)) return "transparent";
+  const share = Math.min(1, Math.abs(number) / most);
+  return share ? `rgba(${number > 0 ? colors.plus : colors.minus}, ${(0.06 + 0.36 * share).toFixed(3)})` : "transparent";
+}
+function largest(numbers) {
+  let most = 0;
+  for (const one of numbers) if (Number.isFinite(one) && Math.abs(one) > most) most = Math.abs(one);
+  return most;
+}
+
+// A tensor: a window of numbers, and a heat map where the window does not show all
+
+function planesOf(value) {
+  const rank = value.dims.length, [rows, columns] = [1, 1, ...value.dims].slice(-2);
+  if (value.isWhole) {
+    const lead = value.dims.slice(0, Math.max(0, rank - 2));
+    return Array.from({ length: count(lead) }, (_, k) => ({ lead: indexOf(k, lead), start: k * rows * columns, from: [0, 0], size: [rows, columns], columns, read: (r, c) => value.at((k * rows + r) * columns + c) }));
+  }
+  return value.parts.map(part => {
+    const lead = value.dims.slice(0, Math.max(0, rank - 2));
+    const k = part.lead.reduce((sum, at, axis) => sum * lead[axis] + at, 0);
+    return { lead: part.lead, start: k * rows * columns, from: part.from, size: part.size, columns, read: (r, c) => part.data[r * part.size[1] + c] };
+  });
+}
+function statisticsOf(value) {
+  if (!value.isWhole) {
+    const { least, most, mean, zeros, infinite } = value.statistics;
+    return `${show(numberOf(least))} to ${show(numberOf(most))}, mean ${show(numberOf(mean))}` + (zeros ? `, ${plural(zeros, "zero")}` : "") + (infinite ? `, ${infinite} not finite` : "");
+  }
+  const total = count(value.dims);
+  if (total < 7 || value.kind !== "f") return "";
+  let least = Infinity, most = -Infinity, sum = 0;
+  for (let k = 0; k < total; k++) {
+    const one = value.at(k);
+    least = Math.min(least, one);
+    most = Math.max(most, one);
+    sum += one;
+  }
+  return `${show(least)} to ${show(most)}, mean ${show(sum / total)}`;
+}
+function metaText(value) {
+  if (value.text !== undefined) return value.text;
+  return [value.type, shapeText(value.dims), statisticsOf(value)].filter(Boolean).join(" · ");
+}
+
+function arrayView(name, { label = name, of, kinks = [] } = {}) {
+  const value = valueOf(name);
+  if (value.text !== undefined) return element("p", { class: "soft small" }, value.text);
+  if (count(value.dims) === 0) return element("p", { class: "soft small" }, "no elements");
+  const box = element("div", { class: "array" });
+  const draw = () => box.replaceChildren(...arrayParts(name, value, label, of, kinks, draw, box));
+  draw();
+  return box;
+}
+function arrayParts(name, value, label, of, kinks, draw, box) {
+  const planes = planesOf(value), state = windowsOf.get(name) ?? { plane: 0, row: 0, column: 0, cell: [0, 0] };
+  windowsOf.set(name, state);
+  const plane = planes[Math.min(state.plane, planes.length - 1)], [rows, columns] = plane.size;
+  const wide = innerWidth < 500 ? 4 : ROWS, tall = ROWS;
+  state.row = Math.max(0, Math.min(state.row, rows - tall));
+  state.column = Math.max(0, Math.min(state.column, columns - wide));
+  const flatAt = (row, column) => plane.start + (plane.from[0] + row) * plane.columns + plane.from[1] + column;
+  let most = 0;
+  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
+    const one = plane.read(r, c);
+    if (typeof one === "number" && Number.isFinite(one)) most = Math.max(most, Math.abs(one));
+  }
+  const marked = new Set(kinks.map(index => index.join()));
+  const rank = value.dims.length, indexAt = (r, c) => indexOf(flatAt(r, c), value.dims);
+  const lastRow = Math.min(rows, state.row + tall), lastColumn = Math.min(columns, state.column + wide);
+  const head = element("tr", {}, rank > 1 ? element("td", { class: "corner", role: "gridcell" }) : "", range(state.column, lastColumn).map(c => element("th", { scope: "col" }, String(plane.from[1] + c))));
+  const body = range(state.row, lastRow).map(r => element("tr", {}, rank > 1 ? element("th", { scope: "row" }, String(plane.from[0] + r)) : "", range(state.column, lastColumn).map(c => {
+    const flat = flatAt(r, c), one = plane.read(r, c), index = indexAt(r, c), isHere = state.cell[0] === r && state.cell[1] === c;
+    const isChosen = inspected && inspected.name === name && inspected.flat === flat;
+    const text = value.kind === "b" ? (one ? "true" : "false") : show(one);
+    const cell = element("td", {
+      role: "gridcell", tabindex: isHere ? "0" : "-1", "data-row": r, "data-column": c, "aria-label": `${placeText(index)} ${text}`.trim(),
+      class: [isChosen && "chosen", marked.has(index.join()) && "kink"].filter(Boolean).join(" ") || undefined, title: placeText(index) || undefined,
+    }, text);
+    if (value.kind === "f") cell.style.background = tintOf(one, most);
+    return cell;
+  })));
+  const isOneCell = rows === 1 && columns === 1;
+  const table = element("table", { class: "grid", role: "grid", "aria-label": `${label}${plane.lead.length ? ` ${placeText(plane.lead)}` : ""}` }, isOneCell ? [] : element("thead", {}, head), element("tbody", {}, isOneCell ? body.map(row => { row.querySelector("th")?.remove(); return row; }) : body));
+  if (!table.querySelector("[tabindex='0']")) table.querySelector("td[data-row]")?.setAttribute("tabindex", "0");
+  const go = (row, column, focus) => {
+    state.cell = [Math.max(0, Math.min(row, rows - 1)), Math.max(0, Math.min(column, columns - 1))];
+    const [r, c] = state.cell;
+    if (r < state.row) state.row = r;
+    if (r >= state.row + tall) state.row = r - tall + 1;
+    if (c < state.column) state.column = c;
+    if (c >= state.column + wide) state.column = c - wide + 1;
+    draw();
+    if (focus) box.querySelector("td[tabindex='0']").focus();
+  };
+  table.addEventListener("click", event => {
+    const cell = event.target.closest("td[data-row]");
+    if (!cell) return;
+    state.cell = [Number(cell.dataset.row), Number(cell.dataset.column)];
+    inspectFrom(table, name, flatAt(...state.cell), of);
+  });
+  table.addEventListener("keydown", event => {
+    const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key], cell = event.target.closest("td[data-row]");
+    if (!cell || event.ctrlKey || event.metaKey || event.altKey) return;
+    const [r, c] = [Number(cell.dataset.row), Number(cell.dataset.column)];
+    if (move) go(r + move[0], c + move[1], true);
+    else if (event.key === "Home") go(r, 0, true);
+    else if (event.key === "End") go(r, columns - 1, true);
+    else if (event.key === "Enter" || event.key === " ") {
+      state.cell = [r, c];
+      inspectFrom(table, name, flatAt(r, c), of);
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  const parts = [];
+  if (planes.length > 1) {
+    const turn = by => {
+      Object.assign(state, { plane: (state.plane + by + planes.length) % planes.length, row: 0, column: 0, cell: [0, 0] });
+      draw();
+      box.querySelectorAll(".lead button")[by > 0 ? 1 : 0].focus();
+    };
+    const isAround = !value.isWhole && Boolean(value.parts[state.plane]) && state.plane === value.parts.length - 1 && holds(value.parts[state.plane], value.statistics.largest);
+    const what = value.isWhole ? `${placeText([...plane.lead, ":", ":"].slice(0, rank))}, ${state.plane + 1} of ${planes.length}` : `${partText(value, plane, rank, isAround)}, ${state.plane + 1} of ${planes.length}`;
+    parts.push(element("div", { class: "lead" }, button("◀", () => turn(-1), { "aria-label": `Slice before, of ${label}` }), what, button("▶", () => turn(1), { "aria-label": `Next slice of ${label}` })));
+  } else if (!value.isWhole) parts.push(element("div", { class: "lead" }, partText(value, plane, rank, false)));
+  const shown = [];
+  if (rows > tall || columns > wide) {
+    const canvas = heatMap(rows, columns, plane.read, most, 150, `Heat map of ${label}`);
+    outline(canvas, state.row, state.column, Math.min(tall, rows), Math.min(wide, columns), rows, columns);
+    canvas.addEventListener("click", event => {
+      const [x, y] = [event.offsetX / canvas.clientWidth, event.offsetY / canvas.clientHeight];
+      go(Math.floor(y * rows), Math.floor(x * columns), false);
+    });
+    shown.push(canvas);
+  }
+  shown.push(element("div", { class: "scroll" }, table));
+  return [...parts.map(part => { part.style.flexBasis = "100%"; return part; }), ...shown];
+}
+const range = (start, end) => Array.from({ length: Math.max(0, end - start) }, (_, k) => start + k);
+const holds = (part, index) => part.lead.every((at, k) => at === index[k]);
+function partText(value, plane, rank, isAround) {
+  const [r, c] = plane.from, [rows, columns] = plane.size;
+  const text = [...plane.lead, ...(rank > 1 ? [`${r}:${r + rows}`] : []), `${c}:${c + columns}`];
+  return `${isAround ? "around the largest: " : ""}${placeText(text)} of ${shapeText(value.dims)}`;
+}
+function heatMap(rows, columns, at, most, room, label) {
+  const canvas = element("canvas", { role: "img", "aria-label": label, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
+  const image = context.createImageData(columns, rows), [plus, minus, page] = [colors.plus, colors.minus, colors.card].map(text => text.split(",").map(Number));
+  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
+    const one = Number(at(r, c)), share = most && Number.isFinite(one) ? Math.min(1, Math.abs(one) / most) : 0, full = one > 0 ? plus : minus, start = (r * columns + c) * 4;
+    for (let k = 0; k < 3; k++) image.data[start + k] = page[k] + (full[k] - page[k]) * share;
+    image.data[start + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+  const scale = Math.max(1, Math.min(10, room / Math.max(rows, columns)));
+  canvas.style.width = `${Math.max(6, Math.round(columns * scale))}px`;
+  canvas.style.height = `${Math.max(6, Math.round(rows * scale))}px`;
+  return canvas;
+}
+function outline(canvas, row, column, tall, wide, rows, columns) {
+  canvas.title = `rows ${row} to ${row + tall - 1} of ${rows}, columns ${column} to ${column + wide - 1} of ${columns} are shown as numbers; click to go elsewhere`;
+}
+
+// Formulas: "dA = dC B^T" as MathML; braces group, / is a fraction
+
+function formula(text) {
+  const tokens = text.match(/[{}^_/]|[\p{L}∂][\p{L}\d'′]*|\d+(?:\.\d+)?|[^\s]/gu);
+  const atom = () => {
+    const token = tokens.shift();
+    if (token === "{") {
+      const row = math("mrow", {}, parse());
+      tokens.shift();
+      return row;
+    }
+    if (/^[\p{L}∂]/u.test(token)) return math("mi", {}, token);
+    return /^\d/.test(token) ? math("mn", {}, token) : math("mo", {}, token);
+  };
+  function parse() {
+    const items = [];
+    while (tokens.length && tokens[0] !== "}") {
+      let item = atom();
+      while (["^", "_", "/"].includes(tokens[0])) {
+        const how = tokens.shift(), isSum = item.textContent === "∑";
+        item = math(how === "^" ? "msup" : how === "/" ? "mfrac" : isSum ? "munder" : "msub", {}, item, atom());
+      }
+      items.push(item);
+    }
+    return items;
+  }
+  return math("mrow", {}, parse());
+}
+function matrix(value, most) {
+  const [rows, columns] = [1, 1, ...value.dims].slice(-2);
+  const cell = (r, c) => {
+    const one = value.at(r * columns + c), made = math("mtd", { class: "tint-cell" }, math("mn", {}, show(one, 3)));
+    if (value.kind === "f") made.style.background = tintOf(one, most);
+    return made;
+  };
+  if (!value.dims.length) return math("mn", {}, show(value.at(0)));
+  const table = math("mtable", { class: "matrix" }, range(0, rows).map(r => math("mtr", {}, range(0, columns).map(c => cell(r, c)))));
+  return table;
+}
+function tile(one) {
+  if (typeof one === "string") return element("span", { class: "op" }, one);
+  const value = one.tensor ? { dims: one.tensor.dims, kind: one.tensor.kind, at: flat => one.tensor.data[flat], isWhole: true } : valueOf(one.name);
+  if (value.text !== undefined) return element("span", { class: "tile" }, element("span", {}, `${one.label}: ${value.text}`));
+  const [rows, columns] = [1, 1, ...value.dims].slice(-2), isSmall = value.isWhole && value.dims.length <= 2 && rows <= MATRIX && columns <= MATRIX && rows * columns > 0;
+  if (isSmall) return element("span", { class: "tile" }, math("math", { display: "inline" }, matrix(value, largest(range(0, rows * columns).map(value.at)))), element("span", {}, one.label));
+  if (count(value.dims) === 0) return element("span", { class: "tile" }, element("span", {}, `${one.label}: no elements`));
+  const plane = planesOf(value)[0];
+  let most = 0;
+  const [r, c] = plane.size;
+  for (let i = 0; i < r; i++) for (let j = 0; j < c; j++) most = Math.max(most, Math.abs(Number(plane.read(i, j))) || 0);
+  return element("span", { class: "tile" }, heatMap(r, c, plane.read, most, 84, `Heat map of ${one.label}`),
+    element("span", {}, `${one.label} ${value.isWhole ? shapeText(value.dims) : "(a part)"}`));
+}
+
+// The textbook line of an operator: what is written, and what it is made of
+
+const each = (compute, ...tensors) => Interpreter.elementwise(compute, tensors);
+const DERIVATIVES = { // f'(X): how it is written, and its value from x and y
+  Relu: ["1_{X > 0}", x => Number(x > 0)], Sigmoid: ["Y ⊙ {{( 1 − Y )}}", (x, y) => y * (1 - y)], Tanh: ["{( 1 − Y^2 )}", (x, y) => 1 - y * y],
+  Exp: ["Y", (x, y) => y], Log: ["{1}/X", x => 1 / x], Sqrt: ["{1}/{2 Y}", (x, y) => 0.5 / y], Neg: ["{( − 1 )}", () => -1], Abs: ["sign ( X )", x => Math.sign(x)],
+  Reciprocal: ["{( − Y^2 )}", (x, y) => -y * y], Sin: ["cos ( X )", x => Math.cos(x)], Cos: ["{( − sin ( X ) )}", x => -Math.sin(x)],
+  Softplus: ["σ ( X )", x => Interpreter.sigmoid(x)], Softsign: ["{1}/{{( 1 + | X | )}^2}", x => 1 / (1 + Math.abs(x)) ** 2],
+  Erf: ["{2}/{√ π} e^{− X^2}", x => (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x)], Atan: ["{1}/{1 + X^2}", x => 1 / (1 + x * x)],
+  Sinh: ["cosh ( X )", x => Math.cosh(x)], Cosh: ["sinh ( X )", x => Math.sinh(x)],
+  LeakyRelu: ["f′ ( X )", (x, y, { alpha = 0.01 }) => (x >= 0 ? 1 : alpha)], Elu: ["f′ ( X )", (x, y, { alpha = 1 }) => (x > 0 ? 1 : alpha * Math.exp(x))],
+};
+const isMatrix = one => one?.dims?.length >= 2;
+// Each returns [{position, written, tiles, value}]: `value` is what the tiles make, and is compared with what the model computed.
+const TEXTBOOK = {
+  MatMul({ given, d }) {
+    const [A, B] = given;
+    if (!isMatrix(A) || !isMatrix(B)) return [];
+    return [
+      { position: 0, written: "dA = dY · B^T", tiles: [d, { ...flipped(B), label: `${B.label}ᵀ` }], between: "", value: () => Interpreter.contracted("MatMul", [d.tensor, flipped(B).tensor], {}) },
+      { position: 1, written: "dB = A^T · dY", tiles: [{ ...flipped(A), label: `${A.label}ᵀ` }, d], between: "", value: () => Interpreter.contracted("MatMul", [flipped(A).tensor, d.tensor], {}) },
+    ];
+  },
+  Gemm({ given, d, attributes }) {
+    const { transA = 0, transB = 0, alpha = 1, beta = 1 } = attributes, [A, B] = given, by = alpha === 1 ? "" : `${alpha} · `, times = (x, y, flags) => Interpreter.contracted("Gemm", [x.tensor, y.tensor], { alpha, ...flags });
+    const a = transA ? { position: 0, written: `dA = ${by}B${transB ? "^T" : ""} · dY^T`, tiles: [transB ? { ...flipped(B), label: `${B.label}ᵀ` } : B, { ...flipped(d), label: `${d.label}ᵀ` }], value: () => times(B, d, { transA: transB, transB: 1 }) }
+      : { position: 0, written: `dA = ${by}dY · B${transB ? "" : "^T"}`, tiles: [d, transB ? B : { ...flipped(B), label: `${B.label}ᵀ` }], value: () => times(d, B, { transB: transB ? 0 : 1 }) };
+    const b = transB ? { position: 1, written: `dB = ${by}dY^T · A${transA ? "^T" : ""}`, tiles: [{ ...flipped(d), label: `${d.label}ᵀ` }, transA ? { ...flipped(A), label: `${A.label}ᵀ` } : A], value: () => times(d, A, { transA: 1, transB: transA }) }
+      : { position: 1, written: `dB = ${by}A${transA ? "" : "^T"} · dY`, tiles: [transA ? A : { ...flipped(A), label: `${A.label}ᵀ` }, d], value: () => times(A, d, { transA: transA ? 0 : 1 }) };
+    return [a, b, { position: 2, written: `dC = ${beta === 1 ? "" : `${beta} `}∑ dY`, tiles: [d], between: "∑" }].map(one => ({ between: "", ...one, tiles: by && one.position < 2 ? [String(alpha), ...one.tiles] : one.tiles }));
+  },
+  Add: ({ d }) => [{ position: 0, written: "dA = dC", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = dC", tiles: [d], value: () => d.tensor }],
+  Sub: ({ d }) => [{ position: 0, written: "dA = dC", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = − dC", tiles: ["−", d], value: () => each(x => -x, d.tensor) }],
+  Mul: ({ given: [A, B], d }) => [
+    { position: 0, written: "dA = dC ⊙ B", tiles: [d, B], value: () => each((x, y) => x * y, d.tensor, B.tensor) },
+    { position: 1, written: "dB = dC ⊙ A", tiles: [d, A], value: () => each((x, y) => x * y, d.tensor, A.tensor) },
+  ],
+  Div: ({ given: [A, B], d }) => [
+    { position: 0, written: "dA = {dC}/{B}", tiles: [d, B], between: "÷", value: () => each((x, y) => x / y, d.tensor, B.tensor) },
+    { position: 1, written: "dB = − {dC ⊙ A}/{B^2}", tiles: ["−", d, A, { tensor: B.tensor && each(x => 1 / (x * x), B.tensor), name: B.name, label: "1 / B²" }], value: () => each((x, a, b) => (-x * a) / (b * b), d.tensor, A.tensor, B.tensor) },
+  ],
+  Pow: ({ given: [X, Y], d }) => [{ position: 0, written: "dX = dZ ⊙ Y ⊙ X^{Y − 1}", tiles: [d, { tensor: X.tensor && Y.tensor && each((x, y) => y * x ** (y - 1), X.tensor, Y.tensor), name: X.name, label: "Y·X^(Y−1)" }], value: () => each((g, x, y) => g * y * x ** (y - 1), d.tensor, X.tensor, Y.tensor) }],
+  Softmax: ({ result: [Y], d, attributes }) => [{ position: 0, written: "dX = Y ⊙ ( dY − ∑ dY ⊙ Y )", tiles: [Y, { tensor: Y.tensor && d.tensor && each((g, s) => g - s, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)), name: d.name, label: "dY − ∑ dY⊙Y" }],
+    value: () => each((y, g, s) => y * (g - s), Y.tensor, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)) }],
+  LogSoftmax: ({ given: [X], d, attributes }) => [{ position: 0, written: "dX = dY − softmax ( X ) ∑ dY", tiles: [d, "−", { tensor: X.tensor && Interpreter.softmax(X.tensor, attributes.axis ?? -1), name: X.name, label: "softmax(X)" }, "·", { tensor: d.tensor && summed(d.tensor, attributes.axis ?? -1), name: d.name, label: "∑ dY" }], between: "",
+    value: () => each((g, p, s) => g - p * s, d.tensor, Interpreter.softmax(X.tensor, attributes.axis ?? -1), summed(d.tensor, attributes.axis ?? -1)) }],
+  ReduceSum: ({ d, given: [X], target }) => [{ position: 0, written: "dX = dY  for every element that was summed", tiles: [d], value: () => spread(d, X, target, 1) }],
+  ReduceMean: ({ d, given: [X], target }) => [{ position: 0, written: "dX = {dY}/{n}", tiles: [d, "÷", String(X.dims && d.dims ? count(X.dims) / Math.max(1, count(d.dims)) : "n")], between: "", value: () => spread(d, X, target, count(d.dims) / count(X.dims)) }],
+  SoftmaxCrossEntropyLoss({ given: [scores, labels, weights], d, attributes }) {
+    if (weights || attributes.ignore_index !== undefined) return [];
+    const how = attributes.reduction ?? "mean", N = labels.dims ? count(labels.dims) : 1;
+    const p = scores.tensor && { tensor: Interpreter.softmax(scores.tensor, 1), label: "p" }, hot = scores.tensor && labels.tensor && { tensor: oneHot(scores.tensor, labels.tensor), label: "onehot" };
+    const written = how === "mean" ? "dX = {p − onehot}/{N} · dL" : "dX = ( p − onehot ) ⊙ dL";
+    if (!p || !hot || how === "none") return [{ position: 0, written, tiles: [scores, labels] }];
+    return [{ position: 0, written, tiles: ["(", p, "−", hot, ")", ...(how === "mean" ? ["÷", String(N)] : []), "·", d], between: "", value: () => each((x, y, g) => ((x - y) * g) / (how === "mean" ? N : 1), p.tensor, hot.tensor, d.tensor) }];
+  },
+  Conv: ({ given: [X, W], d }) => [
+    { position: 0, written: "dX_{i} = ∑_{o} dY_{o} W_{i − o}", tiles: [d, W], between: "∗" }, { position: 1, written: "dW_{k} = ∑_{o} dY_{o} X_{o + k}", tiles: [d, X], between: "⋆" }, { position: 2, written: "dB = ∑ dY", tiles: [d], between: "" },
+  ],
+  LayerNormalization: ({ given: [X], d }) => [
+    { position: 0, written: "dX = {1}/{σ} ( g − mean ( g ) − x̂ ⊙ mean ( g ⊙ x̂ ) )  ,  g = dY ⊙ γ", tiles: [d, X], between: "," }, { position: 1, written: "dγ = ∑ dY ⊙ x̂", tiles: [d], between: "" }, { position: 2, written: "dβ = ∑ dY", tiles: [d], between: "" },
+  ],
+  Gather: ({ given: [, indices], d }) => [{ position: 0, written: "dX_{j} = ∑_{i : index_i = j} dY_{i}", tiles: [d, indices], between: "at" }],
+  MaxPool: ({ d }) => [{ position: 0, written: "dX_{i} = dY_{o}  where i is the largest of window o", tiles: [d] }],
+  Concat: ({ d, given }) => given.map((_, position) => ({ position, written: "dX = dY  of its part", tiles: [d] })),
+  Split: ({ d }) => [{ position: 0, written: "dX = dY  side by side", tiles: [d] }], Slice: ({ d }) => [{ position: 0, written: "dX = dY  where it was taken, else 0", tiles: [d] }],
+  Transpose: ({ d, attributes }) => [{ position: 0, written: "dX = dY^T", tiles: [d], value: () => Interpreter.transposed(d.tensor, attributes.perm && attributes.perm.map((_, k) => attributes.perm.indexOf(k))) }],
+};
+for (const name of ["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
+  TEXTBOOK[name] = ({ d, given: [X] }) => [{ position: 0, written: "dX = dY  in the shape of X", tiles: [d], value: () => Interpreter.reshaped(d.tensor, X.dims) }];
+TEXTBOOK.Identity = ({ d }) => [{ position: 0, written: "dX = dY", tiles: [d], value: () => d.tensor }];
+for (const [name, [written, derivative]] of Object.entries(DERIVATIVES))
+  TEXTBOOK[name] = ({ given: [X], result: [Y], d, attributes }) => {
+    const slope = X.tensor && Y.tensor && each((x, y) => derivative(x, y, attributes), X.tensor, Y.tensor);
+    return [{ position: 0, written: `dX = dY ⊙ ${written}`, tiles: [d, slope ? { tensor: slope, label: "f′(X)" } : X], value: () => each((g, s) => g * s, d.tensor, slope), factors: slope && [d, { tensor: slope, label: `${name}′(X)` }] }];
+  };
+function flipped(one) {
+  const order = one.dims && one.dims.map((_, k) => k), rank = order?.length;
+  if (!one.tensor || rank < 2) return one;
+  [order[rank - 1], order[rank - 2]] = [order[rank - 2], order[rank - 1]];
+  const tensor = Interpreter.transposed(one.tensor, order);
+  return { tensor, dims: tensor.dims };
+}
+const summed = (one, axis) => Interpreter.contracted("ReduceSum", [one], { axes: [axis], keepdims: 1 });
+function spread(d, X, target, factor) { // the cotangent of a reduction, repeated over the axes that it summed
+  const { axes, keepdims = 1 } = target, at = (axes ?? X.dims.map((_, k) => k)).map(axis => (axis < 0 ? axis + X.dims.length : axis));
+  const kept = keepdims ? d.tensor : Interpreter.reshaped(d.tensor, X.dims.map((size, k) => (at.includes(k) ? 1 : size)));
+  return Interpreter.expanded(each(x => x * factor, kept), X.dims);
+}
+function oneHot(scores, labels) {
+  const out = Interpreter.filled(scores.dims), [, C] = scores.dims, spots = count(scores.dims.slice(2));
+  labels.data.forEach((label, k) => { out.data[(Math.floor(k / spots) * C + label) * spots + (k % spots)] = 1; });
+  return out;
+}
+function textbook(step) {
+  const make = step.domain === "" || step.domain === "ai.onnx" ? TEXTBOOK[step.operator] : undefined;
+  if (!make || !Object.hasOwn(TEXTBOOK, step.operator)) return [];
+  const operand = (name, label) => {
+    const value = name ? valueOf(name) : {};
+    return name && value.dims ? { name, label, dims: value.dims, tensor: value.tensor } : name ? { name, label } : undefined;
+  };
+  const cotangent = data.cotangents[step.incoming[0]];
+  if (!cotangent) return [];
+  const d = operand(cotangent.value, `∂${step.incoming[0]}`), axes = step.inputs[1] && valueOf(step.inputs[1]);
+  const isReduction = step.operator.startsWith("Reduce");
+  const target = { ...step.attributes, axes: isReduction && axes?.isWhole ? range(0, count(axes.dims)).map(axes.at) : step.attributes.axes };
+  if (target.axes?.length === 0) delete target.axes;
+  let found;
+  try {
+    found = make({ given: step.inputs.map(name => operand(name, name)), result: step.outputs.map(name => operand(name, name)), d, attributes: step.attributes, target });
+  } catch {
+    return [];
+  }
+  return found.flatMap(one => {
+    const contribution = step.outgoing.find(part => part.position === one.position);
+    if (!contribution) return [];
+    const isTurned = contribution.before && contribution.summed !== contribution.value; // as Sub negates what was summed
+    const name = isTurned ? contribution.value : contribution.before || contribution.value, known = valueOf(name);
+    let isChecked = false;
+    if (one.value && !isTurned && known.isWhole && d.tensor)
+      try {
+        if (!agrees(one.value(), known)) return [];
+        isChecked = true;
+      } catch {
+        return [];
+      }
+    return [{ ...one, contribution, isChecked, result: { name, label: contribution.before && !isTurned ? `∂${contribution.of}, before it is summed` : `∂${contribution.of}` } }];
+  });
+}
+function agrees(made, known) {
+  if (!known.tensor || !Interpreter.same(made.dims, known.dims)) return false;
+  const most = largest(made.data), allowed = toleranceOf(known.type) * 10 * most + 1e-12;
+  for (let k = 0; k < made.data.length; k++) {
+    const [a, b] = [made.data[k], known.at(k)];
+    if (!(Math.abs(a - b) <= allowed || a === b || (Number.isNaN(a) && Number.isNaN(b)))) return false;
+  }
+  return true;
+}
+const toleranceOf = type => (type === "float64" ? 1e-9 : type === "float32" || type === "" ? 1e-4 : type.includes("float") ? 2e-2 : 1e-9);
+
+// Changed numbers
+
+const tensors = () => new Map([...recorded].filter(([name, one]) => one.data && !one.whole && !producers.has(name)).map(([name, one]) => [name, Interpreter.tensor(one.dims, Float64Array.from(one.data), one.kind)]));
+// Why no number can be changed, "" where one can
+function whyNot() {
+  if (data.forward.length > EDITABLE_NODES) return `Numbers can be changed on models of up to ${EDITABLE_NODES} nodes; this one has ${data.forward.length}.`;
+  const strange = nodes.find(node => !Interpreter.knows(node));
+  if (strange) return `Numbers cannot be changed: this page cannot compute ${strange.operator}.`;
+  const large = data.values.find(one => !("at" in one));
+  if (large) return `Numbers cannot be changed: ${large.name} is too large for this page, or is no tensor of numbers.`;
+  const full = new Map([...recorded].map(([name, one]) => [name, Interpreter.tensor(one.dims, Float64Array.from(one.data), one.kind)]));
+  const differs = (name, made, slack, times) => {
+    const one = recorded.get(name);
+    if (!one) return false;
+    if (!Interpreter.same(made.dims, one.dims)) return true;
+    const allowed = toleranceOf(one.type) * times * (largest(made.data) + slack);
+    return made.data.some((x, k) => !(Math.abs(x - one.data[k]) <= allowed || x === one.data[k] || (Number.isNaN(x) && Number.isNaN(one.data[k]))));
+  };
+  try {
+    for (const node of nodes) {
+      const inputs = node.inputs.map(name => (name ? full.get(name) : undefined)), made = Interpreter.apply(node, inputs);
+      const slack = 0.01 * largest(inputs.map(one => (one ? largest(one.data) : 0)));
+      const k = made.findIndex((one, at) => node.outputs[at] && differs(node.outputs[at], one, slack, 1));
+      if (k >= 0) return `Numbers cannot be changed: of ${node.outputs[k]} (${node.operator}) this page computes other numbers than were recorded.`;
+    }
+    for (const [name, made] of Interpreter.run(nodes, tensors()))
+      if (differs(name, made, 0.1, 10)) return `Numbers cannot be changed: this page computes other numbers of ${name} than were recorded.`;
+  } catch (error) {
+    return `Numbers cannot be changed: ${error.message}.`;
+  }
+  return "";
+}
+function recompute() {
+  if (!changed.size) computed = null;
+  else computed = Interpreter.run(nodes, new Map([...tensors(), ...changed]));
+}
+// Set an element of an input or weight; returns what is wrong, or ""
+function change(name, flat, number) {
+  const before = new Map(changed), old = changed.get(name) ?? tensors().get(name);
+  const next = Interpreter.tensor(old.dims, Float64Array.from(old.data), old.kind);
+  next.data[flat] = number;
+  changed.set(name, next);
+  try {
+    recompute();
+    return "";
+  } catch (error) {
+    changed = before;
+    recompute();
+    return `That cannot be computed: ${error.message}.`;
+  }
+}
+// The central difference of the output by an element of a forward value, undefined where it cannot be had
+function difference(of, flat) {
+  if (mayEdit !== "" || !forwardNames.has(of)) return undefined;
+  const value = valueOf(of);
+  if (value.kind !== "f" || !value.tensor) return undefined;
+  const base = new Map([...tensors(), ...changed]), forward = data.forward.map(at => nodes[at]), x = value.at(flat), h = 1e-5 * Math.max(1, Math.abs(x));
+  const at = moved => {
+    const tensor = Interpreter.tensor(value.dims, Float64Array.from(value.tensor.data), "f");
+    tensor.data[flat] = moved;
+    const made = Interpreter.run(forward, base, new Map([[of, tensor]]));
+    let sum = 0;
+    for (const [output, seed] of Object.entries(data.seeds)) {
+      const weight = base.get(seed), out = made.get(output);
+      out.data.forEach((one, k) => { if (weight.data[k] !== 0) sum += one * weight.data[k]; });
+    }
+    return sum;
+  };
+  try {
+    return (at(x + h) - at(x - h)) / (2 * h);
+  } catch {
+    return undefined;
+  }
+}
+
+// The element that was clicked
+
+function madeOf(name, flat, of) {
+  const value = valueOf(name), owners = cotangentsOf.get(name) ?? [], owner = of && owners.includes(of) ? of : owners[0], cotangent = owner !== undefined && data.cotangents[owner];
+  if (cotangent && cotangent.contributions.length > 1)
+    return { how: "The sum of what each reader contributes:", sum: cotangent.contributions.map(one => ({ from: [[one.value, flat]], factor: 1, label: contributor(one) })) };
+  const part = sumsOf.get(name);
+  if (part) {
+    const before = valueOf(part.before);
+    if (before.dims && count(before.dims) <= 1 << 16)
+      try {
+        const from = range(0, count(before.dims)).filter(k => Interpreter.broadcastFlat(k, value.dims, before.dims) === flat);
+        return { how: `Summed over ${axesText(part.axes)}, along which ${part.of} was broadcast:`, sum: from.map(k => ({ from: [[part.before, k]], factor: 1 })) };
+      } catch { /* the shapes do not align: the emitted node says how */ }
+  }
+  return byNode(name, flat);
+}
+function byNode(name, flat) {
+  const made = producers.get(name);
+  if (!made) return { how: Object.values(data.seeds).includes(name) ? "The seed: how the output changes with itself." : "Given: an input or a constant." };
+  const [node, output] = made, inputs = node.inputs.map(one => (one ? valueOf(one) : undefined));
+  if (inputs.some(one => one && one.dims === undefined) || valueOf(name).dims === undefined) return { how: `Made by ${node.operator}.`, node };
+  let found = {};
+  try {
+    found = Interpreter.terms(node, output, flat, { output: valueOf(name).dims, inputs: inputs.map(one => one?.dims) }, inputs.map(one => one?.tensor));
+  } catch { /* what cannot be taken apart is named */ }
+  if (found.move) return { how: `Moved by ${node.operator} from`, move: [node.inputs[found.move[0]], found.move[1]], node };
+  if (found.sum) return { how: `${node.operator} adds up ${plural(found.sum.length, "term")}:`, sum: found.sum.map(one => ({ ...one, from: one.from.map(([k, at]) => [node.inputs[k], at]) })), node };
+  if (found.of) return { how: `${node.operator} of`, of: found.of.map(([k, at]) => [node.inputs[k], at]), node };
+  return { how: `Made by ${node.operator} of ${node.inputs.filter(Boolean).map(one => shownName(one)).join(", ")}.`, node };
+}
+// Where an element comes from that was only moved
+function origin(name, flat) {
+  for (let k = 0; k < 20 && !forwardNames.has(name) && !cotangentsOf.has(name); k++) {
+    const { move } = byNode(name, flat);
+    if (!move || numberAt(move) !== numberAt([name, flat])) break;
+    [name, flat] = move;
+  }
+  return [name, flat];
+}
+const axesText = axes => (axes.length === 1 ? `axis ${axes[0]}` : `axes ${axes.join(", ")}`);
+const contributor = one => (one.step === null ? "the seed" : `step ${one.step}: ${steps[one.step].operator}`);
+
+function inspect(name, flat, of, from = []) {
+  inspected = { name, flat, of, trail: from };
+  renderInspector();
+  render(false);
+}
+// Inspect an element of a table: the step is drawn anew, and the same cell keeps the focus
+function inspectFrom(table, name, flat, of) {
+  const grids = () => [...document.querySelectorAll("#step table.grid")], place = grids().indexOf(table);
+  inspect(name, flat, of);
+  grids()[place]?.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
+}
+function closeInspector() {
+  const grids = () => [...document.querySelectorAll("#step table.grid")], place = grids().findIndex(grid => grid.contains(document.activeElement) || grid.querySelector(".chosen"));
+  inspected = null;
+  find("inspector").hidden = true;
+  find("body").classList.remove("inspecting");
+  render(false);
+  grids()[place]?.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
+}
+function reference([given, givenFlat], trail) {
+  const [name, flat] = origin(given, givenFlat), value = valueOf(name);
+  const index = value.dims ? placeText(indexOf(flat, value.dims)) : "";
+  return button(`${shownName(name)}${index}`, () => { inspect(name, flat, undefined, trail); find("inspector").focus(); }, { class: "link" });
+}
+const numberAt = ([name, flat]) => {
+  const one = valueOf(name).at?.(flat);
+  return typeof one === "string" ? Number(one) : one;
+};
+
+function renderInspector() {
+  const { name, flat, of, trail } = inspected, value = valueOf(name), box = find("inspector");
+  box.hidden = false;
+  find("body").classList.add("inspecting");
+  const index = value.dims ? indexOf(flat, value.dims) : [], here = [...trail, { name, flat, of }].slice(-6);
+  const parts = [button("×", closeInspector, { class: "close", "aria-label": "Close the element (Esc)" })];
+  if (trail.length) parts.push(element("p", { class: "trail" }, button("← back", () => { const before = trail.at(-1); inspect(before.name, before.flat, before.of, trail.slice(0, -1)); }, { class: "link" })));
+  parts.push(element("h2", {}, `${shownName(name, of)}${placeText(index)}`));
+  if (hiddenNames().has(name)) {
+    box.replaceChildren(...parts, element("p", {}, "The quiz hides it: guess first."));
+    return;
+  }
+  const number = value.at(flat);
+  parts.push(element("p", { class: "value" }, value.kind === "b" ? String(Boolean(number)) : show(number, 6)));
+  const owner = of ?? cotangentsOf.get(name)?.[0];
+  if (owner !== undefined) parts.push(element("p", { class: "soft small" }, `How much ${data.of} changes with ${owner}${placeText(index)}.`));
+  const made = madeOf(name, flat, of), textual = textbookFactors(name, flat);
+  if (textual) parts.push(textual);
+  parts.push(element("p", { class: "small" }, made.how));
+  if (made.move) parts.push(element("p", {}, reference(made.move, here), ` = ${show(numberAt(made.move))}`));
+  if (made.of) parts.push(termTable(made.of.map(one => [reference(one, here), show(numberAt(one))]), ["element", "value"]));
+  if (made.sum) parts.push(...sumTable(made.sum, number, value, here));
+  const times = owner !== undefined && isWholeCotangent(name, owner) ? differenceOf(owner, flat, index, number) : null;
+  if (times) parts.push(times);
+  if (made.node) parts.push(element("p", { class: "soft small" }, "emitted as ", element("code", {}, nodeText(made.node))));
+  if (mayEdit === "" && data.inputs.includes(name) && value.kind !== "b") parts.push(editor(name, flat, number, value, index));
+  box.replaceChildren(...parts.filter(Boolean));
+}
+const isWholeCotangent = (name, owner) => data.cotangents[owner]?.value === name;
+function termTable(rows, head, foot) {
+  const line = (cells, tag = "td") => element("tr", {}, cells.map(cell => element(tag, tag === "th" ? { scope: "col" } : {}, cell)));
+  return element("table", { class: "terms" }, element("thead", {}, line(head, "th")), element("tbody", {}, rows.map(cells => line(cells))), foot ? element("tfoot", {}, line(foot)) : "");
+}
+function sumTable(sum, number, value, here) {
+  const terms = sum.map(one => {
+    const numbers = one.from.map(numberAt), product = numbers.some(x => x === undefined) ? undefined : numbers.reduce((a, b) => a * b, one.factor);
+    return { ...one, numbers, product };
+  });
+  if (!terms.length) return [element("p", { class: "small" }, "No term: it is 0.")];
+  const total = terms.some(one => one.product === undefined) ? undefined : terms.reduce((sum, one) => sum + one.product, 0);
+  const shown = terms.slice(0, MANY_TERMS);
+  const rows = shown.map(one => [
+    [one.label ? [one.label, element("br")] : "", ...(one.factor === 1 ? [] : [show(one.factor), " · "]), one.from.flatMap((from, k) => [k ? " · " : "", reference(from, here)])],
+    one.from.length > 1 || one.factor !== 1 ? [one.factor === 1 ? "" : `${show(one.factor)} · `, one.numbers.map(x => show(x)).join(" · ")].join("") : "",
+    show(one.product),
+  ]);
+  const parts = [element("div", { class: "scroll" }, termTable(rows, ["term", "numbers", "value"], terms.length > shown.length ? undefined : ["sum", "", show(total, 6)]))];
+  if (terms.length > shown.length) parts.push(element("p", { class: "small" }, `and ${terms.length - shown.length} more; all ${terms.length} add up to ${show(total, 6)}.`));
+  if (total === undefined) parts.push(element("p", { class: "soft small" }, "Some of the numbers are not in this page: their tensors are too large."));
+  else {
+    const scale = Math.max(Math.abs(number), largest(terms.map(one => one.product)));
+    if (Math.abs(total - number) > toleranceOf(value.type) * 10 * scale && total !== number)
+      parts.push(element("p", { class: "wrong small" }, `These terms add up to ${show(total, 6)}, not to ${show(number, 6)}: the terms shown here are not what the model added.`));
+  }
+  return parts;
+}
+function textbookFactors(name, flat) {
+  const part = contributionsOf.get(name)?.find(one => one.step !== null && one.value === name && !one.before);
+  const line = part && textbook(steps[part.step]).find(one => one.contribution.value === name && one.factors && one.isChecked);
+  if (!line) return null;
+  const numbers = line.factors.map(one => one.tensor.data[flat]);
+  return element("p", { class: "small" }, `${line.factors.map(one => `${one.label}${placeText(indexOf(flat, one.tensor.dims))}`).join(" · ")} = ${numbers.map(x => show(x)).join(" · ")}`);
+}
+function differenceOf(owner, flat, index, number) {
+  const told = changed.size ? undefined : steps.map(step => step.difference).find(one => one && one.of === owner && one.element.join() === index.join());
+  const value = told ? numberOf(told.difference) : difference(owner, flat);
+  if (value === undefined) return null;
+  const off = Math.abs(value - number), isClose = off <= 1e-3 * Math.max(Math.abs(value), Math.abs(number)) + 1e-6;
+  return element("p", { class: "small difference" }, `Finite difference, (f(x + h) − f(x − h)) / 2h: ${show(value, 6)}`, isClose ? element("span", { class: "right" }, " ✓") : element("span", { class: "wrong" }, ` differs by ${show(off, 2)}: is there a kink nearby?`));
+}
+function editor(name, flat, number, value, index) {
+  const input = element("input", { type: "text", inputmode: "decimal", value: String(number), autocomplete: "off" });
+  const note = element("p", { class: "small wrong", role: "status" });
+  const form = element("form", { class: "edit" }, element("label", {}, `Change ${name}${placeText(index)}`, input), element("button", {}, "Set"), changed.size ? button("Undo all", undo) : "", note);
+  form.addEventListener("submit", event => {
+    event.preventDefault();
+    const text = input.value.trim().replace("−", "-").replace(",", "."), next = Number(text);
+    if (!text || !Number.isFinite(next)) note.textContent = "Write a number such as 0.25.";
+    else if (value.kind === "i" && !Number.isInteger(next)) note.textContent = "This is a whole number: write one.";
+    else {
+      note.textContent = change(name, flat, next);
+      if (note.textContent) return;
+      renderInspector();
+      render(false);
+      say(`${name}${placeText(index)} is ${next}`);
+      find("inspector").querySelector(".edit input").focus();
+    }
+  });
+  return form;
+}
+function undo() {
+  changed = new Map();
+  computed = null;
+  if (inspected) renderInspector();
+  render(false);
+}
+
+// Quiz
+
+function hiddenNames() {
+  if (!quiz) return new Set();
+  const hidden = new Set(), open = new Set(Object.values(data.seeds));
+  steps.forEach((step, k) => {
+    const own = [...step.outgoing.flatMap(one => [one.value, one.before]), ...step.emitted.flatMap(at => nodes[at].outputs)];
+    const isHidden = step.question && !solved.has(k);
+    own.forEach(name => (isHidden ? hidden : open).add(name));
+  });
+  for (const one of Object.values(data.cotangents)) if (one.contributions.some(part => hidden.has(part.value) && !open.has(part.value))) hidden.add(one.value);
+  for (const name of open) if (!isSumOfHidden(name, hidden, open)) hidden.delete(name);
+  return hidden;
+}
+const isSumOfHidden = (name, hidden, open) => (cotangentsOf.get(name) ?? []).some(of => data.cotangents[of].contributions.some(part => part.value !== name && hidden.has(part.value) && !open.has(part.value)));
+const asksShape = k => k % 3 === 1 && valueOf(steps[k].question.value).dims.length > 0;
+
+function guess(k) {
+  const { value: name, element: index } = steps[k].question, value = valueOf(name), flat = index.reduce((sum, at, axis) => sum * value.dims[axis] + at, 0);
+  const contribution = steps[k].outgoing.find(one => one.value === name), what = `∂${contribution?.of ?? name}`;
+  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape(k) ? "text" : "decimal" });
+  const feedback = element("p", { role: "status", class: "feedback" });
+  const asked = asksShape(k) ? `Which shape does the contribution to ${what} have? Write it as 4, 3.` : `What does ${steps[k].operator} contribute to ${what}${placeText(index)}? Two per cent off is close enough.`;
+  const form = element("form", { class: "guess" }, element("p", {}, element("strong", {}, "Guess first. "), asked), element("label", {}, asksShape(k) ? "Shape" : `Value of ${what}${placeText(index)}`, input), element("button", {}, "Check"), button("Show the answer", () => reveal(k)), feedback);
+  form.addEventListener("submit", event => {
+    event.preventDefault();
+    const said = asksShape(k) ? judgeShape(input.value, value.dims) : judge(input.value, value.at(flat), value);
+    feedback.className = `feedback ${said.isRight ? "right" : "wrong"}`;
+    feedback.textContent = said.text;
+    if (said.isRight) reveal(k, said.text);
+  });
+  return form;
+}
+function reveal(k, text = "") {
+  solved.add(k);
+  render(false);
+  say(text || "The answer is shown.");
+  find("step").querySelector("h2").after(element("p", { class: "feedback right" }, text ? `✓ ${text}` : "The answer is below."));
+}
+function judgeShape(text, dims) {
+  const given = text.match(/\d+/g)?.map(Number) ?? [];
+  if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${shapeText(dims)}. A cotangent has the shape of its value.` };
+  if (Interpreter.same([...given].reverse(), dims)) return { text: "Turned around: the axes are in another order." };
+  return { text: given.length === dims.length ? "The number of axes is right, a size is not. A cotangent has the shape of its value." : `It has ${plural(dims.length, "axis").replace("axiss", "axes")}. A cotangent has the shape of its value.` };
+}
+function judge(text, answer, value) {
+  const given = Number(text.trim().replace("−", "-").replace(",", "."));
+  if (!text.trim() || !Number.isFinite(given)) return { text: "Write a number such as 0.25." };
+  const fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + 1e-6;
+  if (fits(given, answer)) return { isRight: true, text: `Right: ${show(answer, 5)}.` };
+  if (fits(-given, answer)) return { text: "The size is right, the sign is not." };
+  for (const factor of [2, 0.5, 10, 0.1]) if (fits(given * factor, answer)) return { text: `Off by a factor of ${factor < 1 ? 1 / factor : factor}: ${factor > 1 ? "too small" : "too large"}.` };
+  if (value.isWhole && given !== 0) {
+    const other = range(0, count(value.dims)).find(k => fits(given, value.at(k)));
+    if (other !== undefined) return { text: `That is the element ${placeText(indexOf(other, value.dims))}: are the operands in the right order, and transposed where they must be?` };
+  }
+  return { text: Math.abs(given) < Math.abs(answer) ? "Too small in size." : "Too large in size." };
+}
+
+// The step
+
+function nodeText(node) {
+  const attributes = Object.entries(node.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`);
+  return `${node.outputs.filter(Boolean).join(", ")} = ${node.operator}(${node.inputs.map(name => name || "–").join(", ")})${attributes.length ? ` {${attributes.join(", ")}}` : ""}`;
+}
+function attributeText(value) {
+  if (value && value.graph) return `graph of ${plural(value.graph.length, "node")}`;
+  if (value && value.data) return value.data.length > 6 ? `tensor ${shapeText(value.dims)}` : `[${Array.from(value.data, one => show(one)).join(", ")}]`;
+  if (value && value.text !== undefined) return value.text;
+  return Array.isArray(value) ? `[${value.slice(0, 12).join(", ")}${value.length > 12 ? ", …" : ""}]` : String(value);
+}
+function card(title, name, { of, note, kinks, out = false, level = "h4" } = {}) {
+  const isHidden = hiddenNames().has(name);
+  return element("div", { class: out ? "card out" : "card" }, element(level, {}, title),
+    isHidden ? element("p", { class: "masked" }, "hidden by the quiz") : [element("p", { class: "meta" }, metaText(valueOf(name))), arrayView(name, { label: title, of, kinks })],
+    note ? element("p", { class: "more soft" }, note) : "");
+}
+function link(k, text = `step ${k}`) {
+  return button(text, () => go(k + 1), { class: "link" });
+}
+function sumNote(of) {
+  const { contributions, alias } = data.cotangents[of];
+  if (contributions.length < 2) return alias ? `Unchanged: it is also the cotangent of ${alias}.` : "";
+  return ["The sum of ", contributions.flatMap((one, k) => [k ? " + " : "", one.step === null ? "the seed" : [link(one.step), ` (${steps[one.step].operator}${hiddenNames().has(one.value) ? "" : sizeNote(one.value)})`]]), ": the value is read more than once, and contributions add."];
+}
+function sizeNote(name) {
+  const value = valueOf(name);
+  return value.dims && value.dims.length === 0 && value.isWhole ? ` ${show(value.at(0))}` : "";
+}
+function outgoing(step, k, one) {
+  const cotangent = data.cotangents[one.of], total = cotangent?.contributions.length ?? 1, notes = [];
+  const through = step.incoming.find(of => data.cotangents[of]?.value === (one.before || one.value));
+  if (through !== undefined) notes.push(`Nothing is emitted: the cotangent of ${through} passes through unchanged${one.before ? ", and is summed" : ""}. `);
+  if (one.before) notes.push(`${one.of} was broadcast: ∂ is summed over ${axesText(one.axes)}, from ${shapeText(valueOf(one.before).dims ?? [])} to ${shapeText(valueOf(one.value).dims ?? [])}. `);
+  if (total > 1) {
+    const others = cotangent.contributions.filter(part => part !== one && !(part.step === k && part.position === one.position));
+    notes.push(`One of ${total} contributions to ∂${one.of}; the others come from `, others.flatMap((part, at) => [at ? ", " : "", part.step === null ? "the seed" : link(part.step)]), ".");
+  }
+  const cards = [card(total > 1 ? `contribution to ∂${one.of}` : `∂${one.of}`, one.value, { of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: step.kinks.filter(kink => kink.input === one.of).flatMap(kink => kink.elements) })];
+  const isLast = total > 1 && cotangent.contributions.every(part => part.step === null || part.step <= k) && step.outgoing.filter(part => part.of === one.of).at(-1) === one;
+  if (isLast) cards.push(card(`∂${one.of}, the sum`, cotangent.value, { of: one.of, note: sumNote(one.of), out: true }));
+  return cards;
+}
+function lineOf(one, isHidden) {
+  const symbols = math("math", { display: "block" }, formula(one.written));
+  if (isHidden) return element("div", { class: "line" }, symbols);
+  const between = one.between ?? "⊙", tiles = [];
+  one.tiles.filter(Boolean).forEach(part => {
+    if (tiles.length && typeof part !== "string" && typeof tiles.at(-1) !== "string" && between) tiles.push(between);
+    tiles.push(part);
+  });
+  return element("div", { class: "line", tabindex: "0", role: "group", "aria-label": `Textbook line: ${one.written}` }, symbols,
+    element("div", { class: "numbers" }, tile(one.result), element("span", { class: "op" }, one.value ? "=" : "from"), tiles.map(tile)),
+    one.isChecked ? element("p", { class: "soft small" }, "Computed here by this formula: the model's numbers agree.") : "");
+}
+let unfolded = false;
+function emittedView(step, k) {
+  const isHidden = quiz && step.question && !solved.has(k);
+  const numbers = step.emitted.filter(at => !nodes[at].shape).length, total = step.emitted.length;
+  if (!total) return element("p", { class: "soft" }, "No node is emitted for this step.");
+  const details = element("details", { class: "fold", id: "emitted", open: unfolded && !isHidden }, element("summary", {}, `Emitted: ${plural(total, "node")}${numbers < total ? `, ${total - numbers} of them for sizes and indices` : ""}`));
+  const fillIn = () => {
+    if (details.open && details.children.length === 1)
+      details.append(isHidden ? element("p", { class: "masked" }, "hidden by the quiz") : element("ol", { class: "nodes" }, step.emitted.map(at => emittedNode(nodes[at]))));
+  };
+  details.addEventListener("toggle", () => { unfolded = details.open; fillIn(); });
+  fillIn();
+  return details;
+}
+function emittedNode(node) {
+  const bodies = Object.entries(node.attributes).filter(([, value]) => value && value.graph);
+  return element("li", { class: node.shape ? "shape" : undefined }, element("code", {}, nodeText(node)), node.shape ? element("span", { class: "badge" }, "sizes and indices") : "",
+    node.outputs.filter(name => name && recorded.has(name)).map(name => [element("p", { class: "meta soft small" }, shownName(name) === name ? "" : `${shownName(name)}: `, metaText(valueOf(name))), node.shape && count(valueOf(name).dims ?? [0]) > 8 ? "" : arrayView(name, { label: name })]),
+    bodies.map(([name, { graph }]) => element("details", {}, element("summary", { class: "small" }, `${name}: ${plural(graph.length, "node")}`), element("ol", {}, graph.map(line => element("li", {}, element("code", {}, line)))))));
+}
+function stepView(k) {
+  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step);
+  const attributes = Object.entries(step.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`).join(", ");
+  const parts = [
+    element("h2", {}, `Step ${k}: ${step.operator}`, step.node ? element("span", { class: "soft" }, ` · ${step.node}`) : ""),
+    element("p", { class: "soft small" }, `${step.outputs.filter(Boolean).join(", ")} = ${step.domain ? `${step.domain}.` : ""}${step.operator}(${step.inputs.map(name => name || "–").join(", ")})`, attributes ? ` with ${attributes}` : ""),
+    step.formula ? element("div", { class: "formula" }, step.formula) : "",
+    lines.map(one => lineOf(one, isHidden)),
+    step.kinks.map(one => element("p", { class: "note" }, `Kink: ${one.text}${one.elements.length ? ` (${one.input}${one.elements.slice(0, 5).map(placeText).join(", ")}${one.elements.length > 5 ? ` and ${one.elements.length - 5} more` : ""})` : ""}`)),
+    element("h3", {}, "Comes in"),
+    step.incoming.length ? element("div", { class: "cards" }, step.incoming.map(of => card(`∂${of}`, data.cotangents[of]?.value ?? "", { of, note: sumNote(of) }))) : element("p", { class: "soft" }, "No cotangent."),
+    step.read.length ? [element("h3", {}, "The rule reads"), element("div", { class: "cards" }, step.read.map(name => card(name, name, { kinks: step.kinks.filter(kink => kink.input === name).flatMap(kink => kink.elements) })))] : "",
+    element("h3", {}, "Goes out"),
+    isHidden ? guess(k) : "",
+    isHidden ? "" : step.outgoing.length ? element("div", { class: "cards" }, step.outgoing.map(one => outgoing(step, k, one))) : element("p", { class: "soft" }, "It contributes to no cotangent that is asked for."),
+    step.difference && !changed.size && !isHidden ? checkText(step.difference) : "",
+    emittedView(step, k),
+  ];
+  return parts;
+}
+function checkText(one) {
+  return element("p", { class: "small" }, `Checked by a finite difference: by ${one.of}${placeText(one.element)} it is ${show(numberOf(one.difference), 6)}, the gradient says ${show(numberOf(one.gradient), 6)} (error ${show(numberOf(one.error), 2)}).`);
+}
+function startView() {
+  const outputs = Object.entries(data.seeds);
+  return [
+    element("h2", {}, "Start: the output and its cotangent"),
+    element("p", {}, `Question: how does ${data.of} change with each number before it? The way goes back through ${plural(steps.length, "node")}, the last one first. The cotangent ∂v of a value v says how much ${data.of} changes with each element of v.`),
+    element("div", { class: "cards" }, outputs.map(([name, seed]) => [card(name, name, { level: "h3" }), card(`∂${name}, the seed`, seed, { of: name, out: true, level: "h3" })])),
+    element("h3", {}, "Inputs and weights"),
+    mayEdit === "" ? element("p", { class: "soft" }, "Click a number to change it: everything follows.") : element("p", { class: "soft", id: "why-not" }, mayEdit ?? ""),
+    listed("inputs", data.inputs, name => card(name, name)),
+  ];
+}
+function endView() {
+  return [
+    element("h2", {}, "End: the gradients"),
+    element("p", {}, `How ${data.of} changes with ${data.wrt.length === 1 ? "what was asked" : "each that was asked"}.`),
+    listed("gradients", data.wrt, name => {
+      const one = data.cotangents[name];
+      return one ? card(`∂${name}`, one.value, { of: name, note: sumNote(name), out: true, level: "h3" }) : element("div", { class: "card" }, element("h3", {}, `∂${name}`), element("p", { class: "soft" }, "zero: no path leads from it to the output"));
+    }),
+  ];
+}
+const whole = new Set(); // lists that are shown in full
+function listed(what, names, cardOf) {
+  const shown = whole.has(what) ? names : names.slice(0, FEW_CARDS);
+  const more = button(`Show all ${names.length} ${what}`, () => {
+    whole.add(what);
+    render(false);
+  });
+  return [element("div", { class: "cards" }, shown.map(cardOf)), shown.length < names.length ? element("p", {}, more) : ""];
+}
+
+// The map
+
+const ROW = 26, LANE = 12;
+let rowElements = [], visibleRows = [], shownCopies = "";
+function foldOf(row) { return data.folds.findIndex(([start, length, copies]) => row >= start && row < start + length * copies); }
+function currentRow() { return position >= 1 && position <= steps.length ? steps[position - 1].row : -1; }
+function copyShown(fold) {
+  const [start, length, copies] = data.folds[fold], row = currentRow();
+  return row >= start && row < start + length * copies ? Math.floor((row - start) / length) : 1;
+}
+function renderMap() {
+  const lanes = Math.max(0, ...data.lanes) + 1, items = [], place = new Map(), stepOf = new Map(steps.map((step, k) => [step.row, k]));
+  visibleRows = [];
+  rowElements = [];
+  for (let row = 0; row < data.forward.length; row++) {
+    const fold = foldOf(row), isOpen = openFolds.has(fold);
+    if (fold >= 0) {
+      const [start, length, copies] = data.folds[fold], copy = copyShown(fold);
+      if (row === start) {
+        const toggle = button(isOpen ? `▾ ${copies} blocks of ${length} nodes` : `▸ block ${copy + 1} of ${copies}: ${length} nodes`, () => {
+          if (isOpen) openFolds.delete(fold); else openFolds.add(fold);
+          renderMap();
+          find("list").querySelector(`[data-fold="${fold}"]`).focus();
+        }, { "aria-expanded": String(isOpen), "data-fold": fold });
+        items.push(element("li", { class: "fold" }, toggle));
+        visibleRows.push(-1);
+      }
+      if (!isOpen && Math.floor((row - start) / length) !== copy) continue;
+    }
+    const node = nodes[data.forward[row]], step = stepOf.get(row), label = node.name && node.name !== node.operator ? node.name : node.outputs[0];
+    const dot = element("span", { class: "dot" });
+    const item = element("li", { class: [step === undefined && "off", fold >= 0 && "inside"].filter(Boolean).join(" "), "data-row": row },
+      button([dot, element("span", {}, node.operator), element("span", { class: "name" }, label)], () => go(step + 1), { disabled: step === undefined, title: step === undefined ? `${nodeText(node)}: not on the way back` : nodeText(node) }));
+    dot.style.marginLeft = `${data.lanes[row] * LANE}px`;
+    dot.style.marginRight = `${(lanes - 1 - data.lanes[row]) * LANE}px`;
+    place.set(row, items.length);
+    rowElements.push([row, item]);
+    items.push(item);
+    visibleRows.push(row);
+  }
+  find("list").replaceChildren(...items);
+  const y = row => place.get(row) * ROW + ROW / 2, x = row => 10 + data.lanes[row] * LANE + (foldOf(row) >= 0 ? 2 : 0), paths = [];
+  data.reads.forEach((makers, row) => {
+    if (!place.has(row)) return;
+    for (const maker of makers) {
+      if (!place.has(maker)) continue;
+      const [x1, y1, x2, y2] = [x(maker), y(maker), x(row), y(row)], path = document.createElementNS(SVG, "path");
+      const isFar = place.get(row) - place.get(maker) > 1;
+      path.setAttribute("d", x1 === x2 && isFar ? `M${x1} ${y1}C${x1 + 9} ${y1 + 12} ${x1 + 9} ${y2 - 12} ${x2} ${y2}` : x1 === x2 ? `M${x1} ${y1}L${x2} ${y2}` : `M${x1} ${y1}C${x1} ${y2 - 8} ${x2} ${y1 + 8} ${x2} ${y2}`);
+      path.dataset.from = maker;
+      path.dataset.to = row;
+      paths.push(path);
+    }
+  });
+  find("edges").replaceChildren(...paths);
+  find("edges").setAttribute("width", String(20 + lanes * LANE));
+  find("edges").setAttribute("height", String(items.length * ROW));
+  shownCopies = data.folds.map((_, fold) => copyShown(fold)).join();
+  markMap();
+  search(false);
+}
+function markMap() {
+  if (data.folds.map((_, fold) => copyShown(fold)).join() !== shownCopies) {
+    renderMap();
+    return;
+  }
+  const now = currentRow(), behind = new Set(steps.slice(0, Math.max(0, position - 1)).map(step => step.row));
+  for (const [row, item] of rowElements) {
+    item.classList.toggle("done", behind.has(row));
+    item.classList.toggle("now", row === now);
+    if (row === now) item.firstChild.setAttribute("aria-current", "step");
+    else item.firstChild.removeAttribute("aria-current");
+  }
+  for (const path of find("edges").children) path.classList.toggle("back", Number(path.dataset.to) === now);
+  const here = rowElements.find(([row]) => row === now)?.[1];
+  if (here) requestAnimationFrame(() => scrollMapTo(here)); // to measure sooner would lay the page out twice
+}
+function scrollMapTo(item) {
+  const frame = innerWidth > 760 ? find("map-details") : find("rows");
+  const [a, b] = [item.getBoundingClientRect(), frame.getBoundingClientRect()];
+  if (a.top < b.top + 30 || a.bottom > b.bottom - 10) frame.scrollTop += a.top - b.top - b.height / 2;
+}
+let hits = [];
+function search(jump) {
+  const text = find("search").value.trim().toLowerCase();
+  hits = !text ? [] : steps.flatMap((step, k) => {
+    const words = [step.operator, step.node, ...step.inputs, ...step.outputs, ...step.emitted.flatMap(at => [nodes[at].operator, ...nodes[at].outputs])];
+    return words.some(word => word.toLowerCase().includes(text)) ? [k] : [];
+  });
+  const rows = new Set(hits.map(k => steps[k].row));
+  for (const [row, item] of rowElements) item.classList.toggle("hit", rows.has(row));
+  find("found").textContent = !text ? "" : hits.length ? `${plural(hits.length, "step")}: Enter goes to the next` : "nothing is called so";
+  if (jump && hits.length) go((hits.find(k => k + 1 > position) ?? hits[0]) + 1);
+}
+
+// Going
+
+function render(isNew = true) {
+  const isStart = position === 0, isEnd = position === steps.length + 1, scrolled = scrollY;
+  find("step").replaceChildren(...(isStart ? startView() : isEnd ? endView() : stepView(position - 1)).flat(Infinity).filter(Boolean));
+  if (changed.size) find("step").prepend(element("p", { class: "note" }, `${plural([...changed.keys()].length, "tensor")} changed (${[...changed.keys()].join(", ")}): everything is computed here, in float64. `, button("Undo all", undo, { class: "link" })));
+  find("position").textContent = isStart ? "start" : isEnd ? "end" : `${position} of ${steps.length}`;
+  const slider = find("slider");
+  slider.value = String(position);
+  slider.setAttribute("aria-valuetext", isStart ? "start" : isEnd ? "the gradients" : `step ${position} of ${steps.length}, ${steps[position - 1].operator}`);
+  find("first").disabled = find("previous").disabled = isStart;
+  find("next").disabled = find("last").disabled = isEnd;
+  markMap();
+  if (isNew) say(slider.getAttribute("aria-valuetext"));
+  else if (scrollY !== scrolled) scrollTo(0, scrolled);
+}
+function go(to) {
+  const next = Math.max(0, Math.min(to, steps.length + 1));
+  if (next === position) return;
+  position = next;
+  if (position === steps.length + 1) stop();
+  history.replaceState(null, "", `#step=${position}`);
+  render();
+}
+function stop() {
+  clearInterval(playing);
+  playing = 0;
+  find("play").textContent = "▶ Play";
+  find("play").setAttribute("aria-label", "Play (space)");
+}
+function play() {
+  if (playing) {
+    stop();
+    return;
+  }
+  if (position > steps.length) go(0);
+  playing = setInterval(() => go(position + 1), PLAY_MS);
+  find("play").textContent = "⏸ Pause";
+  find("play").setAttribute("aria-label", "Pause (space)");
+}
+function setQuiz(on) {
+  quiz = on;
+  find("quiz").setAttribute("aria-pressed", String(on));
+  if (inspected) closeInspector();
+  else render(false);
+}
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  find("theme").textContent = name === "dark" ? "Light" : "Dark";
+  const card = element("span");
+  card.style.color = color("--card");
+  document.body.append(card);
+  colors = { plus: color("--plus"), minus: color("--minus"), card: getComputedStyle(card).color.match(/\d+/g).slice(0, 3).join() };
+  card.remove();
+}
+const switchTheme = () => {
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  render(false);
+};
+function keys(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || find("keys").open) return;
+  const isText = event.target.matches("input:not([type=range])"), isControl = event.target.matches("button, summary, input, a, [role=gridcell]");
+  if (event.key === "Escape") {
+    if (inspected) closeInspector();
+    else if (isText) event.target.blur();
+    return;
+  }
+  if (isText) return;
+  const isRange = event.target.matches("input[type=range]");
+  const action = {
+    ArrowRight: () => go(position + 1), ArrowLeft: () => go(position - 1), Home: () => go(0), End: () => go(steps.length + 1), "/": () => { find("map-details").open = true; find("search").focus(); find("search").select(); },
+    "?": () => find("keys").showModal(), q: () => setQuiz(!quiz), d: switchTheme, e: () => { const one = find("emitted"); if (one) one.open = !one.open; }, " ": isControl ? undefined : play,
+  }[event.key];
+  if (!action || (isRange && event.key.startsWith("Arrow"))) return;
+  event.preventDefault();
+  action();
+}
+function fromHash() {
+  const found = /step=(\d+)/.exec(location.hash);
+  return found ? Math.min(Number(found[1]), steps.length + 1) : 0;
+}
+
+async function start() {
+  try {
+    unpack(await read());
+  } catch (error) {
+    find("summary").textContent = `This page cannot be read here: ${error.message}.`;
+    return;
+  }
+  document.title = `${data.title} · backward pass`;
+  find("title").textContent = data.title;
+  find("summary").textContent = `The gradient of ${data.of}, step by step · ${plural(data.forward.length, "node")} forward, ${plural(steps.length, "step")} back`;
+  find("notes").replaceChildren(...data.notes.map(text => element("p", { class: "note" }, text)));
+  find("slider").max = String(steps.length + 1);
+  quiz = data.quiz;
+  find("quiz").setAttribute("aria-pressed", String(quiz));
+  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  if (innerWidth <= 760) find("map-details").open = false;
+  position = fromHash();
+  for (const [id, action] of Object.entries({ first: () => go(0), previous: () => go(position - 1), next: () => go(position + 1), last: () => go(steps.length + 1), play, theme: switchTheme, quiz: () => setQuiz(!quiz), help: () => find("keys").showModal() }))
+    find(id).addEventListener("click", action);
+  find("slider").addEventListener("input", event => go(Number(event.target.value)));
+  find("search").addEventListener("input", () => search(false));
+  find("search").addEventListener("keydown", event => event.key === "Enter" && search(true));
+  addEventListener("keydown", keys);
+  addEventListener("hashchange", () => go(fromHash()));
+  renderMap();
+  render();
+  document.documentElement.dataset.ready = "yes";
+  setTimeout(() => {
+    mayEdit = whyNot();
+    document.documentElement.dataset.editable = mayEdit === "" ? "yes" : "no";
+    if (position === 0) render(false);
+    if (inspected) renderInspector();
+  }, 30);
+}
+globalThis.walkPage = { // for those who look from the console
+  go, undo,
+  change: (name, flat, number) => {
+    const wrong = change(name, flat, number);
+    render(false);
+    return wrong;
+  },
+  value: name => { const one = valueOf(name); return one.isWhole ? { dims: one.dims, data: range(0, count(one.dims)).map(one.at) } : one; },
+  names: () => [...recorded.keys()], document: () => data, difference, madeOf, whyNot: () => mayEdit,
+};
+start();
+})();

@@ -1,0 +1,422 @@
+"""A walk as one page that needs no network: every step of the backward pass with its numbers, to be stepped through."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+from refgrad.show.folding import folds
+from refgrad.show.lanes import lanes
+from refgrad.walks.records import Contribution, Element, Walk
+
+WHOLE = 4096  # elements of a tensor that is in the page as a whole
+_SIDE = 32  # rows and columns of the part of a larger tensor
+_PLANES = 32  # of its last two axes that are in the page, at most
+_ROOM = 3 << 20  # bytes of numbers in a page
+_EXACT = 1 << 53  # integers above are not exact in JavaScript
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the quiz asks at a step: an `element` of a contribution to the cotangent `of` a forward value, and the answer."""
+
+    step: int
+    node: str
+    operator: str
+    of: str
+    value: str
+    shape: tuple[int, ...]
+    element: Element
+    answer: float
+
+
+def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
+    """Return a walk as an HTML page that loads nothing.
+
+    Tensors of up to 4,096 elements are in it as they are; of a larger one its extremes, its norm and a part. Where the
+    model has up to 50 nodes of common operators, the page computes anew what follows from a number that is changed in it.
+
+    :param title: what the page is called, such as the name of the file of the model.
+    :param quiz: hide what a step contributes until the reader has guessed an element of it.
+    """
+    data = _packed(walk, title or walk.model.graph.name or "model", quiz)
+    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("interpreter.js", "page.js"))
+    parts = {
+        "data": data,
+        "style": style,
+        "script": script,
+        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
+        "form-action 'none'",
+    }
+    template = (_FOLDER / "page.html").read_text(encoding="utf-8")
+    return _PLACE.sub(lambda found: parts[found[1]], template)
+
+
+def questions(walk: Walk) -> list[Question]:
+    """Return what the quiz asks, one question for each step that contributes numbers: the element of largest magnitude."""
+    found = []
+    for step in walk.steps:
+        for one in step.outgoing:
+            array = walk.values.get(one.value)
+            if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "fV":
+                continue
+            wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+            least, most = wide.min(), wide.max()
+            if not (np.isfinite(least) and np.isfinite(most)):
+                continue
+            flat = int(wide.argmax() if most >= -least else wide.argmin())
+            place = _within(np.unravel_index(flat, array.shape), array)
+            answer = float(wide[place])
+            found.append(Question(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer))
+            break
+    return found
+
+
+def answers(asked: Mapping[str, Sequence[Question]]) -> str:
+    """Return the answers to the quizzes of several pages, as the text of a .csv file.
+
+    :param asked: the `questions` of each page, by its name.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("page", "step", "node", "operator", "cotangent of", "shape", "element", "value"))
+    for name, of_page in asked.items():
+        for one in of_page:
+            shape, element = (" ".join(map(str, sizes)) for sizes in (one.shape, one.element))
+            row = (name, one.step, one.node, one.operator, one.of, shape, element, f"{one.answer:.6g}")
+            writer.writerow(map(_cell, row))
+    return text.getvalue()
+
+
+def data_of(text: str) -> tuple[dict[str, Any], bytes]:
+    """Return what a page shows: the document, and the numbers that its `values` point into."""
+    found = re.search(r'<script id="data" type="text/plain">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    raw = zlib.decompress(base64.b64decode(found[1]))
+    size = int.from_bytes(raw[:4], "little")
+    return json.loads(raw[4 : 4 + size]), raw[4 + size :]
+
+
+def _cell(value: object) -> str:
+    """A cell that no spreadsheet takes for a formula: https://owasp.org/www-community/attacks/CSV_Injection."""
+    text = str(value)
+    is_number = re.fullmatch(r"[-+]?(\d[\d.]*(e[-+]?\d+)?|inf|nan)", text) is not None
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not is_number else text
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _packed(walk: Walk, title: str, quiz: bool) -> str:
+    numbers = bytearray()
+    values = _values(walk, numbers)
+    document = _document(walk, title, quiz) | {"values": values}
+    text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 4) % 8)  # typed arrays begin at multiples of their size
+    raw = len(text).to_bytes(4, "little") + text + bytes(numbers)
+    return base64.b64encode(zlib.compress(raw, 6)).decode()
+
+
+# The document
+
+
+def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
+    nodes, place = _nodes(walk)
+    forward = [place[one.outputs] for one in walk.forward if one.outputs in place]
+    row = {k: number for number, k in enumerate(forward)}
+    reads = _reads([nodes[k] for k in forward])
+    alike = [(nodes[k]["domain"], nodes[k]["operator"], str(nodes[k]["attributes"])) for k in forward]
+    metadata = {one.key: one.value for one in walk.gradient.metadata_props}
+    asked = {one.step: one for one in questions(walk)}
+    by_output = {name: k for k in forward for name in nodes[k]["outputs"] if name}
+    own = {value.name for value in walk.model.graph.input} | {one.name for one in walk.model.graph.initializer}
+    own |= {one.values.name for one in walk.model.graph.sparse_initializer}
+    given = [value.name for value in walk.gradient.graph.input] + [one.name for one in walk.gradient.graph.initializer]
+    return {
+        "title": title,
+        "of": walk.of,
+        "wrt": list(walk.wrt),
+        "notes": list(walk.notes),
+        "quiz": quiz,
+        "nodes": nodes,
+        "forward": forward,
+        "lanes": lanes(reads),
+        "reads": reads,
+        "folds": [[one.start, one.length, one.copies] for one in folds(alike, reads)],
+        "inputs": [name for name in dict.fromkeys(given) if name in own],
+        "seeds": json.loads(metadata.get("refgrad.cotangents", "{}")),
+        "cotangents": {
+            of: {"value": one.value, "alias": one.alias, "contributions": [_contribution(c) for c in one.contributions]}
+            for of, one in walk.cotangents.items()
+        },
+        "steps": [
+            {
+                "node": step.node,
+                "operator": step.operator,
+                "domain": step.domain,
+                "formula": step.formula,
+                "inputs": list(step.inputs),
+                "outputs": list(step.outputs),
+                "attributes": _plain_attributes(step.attributes),
+                "read": list(step.read),
+                "incoming": [one.of for one in step.incoming],
+                "outgoing": [_contribution(one) for one in step.outgoing],
+                "kinks": [
+                    {"input": one.input, "elements": [list(at) for at in one.elements[:WHOLE]], "text": one.text}
+                    for one in step.kinks
+                ],
+                "emitted": [place[one.outputs] for one in step.emitted if one.outputs in place],
+                "row": next((row[by_output[name]] for name in step.outputs if name in by_output), -1),
+                "difference": None
+                if step.difference is None
+                else {
+                    "of": step.difference.of,
+                    "element": list(step.difference.element),
+                    "difference": _number(step.difference.difference),
+                    "gradient": _number(step.difference.gradient),
+                    "error": _number(step.difference.error),
+                },
+                "question": None
+                if step.number not in asked
+                else {"value": asked[step.number].value, "element": list(asked[step.number].element)},
+            }
+            for step in walk.steps
+        ],
+    }
+
+
+def _contribution(one: Contribution) -> dict[str, Any]:
+    return {
+        "of": one.of,
+        "step": one.step,
+        "position": one.position,
+        "value": one.value,
+        "before": one.before,
+        "axes": list(one.axes),
+        "summed": one.summed,
+    }
+
+
+def _nodes(walk: Walk) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], int]]:
+    """The nodes of the gradient model in their order, and the place of each by its outputs."""
+    nodes: list[dict[str, Any]] = []
+    place: dict[tuple[str, ...], int] = {}
+    functions = {(one.domain, one.name) for one in walk.gradient.functions}
+    told = {one.outputs: one for step in walk.steps for one in step.emitted}
+    for node in walk.gradient.graph.node:
+        outputs = tuple(node.output)
+        place[outputs] = len(nodes)
+        nodes.append(
+            {
+                "name": node.name,
+                "operator": node.op_type,
+                "domain": "" if node.domain == "ai.onnx" else node.domain,
+                "inputs": list(node.input),
+                "outputs": list(outputs),
+                "attributes": {one.name: _attribute(one) for one in node.attribute if one.name != "doc_string"},
+                "body": (node.domain, node.op_type) in functions or any(map(_has_graph, node.attribute)),
+                "shape": outputs in told and told[outputs].is_shape,
+            }
+        )
+    for one in (*walk.forward, *told.values()):
+        if (
+            one.outputs not in place
+        ):  # it has no node of its own in the gradient model: a forward node with one more output
+            mine = [
+                k for k, node in enumerate(nodes) if node["name"] == one.name or set(one.outputs) & set(node["outputs"])
+            ]
+            place[one.outputs] = mine[0] if mine else len(nodes)
+            if not mine:
+                nodes.append(
+                    {
+                        "name": one.name,
+                        "operator": one.operator,
+                        "domain": "",
+                        "inputs": list(one.inputs),
+                        "outputs": list(one.outputs),
+                        "attributes": _plain_attributes(one.attributes),
+                        "body": True,
+                        "shape": one.is_shape,
+                    }
+                )
+    return nodes, place
+
+
+def _has_graph(one: AttributeProto) -> bool:
+    return one.HasField("g") or bool(one.graphs)
+
+
+def _reads(nodes: list[dict[str, Any]]) -> list[list[int]]:
+    made = {name: k for k, node in enumerate(nodes) for name in node["outputs"] if name}
+    return [
+        [made[name] for name in dict.fromkeys(node["inputs"]) if made.get(name, k) < k] for k, node in enumerate(nodes)
+    ]
+
+
+def _attribute(one: AttributeProto) -> Any:
+    """An attribute as the page reads it: a tensor of numbers is {"dims", "data", "kind"}, a graph the text of its nodes."""
+    if one.type == AttributeProto.GRAPH:
+        return {"graph": [_line(node) for node in one.g.node]}
+    if one.type == AttributeProto.TENSOR:
+        return _tensor(one.t)
+    try:
+        return _plain(helper.get_attribute_value(one))
+    except (TypeError, ValueError):
+        return {"text": "…"}
+
+
+def _line(node: NodeProto) -> str:
+    outputs, inputs = ", ".join(node.output), ", ".join(node.input)
+    return f"{outputs} = {node.op_type}({inputs})"
+
+
+def _tensor(one: TensorProto) -> dict[str, Any]:
+    array = numpy_helper.to_array(one)
+    kind = _kind(array)
+    if array.size > WHOLE or not kind:
+        return {"text": f"a tensor of shape {list(array.shape)}"}
+    return {"dims": list(array.shape), "data": [_number(x) for x in array.astype(np.float64).flat], "kind": kind}
+
+
+def _plain_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return _number(value)
+    if isinstance(value, TensorProto):
+        return _tensor(value)
+    if isinstance(value, np.ndarray):
+        return _tensor(numpy_helper.from_array(value))
+    if isinstance(value, Iterable):
+        return [_plain(one) for one in value]
+    return {"text": type(value).__name__}
+
+
+def _number(value: Any) -> Any:
+    """A number that JSON has, else its text."""
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+# The numbers
+
+
+def _kind(array: np.ndarray) -> str:
+    if array.dtype.kind == "b":
+        return "b"
+    if array.dtype.kind in "iu" or array.dtype.name.startswith(("int", "uint")):
+        return "i"
+    return "f" if array.dtype.kind in "fV" or "float" in array.dtype.name else ""
+
+
+def _values(walk: Walk, numbers: bytearray) -> list[dict[str, Any]]:
+    arrays: dict[str, Any] = {one.name: numpy_helper.to_array(one) for one in walk.gradient.graph.initializer}
+    arrays |= walk.feeds
+    arrays |= walk.values
+    large = [array for array in arrays.values() if isinstance(array, np.ndarray) and array.size > WHOLE]
+    small = sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray) and array.size <= WHOLE)
+    side = _SIDE
+    while side > 4 and len(large) * 4 * (side * side + min(side, 16) ** 2) > max(_ROOM - small, 0):
+        side //= 2
+    return [_value(name, array, side, numbers) for name, array in arrays.items() if name]
+
+
+def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, Any]:
+    if not isinstance(array, np.ndarray | np.generic) or not _kind(np.asarray(array)):
+        return {"name": name, "text": _told(array)}
+    array = np.asarray(array)
+    found: dict[str, Any] = {"name": name, "type": array.dtype.name, "kind": _kind(array), "shape": list(array.shape)}
+    if array.size <= WHOLE:
+        return found | _stored(array, numbers)
+    wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+    least, most = wide.min(), wide.max()
+    infinite = 0
+    if not (np.isfinite(least) and np.isfinite(most)):
+        infinite = int(wide.size - np.isfinite(wide).sum())
+        wide = np.where(np.isfinite(wide), wide, 0)
+        least, most = wide.min(), wide.max()
+    largest = int(wide.argmax() if most >= -least else wide.argmin())
+    at = _within(np.unravel_index(largest, array.shape), array)
+    found["statistics"] = {
+        "least": float(least),
+        "most": float(most),
+        "mean": float(wide.mean(dtype=np.float64)),
+        "zeros": int(array.size - np.count_nonzero(wide)) - infinite,
+        "infinite": infinite,
+        "largest": list(at),
+    }
+    planes = max(1, min(_PLANES, side * side // max(1, math.prod(array.shape[-2:]))))
+    leads = [np.unravel_index(k, array.shape[:-2]) for k in range(min(planes, math.prod(array.shape[:-2])))]
+    shown = [(*_within(lead, array[..., 0, 0]), 0, 0) if array.ndim > 1 else (0,) for lead in leads]
+    parts = [_part(array, element, side, numbers) for element in shown]
+    around = _part(array, at, min(side, 16), numbers)
+    known = {(tuple(part["lead"]), tuple(part["from"])) for part in parts}
+    return found | {"parts": parts if (tuple(around["lead"]), tuple(around["from"])) in known else [*parts, around]}
+
+
+def _part(array: np.ndarray, at: Element, side: int, numbers: bytearray) -> dict[str, Any]:
+    """The part of the last two axes that has the element `at`, as close to its middle as the edges allow."""
+    lead = at[:-2]
+    plane = array[lead] if array.ndim >= 2 else array[None]
+    wanted = (0, *at)[-2:]
+    side = side if array.ndim >= 2 else side * side
+    sizes = [min(side if k or array.ndim >= 2 else 1, plane.shape[k]) for k in range(2)]
+    start = [min(max(wanted[k] - sizes[k] // 2, 0), plane.shape[k] - sizes[k]) for k in range(2)]
+    part = plane[start[0] : start[0] + sizes[0], start[1] : start[1] + sizes[1]]
+    return {"lead": list(lead), "from": start, "size": list(part.shape)} | _stored(part, numbers)
+
+
+def _stored(array: np.ndarray, numbers: bytearray) -> dict[str, Any]:
+    """Where the numbers of an array are among all. Each is there as it is: an integer too large for that as text."""
+    kind = _kind(array)
+    if kind == "f":
+        code = "f8" if array.dtype == np.float64 else "f4"
+    elif kind == "b":
+        code = "u1"
+    else:
+        if array.size and (int(array.max()) >= _EXACT or int(array.min()) <= -_EXACT):
+            return {"whole": [str(int(x)) for x in array.flat]}
+        code = "i4" if not array.size or (array.max() < 1 << 31 and array.min() >= -(1 << 31)) else "f8"
+    numbers += b"\0" * (-len(numbers) % 8)
+    at = len(numbers)
+    numbers += np.ascontiguousarray(array).astype(f"<{code}").tobytes()
+    return {"code": code, "at": at, "count": int(array.size)}
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "no value (an optional that is empty)"
+    if isinstance(value, list | tuple):
+        return f"a sequence of {len(value)}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name} of shape {list(value.shape)}: " + ", ".join(map(str, value.flat[:8]))
+    return type(value).__name__
+
+
+def _within(element: Any, array: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(k) for k in element) if array.ndim else ()
