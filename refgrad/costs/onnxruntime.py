@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from refgrad.costs.program import Program, Step, Tensor
+from refgrad.protos.domains import MICROSOFT
 
 _ALIASES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
 # The result may be written into the first input.
@@ -167,8 +168,10 @@ def _with_gelu(program: Program) -> tuple[Program, set[int]]:
         if weighed is None or power is None or power[1] != x or x not in steps[inner].inputs:
             continue
         within |= {k, scaled[0], inner, one[0], half[0], weighed[0], power[0]}
-        gelu = {"domain": "com.microsoft", "op_type": _GELU, "inputs": (x,), "reads": (x,)}
-        steps[last[0]] = replace(steps[last[0]], **gelu, given=(program.types.get(x),), constants={})
+        given = (program.types.get(x),)
+        steps[last[0]] = replace(
+            steps[last[0]], domain=MICROSOFT, op_type=_GELU, inputs=(x,), reads=(x,), given=given, constants={}
+        )
     return (replace(program, steps=tuple(steps)), within) if within else (program, within)
 
 
