@@ -616,6 +616,12 @@ BENCHMARKS = (
         "the 250 small nodes of the lstm one by one.",
     ),
     (
+        "The page of a walk",
+        "walk_page",
+        "`refgrad walk MODEL --html` in headless Chromium (benchmarks/walk_page.py). Goals: ResNet-18 below 5 MB, its first "
+        "step within 2 s and a step within 60 ms; 2,000 nodes within 5 s.",
+    ),
+    (
         "The interpreter",
         "interpreter",
         "Against ONNX Runtime with two threads and against onnx.reference, which fails on BERT and GPT-2 (GatherElements); "

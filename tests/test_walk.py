@@ -29,7 +29,7 @@ from refgrad.walks.numbers import as_json, inline, lines, plain
 from refgrad.walks.records import Walk
 from refgrad.walks.walk import walk
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
 
 HEAD = '<ir_version: 10, opset_import: ["": 18]> g'
 # What NumPy broadcasts: each result has the common shape of the operands.
@@ -235,7 +235,6 @@ FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")  # what examples/torch_model
 RESULTS = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "models.json").read_text())
 
 
-@pytest.mark.torch
 @pytest.mark.skipif(not (FOLDER and Path(FOLDER).is_dir()), reason="REFGRAD_TORCH_MODELS is no folder of exports")
 @pytest.mark.parametrize(
     "name",

@@ -57,6 +57,8 @@ recipe sensitivity MODEL -o made.onnx
 conformance cases --source MODEL --show
 run MODEL --backend ort-cpu
 check MODEL --backends numpy
+walk MODEL
+walk MODEL --html made.html
 compare MODEL --a refgrad@numpy --b refgrad@numpy:float64 -o made.json
 nan MODEL --json
 reduce MODEL --side refgrad@numpy -o made.folder

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.protos.external import array_of
 from refgrad.show.folding import folds
 from refgrad.show.lanes import lanes
 from refgrad.walks.records import Contribution, Element, Walk
@@ -288,7 +289,7 @@ def _line(node: NodeProto) -> str:
 
 
 def _tensor(one: TensorProto) -> dict[str, Any]:
-    array = numpy_helper.to_array(one)
+    array = array_of(one)
     kind = _kind(array)
     if array.size > WHOLE or not kind:
         return {"text": f"a tensor of shape {list(array.shape)}"}
@@ -335,9 +336,7 @@ def _kind(array: np.ndarray) -> str:
 
 
 def _values(walk: Walk, numbers: bytearray) -> list[dict[str, Any]]:
-    arrays: dict[str, Any] = {one.name: numpy_helper.to_array(one) for one in walk.gradient.graph.initializer}
-    arrays |= walk.feeds
-    arrays |= walk.values
+    arrays: dict[str, Any] = {**walk.feeds, **walk.values}
     large = [array for array in arrays.values() if isinstance(array, np.ndarray) and array.size > WHOLE]
     small = sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray) and array.size <= WHOLE)
     side = _SIDE
