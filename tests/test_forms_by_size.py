@@ -1,5 +1,7 @@
 """Forms of a gradient that are chosen by what is known of sizes and of the operators behind: each side of each choice."""
 
+import tracemalloc
+
 import numpy as np
 import onnx.parser
 import pytest
@@ -240,3 +242,19 @@ def test_padding_by_copies(mode, size, pads, in_pieces, kind):
     moved = rng.integers(-4, 5, size).astype(kind)
     np.testing.assert_array_equal((found * moved).sum(), (d_y * run(case.model, {"data": moved})["output"]).sum())
     assert ("ScatterElements" not in op_types(gradient)) == in_pieces[mode]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padding_of_a_declared_size_takes_no_memory(mode):
+    """A file may declare any size: nothing is made as large as that."""
+    huge = 2**50
+    model = parsed(
+        f"agraph (float[{huge}] x) => (float[N] y) <int64[2] pads = {{{huge // 4}, {huge // 4}}}> "
+        f'{{ y = Pad<mode = "{mode}">(x, pads) }}'
+    )
+    tracemalloc.start()
+    gradient = refgrad.gradient(model, ["x"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
+    assert "ScatterElements" not in op_types(gradient)

@@ -53,44 +53,53 @@ def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]
     return op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)])
 
 
-def folded(
+def copies_added(
     op: Emitter, dY: str, dims: Sequence[int | str | None], around: Mapping[int, tuple[int, int]], mode: str
 ) -> str | None:
-    """The adjoint of Pad by copies (modes reflect, edge and wrap): what lies outside is cut off and added where it came from.
+    """The adjoint of Pad (modes reflect, edge and wrap): the padding is cut off and added where it was copied from.
 
     None where a size is not known, elements are taken away, or both sides of an axis copied the same elements.
+
+    :param around: (before, after) by axis.
     """
     plans = {}
     for axis, (before, after) in around.items():
         size = dims[axis]
-        if not isinstance(size, int) or min(before, after) < 0 or size == 0:
+        if not isinstance(size, int) or min(before, after) < 0:
             return None
-        came_from = np.pad(np.arange(size), (before, after), mode)  # type: ignore[call-overload]
-        outside = [(0, came_from[:before].tolist()), (before + size, came_from[before + size :].tolist())]
-        plans[axis] = before, size, sorted((sorted(set(taken)), start, taken) for start, taken in outside if taken)
-        covered = [place for places, *_ in plans[axis][2] for place in places]
-        if len(set(covered)) < len(covered) or (mode != "edge" and any(len(p) < len(t) for p, _, t in plans[axis][2])):
+        pairs = zip(_copied(mode, size, before, after), ((0, before), (before + size, after)), strict=True)
+        plan = sorted((taken.start, taken.stop, *part) for taken, part in pairs if taken)
+        plans[axis] = before, size, plan
+        ends = [0, *(end for start, stop, *_ in plan for end in (start, stop)), size]
+        if ends != sorted(ends):
             return None
     total = op.as_type(dY, wide_type(op, dY))
-    for axis, (before, size, copies) in plans.items():
+    for axis, (before, size, plan) in plans.items():
         parts, reached = [], 0
-        for places, start, taken in copies:
-            first, behind = places[0], places[-1] + 1
-            if reached < first:
-                parts.append(op.Slice(total, [before + reached], [before + first], [axis]))
+        for start, stop, place, count in plan:
+            if reached < start:
+                parts.append(op.Slice(total, [before + reached], [before + start], [axis]))
             if mode == "reflect":
-                last = start - 1 if start else -END
-                copy = op.Slice(total, [start + len(taken) - 1], [last], [axis], [-1])
+                copy = op.Slice(total, [place + count - 1], [place - 1 if place else -END], [axis], [-1])
             else:
-                copy = op.Slice(total, [start], [start + len(taken)], [axis])
-            if mode == "edge" and len(taken) > 1:
+                copy = op.Slice(total, [place], [place + count], [axis])
+            if count > stop - start:
                 copy = op.ReduceSum(copy, [axis], keepdims=1)
-            parts.append(op.Add(op.Slice(total, [before + first], [before + behind], [axis]), copy))
-            reached = behind
+            parts.append(op.Add(op.Slice(total, [before + start], [before + stop], [axis]), copy))
+            reached = stop
         if reached < size or not parts:
             parts.append(op.Slice(total, [before + reached], [before + size], [axis]))
         total = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
     return op.as_type(total, op.type(dY))
+
+
+def _copied(mode: str, size: int, before: int, after: int) -> tuple[range, range]:
+    """The elements of an axis that a Pad copies before and behind it; out of range where it copies some of them again."""
+    if mode == "reflect":
+        return range(1, before + 1), range(size - 1 - after, size - 1)
+    if mode == "wrap":
+        return range(size - before, size), range(after)
+    return range(min(before, 1)), range(size - min(after, 1), size)
 
 
 def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.formulas.indexing import folded, join, put_back
+from refgrad.formulas.indexing import copies_added, join, put_back
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
@@ -99,7 +99,7 @@ def pad(
 ) -> tuple[str, str | None]:
     """dx = dy without the padding, what was copied into the padding added back; dvalue = Σ dy over the padding"""
     if mode != "constant":
-        moved = _cut_off(op, d_output, data, pads, axes, mode)
+        moved = _by_copies(op, d_output, data, pads, axes, mode)
         if moved is None:
             moved = put_back(
                 op, d_output, op.shape_of(data), lambda numbers: op.Pad(numbers, pads, None, axes, mode=mode)
@@ -114,14 +114,15 @@ def pad(
     return d_data, d_value if op.shape(constant_value) == () else op.reshape_like(d_value, constant_value)
 
 
-def _cut_off(op: Emitter, d_output: str, data: str, pads: str, axes: str | None, mode: str) -> str | None:
-    """The adjoint in pieces, None where sizes do not tell them."""
+def _by_copies(op: Emitter, d_output: str, data: str, pads: str, axes: str | None, mode: str) -> str | None:
+    """The adjoint by copies, None where only the run tells sizes."""
     dims, known, along = op.shape(data), op.constant(pads), op.constant(axes)
     if dims is None or known is None or (axes is not None and along is None):
         return None
     places = range(len(dims)) if along is None else [int(axis) % len(dims) for axis in along]
     pairs = zip(places, known[: len(places)].tolist(), known[len(places) :].tolist(), strict=True)
-    return folded(op, d_output, dims, {axis: (before, after) for axis, before, after in pairs if before or after}, mode)
+    around = {axis: (before, after) for axis, before, after in pairs if before or after}
+    return copies_added(op, d_output, dims, around, mode)
 
 
 @rule("Trilu", wrt=["input"])
