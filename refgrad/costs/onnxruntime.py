@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +35,10 @@ _FIRST = frozenset(
     )
 )
 _PRODUCTS = frozenset(("MatMul", "FusedMatMul"))
-_GELU = "FastGelu"
+_GELU, _X, _NUMBER = "FastGelu", "x", "number"
+# 0.5·x·(1 + tanh(c·(x + d·x³))), the operands of a product and of a sum in any order
+_CUBED = ("Mul", ("Pow", _X, _NUMBER), _NUMBER)
+_FAST_GELU = ("Mul", ("Mul", _X, _NUMBER), ("Add", ("Tanh", ("Mul", ("Add", _X, _CUBED), _NUMBER)), _NUMBER))
 _FOREIGN = ""  # the memory of feeds, weights and constants
 _LEAST = 256  # bytes of a chunk
 _FIRST_REGION = 2**20  # bytes
@@ -129,50 +135,40 @@ def _folded(program: Program) -> set[int]:
 
 
 def _with_gelu(program: Program) -> tuple[Program, set[int]]:
-    """The program with a node in place of the last one of 0.5·x·(1 + tanh(c·(x + d·x³))), and the other steps of these."""
-    steps = list(program.steps)
+    """The program with one step for a Gelu that is written out with Tanh, and the steps that are within it."""
+    steps, within = list(program.steps), set[int]()
     maker = {name: k for k, step in enumerate(steps) for name in step.outputs if name}
-    readers: dict[str, list[int]] = {}
-    for k, step in enumerate(steps):
-        for name in step.reads:
-            readers.setdefault(name, []).append(k)
-    within: set[int] = set()
+    reads = Counter((*(name for step in steps for name in step.inputs), *program.outputs))
 
-    def only(op_type: str, name: str) -> tuple[int, str] | None:
-        """The only reader of a value, of this operator, and what else it reads."""
-        k = readers.get(name, [-1])[0]
-        if len(readers.get(name, ())) != 1 or name in program.outputs or steps[k].key != ("", op_type):
+    def matched(name: str, pattern: Any, x: str) -> tuple[str, set[int]] | None:
+        """What x is, and the steps that make `name` of it by `pattern`."""
+        if pattern == _NUMBER:
+            return (x, set()) if name in program.values else None
+        if pattern == _X:
+            return (name, set()) if x in ("", name) and name not in program.values else None
+        k = maker.get(name, -1)
+        if k < 0 or steps[k].key != ("", pattern[0]):
             return None
-        return k, next((other for other in steps[k].inputs if other != name), name)
+        orders = permutations(pattern[1:], len(steps[k].inputs))
+        return next(filter(None, (matched_all(steps[k].inputs, order, x, {k}) for order in orders)), None)
 
-    def operands(op_type: str, name: str) -> tuple[int, str] | None:
-        """The node of this operator that makes a value, and the operand that is not a known number."""
-        k = maker.get(name)
-        if k is None or steps[k].key != ("", op_type) or only(steps[readers[name][0]].op_type, name) is None:
-            return None
-        unknown = [other for other in steps[k].inputs if other not in program.values]
-        return (k, unknown[0]) if len(unknown) == 1 else None
+    def matched_all(names: Sequence[str], patterns: Any, x: str, made_by: set[int]) -> tuple[str, set[int]] | None:
+        for name, pattern in zip(names, patterns, strict=True):
+            found = matched(name, pattern, x)
+            if found is None:
+                return None
+            x, made_by = found[0], made_by | found[1]
+        return x, made_by
 
-    for k, step in enumerate(program.steps):
-        if step.key != ("", "Tanh"):
-            continue
-        scaled, one = operands("Mul", step.inputs[0]), only("Add", step.outputs[0])
-        inner = maker.get(scaled[1]) if scaled else None
-        last = only("Mul", steps[one[0]].outputs[0]) if one else None
-        half = operands("Mul", last[1]) if last else None
-        if not (scaled and one and last and half and inner is not None and steps[inner].key == ("", "Add")):
-            continue
-        x, (cubed,) = half[1], [n for n in steps[inner].inputs if n != half[1]] or ("",)
-        weighed = operands("Mul", cubed)
-        power = operands("Pow", weighed[1]) if weighed else None
-        if weighed is None or power is None or power[1] != x or x not in steps[inner].inputs:
-            continue
-        within |= {k, scaled[0], inner, one[0], half[0], weighed[0], power[0]}
-        given = (program.types.get(x),)
-        steps[last[0]] = replace(
-            steps[last[0]], domain=MICROSOFT, op_type=_GELU, inputs=(x,), reads=(x,), given=given, constants={}
-        )
-    return (replace(program, steps=tuple(steps)), within) if within else (program, within)
+    for last, step in enumerate(program.steps):
+        found = matched(step.outputs[0], _FAST_GELU, "") if step.key == ("", "Mul") else None
+        inside = found[1] - {last} if found else set()
+        if found and all(reads[steps[k].outputs[0]] == 1 for k in inside):
+            within |= inside
+            x, given = (found[0],), (program.types.get(found[0]),)
+            fused = replace(step, domain=MICROSOFT, op_type=_GELU, inputs=x, reads=x, given=given, constants={})
+            steps[last] = fused
+    return replace(program, steps=tuple(steps)), within
 
 
 def _order(program: Program, folded: set[int]) -> list[int]:
@@ -189,10 +185,8 @@ def _order(program: Program, folded: set[int]) -> list[int]:
     read = {other for k in wanted for other in feeds[k]}
     readers = _readers(steps[k] for k in wanted)
     fused = {name for k in wanted for name in steps[k].outputs if _is_fused(steps[k], readers)}
-    late = {
-        k: fused.isdisjoint(steps[k].inputs) and steps[k].op_type != _GELU for k in wanted
-    }  # a fused node is new: its number is the largest
-    rank = {k: (not late[k], k) for k in wanted}
+    new = {k: steps[k].op_type == _GELU or not fused.isdisjoint(steps[k].inputs) for k in wanted}  # the largest numbers
+    rank = {k: (new[k], k) for k in wanted}
     stack = [(k, False) for k in sorted(wanted - read, key=rank.__getitem__)]
     visited: set[int] = set()
     order = []
