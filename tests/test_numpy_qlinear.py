@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from runtime import needs_runtime, skip_products_that_overflow
+from runtime import needs_runtime, overflows
 
 from refgrad.backends import get_backend
 from refgrad.errors import BackendError
@@ -99,7 +99,8 @@ def model(op_type: str, inputs: list[Any], attributes: dict[str, Any]) -> tuple[
 @needs_runtime
 @pytest.mark.parametrize(("op_type", "inputs", "attributes"), table(), ids=lambda v: v if isinstance(v, str) else "")
 def test_results_are_those_of_onnx_runtime(op_type: str, inputs: list[Any], attributes: dict[str, Any]) -> None:
-    skip_products_that_overflow(op_type)
+    if overflows([op_type]):
+        pytest.skip("ONNX Runtime's sums of products of 8 bits overflow on this processor")
     made, feeds = model(op_type, inputs, attributes)
     got, expected = (get_backend(name).prepare(made).run(feeds)["y"] for name in ("numpy", "ort-cpu"))
     assert got.dtype == expected.dtype

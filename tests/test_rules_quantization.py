@@ -8,6 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from checking import assert_gradient, names_of, widened
+from runtime import overflows
 from surrogate import Surrogate
 
 import refgrad
@@ -63,13 +64,12 @@ def _assert_runtime(
     case: Case, model: onnx.ModelProto, seeds: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> None:
     """ONNX Runtime computes the same in the model's own types, where it has the operators."""
+    if overflows(node.op_type for node in case.model.graph.node):
+        return
     try:
-        results = get_backend("ort-cpu").prepare(case.model).run(case.feeds)
+        get_backend("ort-cpu").prepare(case.model).run(case.feeds)
     except BackendError:
         return
-    for name, value in get_backend("numpy").prepare(case.model).run(case.feeds).items():
-        if not np.allclose(results[name].astype(np.float64), value.astype(np.float64), rtol=1e-3, atol=1e-3):
-            return  # it adds products of 8 bits in 16, which overflow, where the processor has no VNNI
     try:
         prepared = get_backend("ort-cpu").prepare(model)
     except BackendError as error:
