@@ -511,7 +511,12 @@ def _flat(
     """Which gradients are 0 in every element at these feeds, though not everywhere, and at which step that begins."""
     told = {name for zero in zeros for name in zero.names}
     flat = [
-        name for name in wrt if name not in told and name in cotangents and _is_zero(values[cotangents[name].value])
+        name
+        for name in wrt
+        if name not in told
+        and name in cotangents
+        and _is_zero(value := values[cotangents[name].value])
+        and np.size(value)
     ]
     if not flat:
         return []
