@@ -11,7 +11,7 @@ from refgrad.teaching.chapters import chapter_of
 from refgrad.teaching.verdict import Verdict
 from refgrad.worker import Worker
 
-SECONDS = 60.0  # that an answer may take; a right one takes two, most of which is the start of the process
+SECONDS = 20.0  # that an answer may take; a right one takes two, five where the machine is busy
 MEMORY = 1 << 30  # bytes that it may take, beside those of the libraries
 _LARGEST = 1 << 20  # bytes of an answer
 
