@@ -157,6 +157,21 @@ ALTERNATIVES = [
         "slower",
     ),
     Alternative(
+        "GroupNormalization, 8 groups, 8×64×56×56",
+        "means by ReduceMean",
+        "int64[3] groups = {8, 8, 25088}, int64[4] parts = {8, 8, 8, 3136}, int64[4] back = {8, 64, 56, 56}, "
+        "int64[1] last = {-1}, int64[2] over = {0, 3}, int64[2] within = {2, 3}, int64[4] one = {1, 8, 8, 1}, "
+        "int64[1] flat = {-1}, float epsilon = {0.00001}",
+        "Y = GroupNormalization<num_groups = 8>(X, scale, bias)  x = Reshape(X, groups)  "
+        "mean = ReduceMean<keepdims = 1>(x, last)  c = Sub(x, mean)  q = Mul(c, c)  v = ReduceMean<keepdims = 1>(q, last)  "
+        "w = Add(v, epsilon)  s = Sqrt(w)  h = Div(c, s)  dy = Reshape(Y_grad, parts)  hat = Reshape(h, parts)  "
+        "weight = Reshape(scale, one)  g = Mul(dy, weight)  gh = Mul(g, hat)  a = ReduceMean<keepdims = 1>(g, within)  "
+        "b = ReduceMean<keepdims = 1>(gh, within)  t = Mul(hat, b)  d = Sub(g, a)  e = Sub(d, t)  f = Reshape(e, groups)  "
+        "dx = Div(f, s)  X_grad = Reshape(dx, back)  p = Mul(dy, hat)  m = ReduceSum<keepdims = 0>(p, over)  "
+        "scale_grad = Reshape(m, flat)  n = ReduceSum<keepdims = 0>(dy, over)  bias_grad = Reshape(n, flat)",
+        "slower",
+    ),
+    Alternative(
         "Softmax, 8×21×64×64, axis 1",
         "forward along the last axis, between exchanges",
         "int64[1] one = {1}",
@@ -195,7 +210,6 @@ WITHOUT = {  # rows that lose and have no other form
     "Squeeze, 8×1×128×768": VIEW,
     "Unsqueeze, 8×128×768": VIEW,
     "GridSample, 4×32×32×32": "the gradient by the grid needs all four neighbours of every point, and ONNX has no such kernel",
-    "GroupNormalization, 8 groups, 8×64×56×56": "as LayerNormalization: the means are products with ones",
     "Det, 64×8×8": "ONNX has neither a factorization nor an inverse: the cofactors are determinants, each of O(n³)",
 }
 
