@@ -26,6 +26,8 @@ from refgrad.teaching.operators import register
 from refgrad.teaching.recognition import Tried, hints
 from refgrad.teaching.trials import Trial, close, plain
 
+pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "course").glob("*.md"))
 
