@@ -37,6 +37,12 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
 }
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
 QUICK = ("-n", "2", "-m", "not models")
+CUDA = (
+    "tests/test_cuda.py",
+    "tests/test_backends_onnxruntime.py",
+    "tests/test_training.py",
+    "tests/test_torch_module.py",
+)
 
 
 def marked(mark: str) -> list[str]:
@@ -335,6 +341,28 @@ def benchmarks_operators(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "install", "--quiet", "-e", ".[ort-training]", external=True)
     session.run(python, "benchmarks/operators.py", "--ort", external=True)
     session.run("python", "docs/generate.py")
+
+
+@nox.session
+def benchmarks_cuda(session: nox.Session) -> None:
+    """On a machine with a GPU of NVIDIA: operators and models on ONNX Runtime, in torch eager and compiled."""
+    session.install("torch")
+    session.install("-e", ".[cuda,torch,exports]")
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all")
+    session.run("python", "benchmarks/operators.py", "--cuda")
+    session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), "--cuda", env={"PYTHONPATH": "examples"})
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
+def cuda(session: nox.Session) -> None:
+    """On a machine with a GPU of NVIDIA: the backend "ort-cuda", every operator and the models of torch."""
+    session.install("torch")
+    session.install("-e", ".[cuda,torch,exports,test]")
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
+    pytest(session, *CUDA, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    matrix = ("--builder=refgrad", "--backend=ort-cuda", "--dtype=float32", "--memory=0", "--every=6")
+    session.run("refgrad", "conformance", "run", *matrix)
 
 
 @nox.session

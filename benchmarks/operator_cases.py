@@ -341,17 +341,22 @@ row("ReverseSequence", "64×16×256", f(64, 16, 256), value([64] * 16), constant
 
 # Recurrences and signals
 
-for _name, _gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
-    _weights = f(1, _gates * 64, 64), f(1, _gates * 64, 64), f(1, _gates * 128)
-    _more = {"linear_before_reset": 1} if _name == "GRU" else {}
-    row(_name, "100 steps, batch 16, 64 to 64", f(100, 16, 64), *_weights, hidden_size=64, **_more)
-row(
-    "LSTM",
-    "100 steps, batch 16, 256 to 256",
-    f(100, 16, 256),
-    *(lambda rng, s=s: rng.standard_normal(s, np.float32) / 16 for s in ((1, 1024, 256), (1, 1024, 256), (1, 2048))),
-    hidden_size=256,
-)
+
+def recurrent(op_type: str, gates: int, size: int, **attributes: Any) -> None:
+    """Enter a row of 100 steps, with weights so small that the gradient of the first step neither vanishes nor explodes."""
+
+    def weights(*shape: int) -> Make:
+        return lambda rng: rng.standard_normal(shape, np.float32) / np.float32(size**0.5)
+
+    shapes = (1, gates * size, size), (1, gates * size, size), (1, gates * 2 * size)
+    size_text = f"100 steps, batch 16, {size} to {size}"
+    row(op_type, size_text, f(100, 16, size), *(weights(*s) for s in shapes), hidden_size=size, **attributes)
+
+
+recurrent("RNN", 1, 64)
+recurrent("GRU", 3, 64, linear_before_reset=1)
+recurrent("LSTM", 4, 64)
+recurrent("LSTM", 4, 256)
 row("DFT", "32×512, real", f(32, 512, 1), None, value(1), constant=("axis",))
 row("DFT", "32×256, complex", f(32, 256, 2), None, value(1), constant=("axis",))
 

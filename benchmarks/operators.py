@@ -3,6 +3,7 @@
     python benchmarks/operators.py [PATTERN ...]                # ONNX Runtime; needs onnxruntime and torch
     python benchmarks/operators.py --interpreter [PATTERN ...]  # the interpreter; needs torch
     python benchmarks/operators.py --ort [PATTERN ...]          # dialect "ort" against "onnx"; needs onnxruntime-training-cpu
+    python benchmarks/operators.py --cuda [PATTERN ...]         # on a GPU; needs onnxruntime-gpu and torch
 
 Two threads each, every system in a process of its own, which take turns; the medians of the ratios of neighbours. A call has
 the inputs and a cotangent, and leaves the outputs and the gradients by all float inputs. Weights are inputs, so nothing is
@@ -30,12 +31,14 @@ from typing import Any
 
 import numpy as np
 import onnx.defs
+from on_device import Job, add_arguments, compile_alone, means, rows_on_device, save_so_far, settings
 from onnx import helper, numpy_helper
 from operator_cases import ROWS, Row, fused_torch, opset
-from timing import save
+from timing import RESULTS, save
 
 import refgrad
 from refgrad.errors import RefgradError
+from refgrad.protos.walk import versions_of
 
 THREADS = 2
 SECONDS, ROUNDS = 0.25, 9  # of one system in all its rounds of a row; at least so many rounds
@@ -103,31 +106,47 @@ def numpy_call(row: Row, dialect: str) -> Callable[[], Any]:
 def torch_call(row: Row, dialect: str) -> Callable[[], Any]:
     import torch
 
+    torch.set_num_threads(THREADS)
+    model, feeds, wrt = model_of(row)
+    constants = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in model.graph.initializer}
+    forward, moved, seeds = torch_parts(model, feeds, wrt, constants)
+    return lambda: torch_step(forward, moved, seeds)
+
+
+def torch_parts(
+    model: Any, feeds: dict[str, np.ndarray], wrt: list[str], constants: dict[str, Any], device: str = "cpu"
+) -> tuple[Callable[[], Any], list[Any], list[Any]]:
+    """The function that computes the float outputs in torch, the tensors to differentiate by, and the cotangents."""
+    import torch
+
     from refgrad.conformance.oracles.tables.torch_table import TABLE
     from refgrad.conformance.oracles.torch import _attributes
 
-    torch.set_num_threads(THREADS)
-    model, feeds, wrt = model_of(row)
     [node] = model.graph.node
-    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    given = {**constants, **feeds}
-    inputs = {n: torch.from_numpy(np.array(given[n])) for n in node.input if n}
-    moved = [inputs[name].requires_grad_() for name in wrt]
-    seeds = [torch.from_numpy(given[f"{n}_grad"]) for n in node.output if f"{n}_grad" in given]
-    results = {name[:-5]: value for name, value in feeds.items() if name.endswith("_grad")}
-    attributes = _attributes(node, opset(row.op_type), next(iter(results.values())))
-    arguments = [inputs[n] if n else None for n in node.input]
-    fused = fused_torch().get(row.op_type, lambda *_: None)
+    tensors = {name: torch.from_numpy(np.array(value)).to(device) for name, value in feeds.items()}
+    moved = [tensors[name].requires_grad_() for name in wrt]
+    seeds = [tensors[f"{name}_grad"] for name in node.output if f"{name}_grad" in tensors]
+    result = next(value for name, value in feeds.items() if name.endswith("_grad"))
+    attributes = _attributes(node, versions_of(model)[""], result)
+    arguments = [constants[name] if name in constants else tensors[name] if name else None for name in node.input]
+    fused, composed = fused_torch().get(node.op_type, lambda *_: None), TABLE.get(node.op_type)
 
-    def call() -> Any:
+    def forward() -> list[Any]:
         made = fused(attributes, *arguments)
-        made = TABLE[row.op_type](attributes, *arguments) if made is None else made
-        made = list(made[: len(seeds)]) if isinstance(made, tuple | list) else [made]
-        shaped = [seed.reshape(y.shape) for y, seed in zip(made, seeds, strict=False)]
-        gradients = torch.autograd.grad(made, moved, shaped)
-        return [x.contiguous() for x in (*made, *gradients)]  # a runtime returns no views
+        made = composed(attributes, *arguments) if made is None else made
+        return list(made[: len(seeds)]) if isinstance(made, tuple | list) else [made]
 
-    return call
+    return forward, moved, seeds
+
+
+def torch_step(forward: Callable[[], Any], moved: list[Any], seeds: list[Any]) -> list[Any]:
+    """The outputs and the gradients."""
+    import torch
+
+    made = forward()
+    shaped = [seed.reshape(y.shape) for y, seed in zip(made, seeds, strict=False)]
+    gradients = torch.autograd.grad(made, moved, shaped)
+    return [x.contiguous() for x in (*made, *gradients)]  # a runtime returns no views
 
 
 SYSTEMS = {"onnxruntime": onnxruntime_call, "interpreter": numpy_call, "torch": torch_call}
@@ -289,13 +308,75 @@ def measure(row: Row, processes: dict[str, Process], forward: Process | None, ra
     return found | {f"{name} MiB": round(value, 1) for name, value in peak.items()}
 
 
+# On a GPU
+
+
+class Numbers(list[Any]):
+    """What is constant in a row, where a program has Python's own numbers instead of a tensor."""
+
+    def tolist(self) -> list[Any]:
+        """The numbers, as of a tensor."""
+        return list(self)
+
+    def __int__(self) -> int:
+        [number] = self
+        return int(number)
+
+
+def gradient_job(key: str) -> Job:
+    """The gradient of a row with what the interpreter computes in double precision."""
+    from refgrad.backends import get_backend
+
+    model, feeds, wrt = model_of(ROWS[int(key)])
+    made = refgrad.gradient(model, wrt, keep_outputs=True)
+    fed = {value.name: feeds[value.name] for value in made.graph.input}
+    kinds = {
+        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in made.graph.output
+    }
+    exact = get_backend("numpy").prepare(made, precision="float64").run(fed)
+    expected = {name: np.asarray(value).astype(kinds[name]) for name, value in exact.items()}
+    return Job(made.SerializeToString(), fed, expected, (model, feeds, wrt))
+
+
+def torch_on_device(key: str, job: Job, device: str, compiled: bool) -> tuple[list[str], Callable[[], Any]]:
+    model, feeds, wrt = job.more
+    constants: dict[str, Any] = {}
+    for tensor in model.graph.initializer:
+        value = numpy_helper.to_array(tensor).tolist()
+        constants[tensor.name] = Numbers(value) if isinstance(value, list) else value
+    forward, moved, seeds = torch_parts(model, feeds, wrt, constants, device)
+    outputs = [name for name in model.graph.node[0].output if f"{name}_grad" in feeds][: len(forward())]
+    if compiled and model.graph.node[0].op_type in ("RNN", "GRU", "LSTM"):
+        raise NotImplementedError("torch.compile writes out all steps, which takes it minutes")
+    if compiled:
+        forward = compile_alone(forward, key)
+    return [*outputs, *(f"{name}_grad" for name in wrt)], lambda: torch_step(forward, moved, seeds)
+
+
+def on_gpu(rows: list[Row], arguments: argparse.Namespace) -> None:
+    """The table of operators on a GPU, saved row by row."""
+    output = arguments.output
+    if output is None and not arguments.patterns and arguments.device == "cuda":
+        output = RESULTS / "operators_cuda.json"
+    found: list[dict[str, Any]] = []
+    keys = [str(ROWS.index(row)) for row in rows]
+    for key, figures in rows_on_device(keys, gradient_job, torch_on_device, *settings(arguments)):
+        found.append({"row": ROWS[int(key)].label, **figures})
+        save_so_far(found, output)
+    print(means(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", help="rows, such as 'Conv*'")
     parser.add_argument("--interpreter", action="store_true", help="the interpreter instead of ONNX Runtime")
     parser.add_argument("--ort", action="store_true", help='dialect "ort" against dialect "onnx"')
+    add_arguments(parser)
     arguments = parser.parse_args()
     rows = [r for r in ROWS if not arguments.patterns or any(fnmatchcase(r.label, p) for p in arguments.patterns)]
+    if arguments.cuda:
+        on_gpu(rows, arguments)
+        return
     forward = rate = None
     if arguments.ort:
         name, processes = "operators_ort", {d: Process("onnxruntime", d) for d in ("ort", "onnx")}

@@ -1,7 +1,8 @@
 """Running time of forward plus backward for the input and all weights.
 
     python examples/torch_models.py FOLDER
-    python benchmarks/run_time.py FOLDER        # which comparison depends on what is installed
+    python benchmarks/run_time.py FOLDER                    # which comparison depends on what is installed
+    python benchmarks/run_time.py FOLDER --cuda [MODEL ...]  # on a GPU; needs onnxruntime-gpu and torch
 
 With onnxruntime-training-cpu: both dialects against the graph of ONNX Runtime's own builder, on the same wheel. With
 onnxruntime and torch: dialect "onnx" against torch eager, and the interpreter against torch eager. Two threads each.
@@ -10,6 +11,7 @@ onnxruntime and torch: dialect "onnx" against torch eager, and the interpreter a
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +20,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from on_device import Job, add_arguments, means, rows_on_device, save_so_far, settings
 from onnx import numpy_helper
-from timing import alternate_processes, save
+from timing import RESULTS, alternate_processes, save
 
 import refgrad
 
@@ -236,6 +239,77 @@ def against_torch(folder: Path) -> None:
     save("run_time_torch", rows)
 
 
+# On a GPU
+
+
+def gradient_job(folder: Path, key: str) -> Job:
+    """The step of a model, its weights among the feeds, with torch's gradients in double precision.
+
+    Those of the large model are ONNX Runtime's on the CPU.
+    """
+    made, feeds = step(folder, key)
+    source = str(written(folder, made)) if key == SMALL else made.SerializeToString()
+    weights = {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in made.graph.initializer}
+    inputs = [value.name for value in made.graph.input]
+    outputs = [value.name for value in made.graph.output]
+    fed = {name: feeds.get(name, weights.get(name)) for name in inputs}
+    if key == SMALL:
+        results = dict(zip(outputs, (value.numpy() for value in runner(Path(source), feeds)()), strict=True))
+    else:
+        data = np.load(folder / f"{key}.npz")
+        results = {key.partition("/")[2]: data[key] for key in data if key.startswith(("output/", "float64/"))}
+    expected = {name: results[name].astype(np.float32) for name in outputs}
+    return Job(source, fed, expected, weights)
+
+
+def torch_on_device(key: str, job: Job, device: str, compiled: bool) -> tuple[list[str], Callable[[], Any]]:
+    """Forward and backward of the module, with the weights and the inputs of the job.
+
+    The exporter merges equal vectors of the large model, such as its biases: their gradients are not compared.
+    """
+    import torch
+    from torch_models import build
+
+    module, inputs = small() if key == SMALL else build(key)
+    for name, tensor in module.state_dict().items():
+        if name in job.more and job.more[name].shape == tensor.shape:
+            tensor.copy_(torch.from_numpy(np.array(job.more[name])))
+    module.to(device)
+    for part in module.modules():
+        if isinstance(part, torch.nn.RNNBase):
+            part.train()  # cuDNN differentiates nothing else; there is no dropout
+    tensors = {name: torch.from_numpy(job.feeds[name]).to(device) for name in inputs}
+    moved = {f"{name}_grad": x.requires_grad_() for name, x in tensors.items() if x.is_floating_point()}
+    names = {parameter: name for name, parameter in module.named_parameters(remove_duplicate=False)}
+    moved |= {f"{name}_grad": parameter for parameter, name in names.items()}
+    compared = [name if key != SMALL or x.ndim > 1 else f"one of merged {name}" for name, x in moved.items()]
+    cotangent = torch.from_numpy(job.feeds["output_grad"]).to(device)
+    call = torch.compile(module, dynamic=False) if compiled else module
+
+    def run() -> list[Any]:
+        output = call(**tensors)
+        return [output, *torch.autograd.grad(output, list(moved.values()), cotangent)]
+
+    return ["output", *compared], run
+
+
+def on_gpu(folder: Path, arguments: argparse.Namespace) -> None:
+    """The table of models on a GPU, saved row by row: the large one last, by itself."""
+    output = arguments.output
+    if output is None and not arguments.models and arguments.device == "cuda":
+        output = RESULTS / "run_time_cuda.json"
+    found: list[dict[str, Any]] = []
+    chosen = arguments.models or list(GOALS)
+    for models in ([name for name in chosen if name != SMALL], [name for name in chosen if name == SMALL]):
+        if models == [SMALL] and not (folder / f"{SMALL}.npz").exists():
+            write_small(folder)
+        write = functools.partial(gradient_job, folder)
+        for name, figures in rows_on_device(models, write, torch_on_device, *settings(arguments)):
+            found.append({"model": name, **figures})
+            save_so_far(found, output)
+    print(means(found))
+
+
 def row(name: str, dialect: str, other: str, times: tuple[float, float, float]) -> dict[str, Any]:
     return {
         "model": name,
@@ -250,8 +324,13 @@ def row(name: str, dialect: str, other: str, times: tuple[float, float, float]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where examples/torch_models.py wrote the models")
-    folder = parser.parse_args().folder
-    if hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder"):
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"with --cuda: {', '.join(GOALS)}")
+    add_arguments(parser)
+    arguments = parser.parse_intermixed_args()
+    folder = arguments.folder
+    if arguments.cuda:
+        on_gpu(folder, arguments)
+    elif hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder"):
         against_builder(folder)
     else:
         against_torch(folder)

@@ -33,6 +33,19 @@ BENCHMARKS = (
         "1, plain operators beat ONNX Runtime's own gradient kernels.",
     ),
     (
+        "Operators on a GPU",
+        "operators_cuda",
+        "The same rows on a GPU (`nox -s benchmarks_cuda`, benchmarks/on_device.py): ONNX Runtime with its inputs and outputs "
+        "bound to memory of the device, without and with a CUDA graph, torch eager, and torch.compile of the forward function "
+        "with the backward that it makes. All in float32 without TF32, as many calls as fit into a round before the benchmark "
+        'waits for the device. "ratio" is ONNX Runtime against torch eager, "graph ratio" the same with a CUDA graph, '
+        '"compiled ratio" ONNX Runtime without a graph against torch.compile. "on the CPU" are the nodes that ONNX Runtime '
+        'computes there, "copies" those that it inserts to carry values over: with such nodes, or loops, it may refuse to make '
+        "a graph. Errors are the largest against the interpreter in double precision, relative to a result's largest entry. "
+        "An empty entry was refused or failed, and [the results](../benchmarks/results/operators_cuda.json) say why. "
+        "torch.compile is not asked for recurrences, whose steps it writes out.",
+    ),
+    (
         "Building the gradient",
         "build_time",
         "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the "
@@ -52,6 +65,12 @@ BENCHMARKS = (
         "ratio. gpt2_small has 124 million weights in a file of their own and 64 tokens. In bert and gpt2 (4 layers of 256) "
         "70 % of the time of ONNX Runtime are matrix products, 5 GFLOP, which torch computes as fast. The interpreter takes "
         "the 250 small nodes of the lstm one by one.",
+    ),
+    (
+        "Forward and backward on a GPU",
+        "run_time_cuda",
+        "For the input and all weights, which lie on the device; the columns are those of the operators on a GPU. The errors "
+        "are relative to torch's gradients in double precision, in gpt2_small to ONNX Runtime's on the CPU.",
     ),
     (
         "The page of a walk",

@@ -555,6 +555,8 @@ def benchmarks() -> str:
         file = RESULTS / f"{name}.json"
         if file.exists():
             rows = json.loads(file.read_text())
+            if places := {row.pop("place") for row in rows if "place" in row}:
+                note += f" Measured on {' and '.join(sorted(places))}."
             # lists and tables inside of a row stay in the file
             header = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict))))
             body = [[str(row.get(key, "")) for key in header] for row in rows]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 import ml_dtypes
 import numpy as np
 import onnx
-import pytest
 
 import refgrad
 from refgrad.backends import available, get_backend
@@ -89,7 +88,7 @@ def assert_gradient(
                 f"{case} ({dialect}): {name} along a direction is {got}, differences give {expected}"
             )
     if runtime and "ort-cpu" in available() and (dialect == "onnx" or ortbuilder.available()):
-        _assert_runtime(case, dialect, model, seeds, gradients)
+        assert_runtime(case, model, seeds, gradients, dialect)
 
 
 def assert_second_derivative(case: Case, directions: int = 2) -> None:
@@ -106,31 +105,38 @@ def assert_second_derivative(case: Case, directions: int = 2) -> None:
     assert_gradient(again, directions=directions, runtime=False)
 
 
-def _assert_runtime(
+def assert_runtime(
     case: Case,
-    dialect: str,
     model: onnx.ModelProto,
     seeds: Mapping[str, np.ndarray],
     expected: Mapping[str, np.ndarray],
+    dialect: str = "onnx",
+    backend: str = "ort-cpu",
+    roundings: int = 32,
 ) -> None:
+    """Fail unless a backend of ONNX Runtime computes the gradients up to so many roundings, or refuses the model, too."""
     try:
-        prepared = get_backend("ort-cpu").prepare(model)
+        prepared = get_backend(backend).prepare(model)
         kinds = {value.name: value.dtype for value in (*prepared.inputs, *prepared.outputs)}
         feeds = dict(case.feeds) | {name: value.astype(kinds[name]) for name, value in seeds.items()}
         results = prepared.run(feeds)
-    except BackendError:
-        with pytest.raises(BackendError):  # it does not run the model itself
-            get_backend("ort-cpu").prepare(case.model).run(case.feeds)
-        return
+    except BackendError as error:
+        try:
+            get_backend(backend).prepare(case.model).run(case.feeds)
+        except BackendError:
+            return  # it does not run the model itself
+        raise AssertionError(f"{case} ({dialect}): {backend} runs the model, not its gradient: {error}") from error
     for name, got in results.items():
         # The cotangents were rounded, then each of a few operations, each once.
-        allowed = 32 * float(ml_dtypes.finfo(kinds[name]).eps) * max(1.0, float(np.abs(expected[name]).max(initial=0)))
+        allowed = (
+            roundings * float(ml_dtypes.finfo(kinds[name]).eps) * max(1.0, float(np.abs(expected[name]).max(initial=0)))
+        )
         np.testing.assert_allclose(
             got.astype(np.float64),
             expected[name],
             rtol=0,
             atol=allowed,
-            err_msg=f"{case} ({dialect}): {name} on ort-cpu",
+            err_msg=f"{case} ({dialect}): {name} on {backend}",
         )
 
 

@@ -70,6 +70,25 @@ def test_entries_of_the_configuration_reach_the_session(ort):
         ort.prepare(parse(NEG), config={"a": 1})
 
 
+def test_cuda_computes_in_float32_unless_tf32_is_asked_for(monkeypatch):
+    import onnxruntime
+
+    asked = []
+
+    def session(source, options, providers):
+        asked.append(providers)
+        return real(source, options, providers=["CPUExecutionProvider"])
+
+    real = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    CudaBackend().prepare(parse(NEG))
+    CudaBackend().prepare(parse(NEG), provider_options={"use_tf32": "1", "device_id": "1"})
+    first, second = ({"use_tf32": "0"}, {"use_tf32": "1", "device_id": "1"})
+    assert asked == [[("CUDAExecutionProvider", chosen), "CPUExecutionProvider"] for chosen in (first, second)]
+    with pytest.raises(OptionError, match=r"provider_options=\{'use_tf32': 1\} has strings alone"):
+        CudaBackend().prepare(parse(NEG), provider_options={"use_tf32": 1})
+
+
 def test_an_opset_that_is_too_new_is_explained(ort):
     with pytest.raises(
         BackendError, match=r"ort-cpu failed: .*opset.* Convert the model down with onnx.version_converter"

@@ -348,7 +348,7 @@ def _with(
 
 _SESSION = """import onnxruntime
 
-session = onnxruntime.InferenceSession("model.onnx", providers=["{provider}"])
+session = onnxruntime.InferenceSession("model.onnx", providers=[{provider}])
 found = session.run(outputs, feeds)
 """
 _REFERENCE = """from onnx.reference import ReferenceEvaluator
@@ -356,8 +356,8 @@ _REFERENCE = """from onnx.reference import ReferenceEvaluator
 found = ReferenceEvaluator("model.onnx").run(outputs, feeds)
 """
 _RUNNERS = {
-    "ort-cpu": _SESSION.format(provider="CPUExecutionProvider"),
-    "ort-cuda": _SESSION.format(provider="CUDAExecutionProvider"),
+    "ort-cpu": _SESSION.format(provider='"CPUExecutionProvider"'),
+    "ort-cuda": _SESSION.format(provider='("CUDAExecutionProvider", {"use_tf32": "0"})'),
     "onnx.reference": _REFERENCE,
 }
 _OWN = """from {module} import {attribute}  # its folder has to be on PYTHONPATH

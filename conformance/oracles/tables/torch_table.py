@@ -198,7 +198,7 @@ def slice_(a: Attributes, x: Tensor, starts: Tensor, ends: Tensor, axes: Any = N
     for axis, start, end, step in zip(over, starts.tolist(), ends.tolist(), by, strict=True):
         n = x.shape[axis]
         chosen = np.arange(n)[slice(max(start, -n), end, step)]
-        x = x.index_select(axis, torch.tensor(chosen.copy()))
+        x = x.index_select(axis, torch.tensor(chosen.copy(), device=x.device))
     return x
 
 
@@ -214,7 +214,9 @@ def pad(a: Attributes, x: Tensor, pads: Tensor, value: Tensor | None = None, axe
             x = functional.pad(x, widths) + filled
         else:
             cut = np.arange(n)[max(-before, 0) : n - max(-after, 0)]
-            x = x.index_select(axis, torch.tensor(np.pad(cut, (max(before, 0), max(after, 0)), mode=a.mode)))
+            x = x.index_select(
+                axis, torch.tensor(np.pad(cut, (max(before, 0), max(after, 0)), mode=a.mode), device=x.device)
+            )
     return x
 
 
@@ -392,7 +394,7 @@ def _channels(b: Tensor, x: Tensor) -> Tensor:
 
 def _window_sums(a: Attributes, x: Tensor) -> Tensor:
     """The sums over the windows of padded `x`, channel by channel."""
-    ones = torch.ones((x.shape[1], 1, *a.kernel_shape), dtype=x.dtype)
+    ones = torch.ones((x.shape[1], 1, *a.kernel_shape), dtype=x.dtype, device=x.device)
     return _convolve(x, ones, None, a, x.shape[1])
 
 
@@ -448,7 +450,7 @@ def col2im(a: Attributes, x: Tensor, image: Tensor, block: Tensor) -> Tensor | N
 def max_unpool(a: Attributes, x: Tensor, indices: Tensor, shape: Tensor | None = None) -> Tensor | None:
     if shape is not None or indices.unique().numel() < indices.numel():
         return None
-    flat = torch.zeros(math.prod(a.result.shape), dtype=x.dtype)
+    flat = torch.zeros(math.prod(a.result.shape), dtype=x.dtype, device=x.device)
     return flat.index_add(0, indices.reshape(-1), x.reshape(-1)).reshape(a.result.shape)
 
 
@@ -600,10 +602,11 @@ def _recurrent(
         weights += [in_order(rows) for rows in (W[k], R[k], *biases)]
     if a.layout:
         X, h, c = (None if x is None else x.transpose(0, 1) for x in (X, h, c))
-    zeros = torch.zeros((directions, X.shape[1], n), dtype=X.dtype)
+    zeros = torch.zeros((directions, X.shape[1], n), dtype=X.dtype, device=X.device)
     starts = [zeros if state is None else state for state in (h, c)]
     backward = a.direction == "reverse"
-    shared = weights, B is not None, 1, 0.0, False, directions == 2, False
+    # In training, without dropout: cuDNN differentiates nothing else.
+    shared = weights, B is not None, 1, 0.0, True, directions == 2, False
     X = X.flip(0) if backward else X
     if a.operator == "LSTM":
         Y, *states = torch.lstm(X, starts, *shared)
