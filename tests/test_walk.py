@@ -77,7 +77,7 @@ def test_a_value_that_is_read_twice_by_one_node():
     assert [float(found.values[part.value]) for part in step.outgoing] == [3, 3]
     cotangent = found.cotangents["x"]
     assert found.values[cotangent.value] == 6
-    assert [one.operator for one in cotangent.emitted] == ["Sum"]
+    assert [one.operator for one in cotangent.emitted] == ["Add"]
     assert step.difference.of == "x"
     assert abs(step.difference.difference - 6) < 1e-9
     check(found)

@@ -75,15 +75,14 @@ def measure(
     return row(verdict, detail, values, proof, found.same_names, found.same_operators)
 
 
-def survey(operator: str, folder: Path | None = None) -> list[ParityRow]:
-    """Measure every case of a registered operator.
+def survey(operator: str, builders: Builders, runner: Worker, folder: Path | None = None) -> list[ParityRow]:
+    """Measure every case of a registered operator, in processes of these two.
 
     The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`), except those of Dropout: no two
     runtimes draw the same random numbers.
     """
     kept = None if folder is None or operator == "Dropout" else Kept()
-    with Builders() as builders, Worker() as runner:
-        rows = [measure(operator, case, builders, runner, kept) for name, case in table() if name == operator]
+    rows = [measure(operator, case, builders, runner, kept) for name, case in table() if name == operator]
     if kept is not None and folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         kept.save(folder / f"{operator}.npz")

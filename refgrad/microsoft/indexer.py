@@ -465,9 +465,10 @@ def _places(op: FunctionEmitter, scores: str, count: str, ratio: int, budget: in
 
 def _mixed(op: FunctionEmitter, keys: str, gates: str) -> str:
     """softmax(gates)·keys over the slots of windows (B, W, slots, D), by channels; 0 where the gates have no softmax"""
-    most = op.reduce("ReduceMax", gates, [2])
     low, high = (op.const(end, like=gates) for end in (-math.inf, math.inf))
-    has = op.And(op.Greater(most, low), op.Less(most, high))
+    # The maximum of −∞ alone is a finite number in ONNX Runtime's CUDA kernel.
+    some = op.reduce("ReduceMax", op.Cast(op.Greater(gates, low), to=TensorProto.FLOAT), [2])
+    has = op.And(op.Greater(some, np.float32(0)), op.Less(op.reduce("ReduceMax", gates, [2]), high))
     shares = op.Softmax(op.Where(has, gates, 0.0), axis=2)
     sums = op.reduce("ReduceSum", op.Mul(shares, keys), [2])
     return str(op.Squeeze(op.Where(has, sums, 0.0), [2]))

@@ -88,5 +88,10 @@ class Emitter(BasicEmitter):
         return containers.full_like(self, value, number)
 
     def sum(self, parts: Sequence[str], like: str) -> str:
-        """The sum of adjoints of `like`; that of sequences goes element by element."""
-        return containers.total(self, parts, like) if self.is_sequence(like) else self.Sum(*parts)
+        """The sum of adjoints of `like`; that of sequences goes element by element.
+
+        Of two it is an Add, which ONNX Runtime computes with all threads; its builder writes a Sum.
+        """
+        if self.is_sequence(like):
+            return containers.total(self, parts, like)
+        return str(self.Add(*parts) if self.dialect == "onnx" and len(parts) == 2 else self.Sum(*parts))

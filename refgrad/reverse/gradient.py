@@ -121,7 +121,7 @@ def gradient(
     >>> [value.name for value in grad.graph.input], [value.name for value in grad.graph.output]
     (['x', 'y_grad'], ['x_grad'])
     >>> [node.op_type for node in grad.graph.node]
-    ['Mul', 'Sum']
+    ['Mul', 'Add']
     """
     _check_options(
         ("dialect", dialect, DIALECTS),

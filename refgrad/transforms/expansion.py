@@ -86,7 +86,7 @@ def expand_gradients(
     ...     }
     ... ''')
     >>> [node.op_type for node in refgrad.expand_gradients(slope).graph.node]
-    ['Mul', 'Shape', 'ConstantOfShape', 'Mul', 'Sum']
+    ['Mul', 'Shape', 'ConstantOfShape', 'Mul', 'Add']
     """
     source = read(model)
     if not any(is_gradient(node) for node in every_node(source)):
