@@ -67,6 +67,16 @@ _WRONG = {  # what ONNX Runtime 1.31.1 gets wrong on CUDA, and in which cases
         "WordConvEmbedding-0x4,2x1x3x3,2,6x3-static-opset1-float32",
     ),
     "a Scan over nothing": ("QMoE-0x8,0x3,3x4x4,3x4,3x4,3x8x2,3x8-static-opset1-float32",),
+    "Sum of nothing": (
+        "BranchwiseRMSNorm-0x3x4,4-static-opset1-float32",
+        "CropAndResize-2x2x4x5,0x4,0,2-static-opset1-float32",
+        "EngramGate-1x0x3x4,1x0x3x4,1x0x4,3x4,3x4-static-opset1-float32",
+        "GatedRMSNorm-0x4,4,0x4-static-opset1-float32",
+        "MRotaryEmbedding-2x0x20,3x2x0,6x3,6x3-mrope_section=[1, 1, 1]-num_heads=2-rotary_embedding_dim=6-static-opset1-"
+        "float32",
+        "PackedAttention-0x5,5x12,12,3x4,4-num_heads=2-static-opset1-float32",
+        "SkipSimplifiedLayerNormalization-0x3x4,0x3x4,4-static-opset1-float32",
+    ),
     "ends the process": (
         "DynamicQuantizeLSTM-1x0x2,1x2x8,1x2x8,1x16,none,none,none,none,1,1,1,1-hidden_size=2-static-opset1-float32",
         "LongformerAttention-0x6x8,8x24,24,0x6,8x24,24,0x6-window=1-num_heads=2-static-opset1-float32",
@@ -199,6 +209,7 @@ def test_sizes_change_from_run_to_run() -> None:
         assert_close(prepared.run(values), get_backend("numpy").prepare(gradient, precision="float64").run(values))
 
 
+@pytest.mark.xfail(reason="Sum of nothing", strict=True)
 @pytest.mark.parametrize(("n", "t"), [(0, 5), (3, 0), (0, 0)])
 def test_sizes_of_zero(n: int, t: int) -> None:
     """Between two runs that have elements."""
