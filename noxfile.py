@@ -36,7 +36,7 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "tract": ("tract", "numpy"),
 }
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
-QUICK = ("-n", "2", "-m", "not models")
+QUICK = ("-n", "2", "--dist", "worksteal", "-m", "not models")
 CUDA = (
     "tests/test_cuda.py",
     "tests/test_backends_onnxruntime.py",
@@ -251,7 +251,7 @@ def page(session: nox.Session) -> None:
         "tests/test_step_in_node.py",
         "tests/test_runtimes.py",
     )
-    pytest(session, *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
+    pytest(session, *QUICK, *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
 
 
 @nox.session

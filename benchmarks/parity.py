@@ -37,7 +37,7 @@ def survey(operator: str) -> list[parity.ParityRow]:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, and write what came out."""
-    operators = sorted({operator for operator, _ in parity.table()})
+    operators = sorted(parity.by_operator())
     with ProcessPoolExecutor(WORKERS) as pool:
         measured = [row for found in track(pool.map(survey, operators), "operators", len(operators)) for row in found]
     whole = models(Path(arguments[0]) if arguments else None)

@@ -4,7 +4,7 @@ GradientGraphBuilder differentiates a scalar. So every case gets a loss, the sum
 cotangents, and both builders differentiate the loss. Only the training wheel has the builder.
 """
 
-from refgrad.conformance.parity.cases import REGISTERED, table
+from refgrad.conformance.parity.cases import REGISTERED, by_operator
 from refgrad.conformance.parity.kept import Kept, Saved
 from refgrad.conformance.parity.models import WholeModel, measure_model, whole_models
 from refgrad.conformance.parity.pair import Pair, build
@@ -21,6 +21,7 @@ __all__ = [
     "Saved",
     "WholeModel",
     "build",
+    "by_operator",
     "compare_values",
     "counts",
     "farthest",
@@ -30,7 +31,6 @@ __all__ = [
     "reason",
     "run",
     "survey",
-    "table",
     "unexplained",
     "whole_models",
     "with_loss",

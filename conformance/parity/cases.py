@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -52,7 +53,7 @@ PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no 
 APART = ("control_flow", "kinks", "rare", "sequence", "special")
 
 
-def table() -> Iterator[tuple[str, Case]]:
+def _table() -> Iterator[tuple[str, Case]]:
     """Every case of a registered operator with the operator's name, and variants of the case.
 
     A case whose node leaves out an output that the builder requires comes again with the output (`-whole`). A static case
@@ -93,6 +94,15 @@ def table() -> Iterator[tuple[str, Case]]:
             read = {name for name, called in inputs_of(node).items() if called not in _settings(node)}
             if wrt := tuple(name for name in test.wrt if name in read):
                 yield test.operator, Case(test.name, test.model, test.feeds, wrt, test.outputs)
+
+
+@cache
+def by_operator() -> dict[str, list[Case]]:
+    """The table by the names of the operators. It takes seconds to make."""
+    found: dict[str, list[Case]] = {}
+    for operator, case in _table():
+        found.setdefault(operator, []).append(case)
+    return found
 
 
 def _settings(node: NodeProto) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.departures import Departure, every_departure
-from refgrad.conformance.parity.cases import table
+from refgrad.conformance.parity.cases import by_operator
 from refgrad.conformance.parity.kept import Kept
 from refgrad.conformance.parity.pair import build
 from refgrad.conformance.parity.structure import EXCUSES, compare
@@ -82,7 +82,7 @@ def survey(operator: str, builders: Builders, runner: Worker, folder: Path | Non
     runtimes draw the same random numbers.
     """
     kept = None if folder is None or operator == "Dropout" else Kept()
-    rows = [measure(operator, case, builders, runner, kept) for name, case in table() if name == operator]
+    rows = [measure(operator, case, builders, runner, kept) for case in by_operator()[operator]]
     if kept is not None and folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         kept.save(folder / f"{operator}.npz")
