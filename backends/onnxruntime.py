@@ -119,9 +119,7 @@ class CudaBackend(CpuBackend):
 
     name = "ort-cuda"
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    provider_options: Mapping[str, str] = {
-        "use_tf32": "0"
-    }  # float32 has 24 bits; ONNX Runtime's own choice is TF32's 11
+    provider_options: Mapping[str, str] = {"use_tf32": "0"}  # TF32, which it takes by itself, has 11 bits
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -155,9 +153,7 @@ def _cuda_unavailable() -> str | None:
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL_SEVERITY
-    if hasattr(
-        onnxruntime, "preload_dlls"
-    ):  # it finds the libraries of CUDA that pip installed, and prints what it misses
+    if hasattr(onnxruntime, "preload_dlls"):  # it finds the libraries that pip installed, and prints what it misses
         with contextlib.redirect_stdout(io.StringIO()):
             onnxruntime.preload_dlls()
     try:
