@@ -11,6 +11,8 @@ from refgrad.backends import get_backend
 from refgrad.errors import OptionError, UnknownNameError
 from refgrad.training import SGD, Adam, Training, batches, lora, merge_adapters, step_model
 
+pytestmark = pytest.mark.interpreter
+
 
 def _model(**gemm: float) -> ModelProto:
     rng = np.random.default_rng(0)

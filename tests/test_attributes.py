@@ -11,6 +11,8 @@ from refgrad.errors import InvalidModelError
 from refgrad.protos.attributes import BOUNDS, OPERATORS
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.interpreter
+
 NODES = {
     "LayerNormalization": (
         "axis",

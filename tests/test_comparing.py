@@ -23,6 +23,8 @@ from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.reporting import comparisons
 from refgrad.errors import FeedError, OptionError
 
+pytestmark = pytest.mark.interpreter
+
 RELU = """
     <ir_version: 8, opset_import: ["": 18]> g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}>
     { [mul] h = Mul (x, w)  [relu] r = Relu (h)  [tanh] y = Tanh (r) }"""

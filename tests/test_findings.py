@@ -13,6 +13,8 @@ from refgrad.conformance.findings import findings
 from refgrad.conformance.findings.finding import ORT, REFERENCE, RELEASES, RUN, Finding, installed
 from refgrad.conformance.oracles.central import directional
 
+pytestmark = pytest.mark.interpreter
+
 # Runs a finding that it is given, whatever the files say by then, and says before and after that it lives.
 RUNNER = """
 import pickle, sys

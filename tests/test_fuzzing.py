@@ -25,6 +25,8 @@ from refgrad.errors import InvalidModelError
 from refgrad.protos.malformed import explained
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.interpreter
+
 ROOT = Path(__file__).parent.parent
 FOUND = sorted(
     (ROOT / "tests" / "data" / "fuzzing").iterdir()

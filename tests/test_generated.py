@@ -14,6 +14,8 @@ import pytest
 
 from refgrad.tables.registry import ZERO
 
+pytestmark = pytest.mark.interpreter
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}

@@ -22,6 +22,8 @@ from refgrad import cli
 from refgrad.cli.output import Files
 from refgrad.conformance.reporting import html
 
+pytestmark = pytest.mark.interpreter
+
 TITLE, HIDE, TURN, ERASE = (
     "\x1b]0;owned\x07",
     "\x00",

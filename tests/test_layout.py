@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.interpreter
+
 ROOT = Path(__file__).parent.parent
 TOPS = ("refgrad", "backends", "conformance")
 

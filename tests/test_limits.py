@@ -35,6 +35,8 @@ from refgrad.errors import (
 from refgrad.protos.files import fingerprint
 from refgrad.worker import limited
 
+pytestmark = pytest.mark.interpreter
+
 MIB = 1 << 20
 
 

@@ -19,6 +19,8 @@ from refgrad.conformance.tracing.nonfinite import NonFinite
 from refgrad.errors import FeedError
 from refgrad.tables.registry import RULES
 
+pytestmark = pytest.mark.interpreter
+
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g'
 
 

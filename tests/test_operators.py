@@ -11,6 +11,8 @@ from refgrad.tables import registry
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.operators import TAGS, against_tags, classify, operators
 
+pytestmark = pytest.mark.interpreter
+
 SCHEMAS = sorted((schema.domain, schema.name) for schema in onnx.defs.get_all_schemas())
 
 

@@ -21,6 +21,8 @@ from refgrad.cli.output import App, Files
 from refgrad.errors import OutputFileError
 from refgrad.protos import files
 
+pytestmark = pytest.mark.interpreter
+
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
 SUFFIXES = {
     "answer": ".py",

@@ -12,6 +12,8 @@ from refgrad.protos.types import is_unnamed, type_of
 from refgrad.protos.walk import graphs
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.interpreter
+
 MEMORY = 3 << 29  # bytes of address space, most of which Python and its libraries reserve
 
 

@@ -9,6 +9,8 @@ from refgrad.conformance.findings import builders
 from refgrad.conformance.mutating import survivors
 from refgrad.errors import RecordsError
 
+pytestmark = pytest.mark.interpreter
+
 FINDING = """
 [[finding]]
 system = "onnx.reference"

@@ -18,6 +18,8 @@ from refgrad.conformance.locating import reducing
 from refgrad.conformance.locating.sides import Live
 from refgrad.errors import BuilderError, FeedError
 
+pytestmark = pytest.mark.interpreter
+
 
 def test_a_wrong_kernel_is_reduced(tmp_path: Path) -> None:
     model, feeds = network()

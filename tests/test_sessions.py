@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.interpreter
+
 TESTS = Path(__file__).parent
 MARKS = [
     text.partition(":")[0]

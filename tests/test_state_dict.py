@@ -20,6 +20,8 @@ from refgrad.errors import InvalidModelError, OptionError, UnknownNameError
 from refgrad.forward.roles import KINDS
 from refgrad.transforms.states import read_state_dict
 
+pytestmark = pytest.mark.interpreter
+
 RNG = np.random.default_rng(0)
 
 

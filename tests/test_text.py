@@ -16,6 +16,8 @@ import refgrad
 from refgrad.errors import InvalidModelError
 from refgrad.show import demo, text
 
+pytestmark = pytest.mark.interpreter
+
 
 def _node(line: str) -> onnx.NodeProto:
     """The node that a line of a listing shows."""

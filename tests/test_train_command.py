@@ -19,6 +19,8 @@ import pytest
 from refgrad.backends import get_backend
 from refgrad.cli import main
 
+pytestmark = pytest.mark.interpreter
+
 X = np.random.default_rng(0).standard_normal((120, 2)).astype(np.float32)
 CLASSES = (X[:, 0] + X[:, 1] > 0).astype(np.int64)
 

@@ -19,6 +19,8 @@ from refgrad.cli import app
 from refgrad.errors import FeedError, OptionError
 from refgrad.training import SGD, Adam, Arrays, Training, batches, lora, merge_adapters, step_model
 
+pytestmark = pytest.mark.interpreter
+
 sklearn = pytest.importorskip("sklearn")
 skl2onnx = pytest.importorskip("skl2onnx")
 from sklearn.datasets import load_digits  # noqa: E402

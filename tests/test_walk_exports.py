@@ -13,7 +13,7 @@ from walk_checking import check, one_element
 
 from refgrad.walks.walk import walk
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.interpreter]
 
 FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")  # what examples/torch_models.py wrote
 RESULTS = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "models.json").read_text())

@@ -18,6 +18,8 @@ from refgrad.errors import OutputFileError, RefgradError
 from refgrad.protos.files import new_folder
 from refgrad.show import demo
 
+pytestmark = pytest.mark.interpreter
+
 WRITING = [
     ["grad"],
     ["jvp"],

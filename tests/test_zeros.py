@@ -18,6 +18,8 @@ from refgrad.errors import ModelWarning
 from refgrad.notices import quiet
 from refgrad.training import SGD, step_model
 
+pytestmark = pytest.mark.interpreter
+
 
 def _model(body: str, inputs: str = "float[N, 3] x", outputs: str = "float[N, 3] y", weights: str = "") -> ModelProto:
     return onnx.parser.parse_model(
