@@ -41,6 +41,16 @@ class Alternative:
 
 FORWARD = "writes the model's own node anew"
 VIEW = "torch returns a view; the copies are the two results, which a runtime keeps apart from its feeds"
+UNITS = ", ".join(map(str, np.eye(9).ravel()))
+DEPTHWISE_CONSTANTS = (
+    f"int64[4] images = {{-1, 1, 56, 56}}, float[9, 1, 3, 3] units = {{{UNITS}}}, int64[3] windows = {{-1, 9, 784}}, "
+    "int64[3] column = {-1, 784, 1}, int64[2] each = {-1, 864}, int64[1] first = {0}, int64[4] weights = {96, 1, 3, 3}"
+)
+DEPTHWISE_WEIGHT = (
+    "i = Reshape(X, images)  u = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(i, units)  w = Reshape(u, windows)  "
+    "d = Reshape(Y_grad, column)  p = MatMul(w, d)  e = Reshape(p, each)  s = ReduceSum<keepdims = 0>(e, first)  "
+    "W_grad = Reshape(s, weights)"
+)
 ALTERNATIVES = [
     Alternative(
         "Softplus, 8×128×768",
@@ -96,6 +106,17 @@ ALTERNATIVES = [
         "output = Where(condition, X, Y)  m = Cast<to = 1>(condition)  X_grad = Mul(output_grad, m)  n = Sub(one, m)  "
         "Y_grad = Mul(output_grad, n)",
         "lets through the NaN of what a mask hides; the forward kernel alone loses",
+    ),
+    Alternative(
+        "Conv, 3×3 depthwise by 2, 8×96×56×56",
+        "dX as a Conv by 1 of the cotangent with zeros between",
+        "int64[6] between = {8, 96, 28, 1, 28, 1}, int64[12] zeros = {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1}, "
+        "int64[4] laid = {8, 96, 56, 56}, int64[2] rows = {96, 9}, int64[9] turned = {8, 7, 6, 5, 4, 3, 2, 1, 0}, "
+        f"int64[4] kernel = {{96, 1, 3, 3}}, {DEPTHWISE_CONSTANTS}",
+        "Y = Conv<group = 96, pads = [1, 1, 1, 1], strides = [2, 2]>(X, W)  a = Reshape(Y_grad, between)  b = Pad(a, zeros)  "
+        "c = Reshape(b, laid)  r = Reshape(W, rows)  t = Gather<axis = 1>(r, turned)  k = Reshape(t, kernel)  "
+        f"X_grad = Conv<group = 96, pads = [1, 1, 1, 1]>(c, k)  {DEPTHWISE_WEIGHT}",
+        "slower: four times the products",
     ),
     Alternative(
         "DepthToSpace, 2, 4×64×28×28",
