@@ -150,7 +150,8 @@ def rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
     if row is not None and isinstance(count, int) and row.item() and count:
         size = int(row.item())
         is_few = count <= _FEW_ROWS and op.is_tame and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE)
-        is_few &= 0 not in (op.shape(indices) or ())  # ONNX Runtime 1.19 refuses a product of nothing
+        lengths = op.static(indices)
+        is_few &= lengths is not None and 0 not in lengths  # ONNX Runtime 1.19 refuses a product of nothing
         if is_few or count * size >= _IN_ROWS:
             rows = op.Reshape(dY, [-1, size])
             if is_few:
