@@ -205,6 +205,19 @@ def test_a_page_for_each_student(model, capsys):
 
 
 @pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ("1:1", "p_01.html, p_answers.csv: written\n"),
+        ("1:2", "p_01.html, p_02.html, p_answers.csv: written\n"),
+        ("1:3", "p_01.html, …, p_03.html, p_answers.csv: written\n"),
+    ],
+)
+def test_each_page_that_was_written_is_named_once(model, capsys, seeds, said):
+    assert main(["walk", model, "--html", "p.html", "--seed", seeds]) == 0
+    assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--html", "m.onnx"], "'m.onnx' is the model itself. Write to another file."),
