@@ -71,6 +71,10 @@ def opened(browser, tmp_path):
     assert not said
 
 
+def parsed(graph):
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}')
+
+
 def number(text):
     return float(text.replace("−", "-").replace("∞", "inf"))
 
@@ -397,6 +401,45 @@ def test_a_kink_is_marked(opened):
     shown = opened(refgrad.walk(model, {"x": np.array([-1, 0, 2], np.float32)}), "#step=2")
     assert "Relu" in shown.locator("#step .note").inner_text()
     assert shown.locator("#step td.kink").count() >= 1
+
+
+def test_what_was_said_of_the_recorded_numbers_is_not_said_of_changed_ones(opened):
+    model = parsed("(float[3] x) => (float y) { r = Relu(x) y = ReduceSum <keepdims=0> (r) }")
+    shown = opened(refgrad.walk(model, {"x": np.array([-1, 0, -2], np.float32)}), "#step=2")
+    assert "is 0 in every element" in shown.locator("#notes").inner_text()
+    assert "before the change" not in shown.locator("#notes").inner_text()
+    assert shown.evaluate("walkPage.change('x', 1, 3)") == ""
+    assert shown.locator("#notes p").first.inner_text() == "With the numbers before the change:"
+    assert "Kink" not in shown.locator("#step").inner_text()
+    assert shown.locator("#step td.kink").count() == 0
+    shown.get_by_role("button", name="Undo all").click()
+    assert "before the change" not in shown.locator("#notes").inner_text()
+    assert shown.locator("#step td.kink").count() >= 1
+
+
+def difference_at(shown, step, card):
+    shown.evaluate(f"walkPage.go({step})")
+    shown.locator(".card.out", has_text=card).locator("td[data-row]").first.click()
+    return shown.locator("#inspector .difference").inner_text()
+
+
+@pytest.mark.parametrize("differences", [True, False])
+def test_a_difference_is_compared_at_the_size_of_the_gradient(opened, differences):
+    """At x = 1e-8, Relu(x) has a kink within the step of the page's difference, and all gradients are tiny."""
+    model = parsed(
+        "(float[2] x) => (float y) <float[1] w = {1e-8}> { r = Relu(x) p = Mul(r, w) y = ReduceSum <keepdims=0> (p) }"
+    )
+    shown = opened(refgrad.walk(model, {"x": np.array([1e-8, 2], np.float32)}, wrt=["x"], differences=False))
+    assert "is there a kink nearby?" in difference_at(shown, 3, "∂x")
+    shown = opened(refgrad.walk(model, {"x": np.array([1, 2], np.float32)}, wrt=["x"], differences=differences))
+    assert difference_at(shown, 3, "∂x").endswith("✓")
+
+
+def test_a_gradient_that_is_0_but_for_rounding_agrees_with_its_difference(opened):
+    model = parsed("(float[1, 7] x) => (float y) { s = Softmax(x) y = ReduceSum <keepdims=0> (s) }")
+    walk = refgrad.walk(model, seed=3)
+    assert 0 < np.abs(walk.values[walk.cotangents["x"].value]).max() < 1e-6
+    assert difference_at(opened(walk), 2, "∂x").endswith("✓")
 
 
 def test_the_body_of_a_loop_is_told(opened):
