@@ -532,6 +532,35 @@ def test_a_label_that_there_is_not_is_refused(opened):
     assert shown.locator("#step .note").count() == 0
 
 
+@pytest.mark.parametrize("operator", ["Gather", "GatherElements"])
+def test_an_index_that_there_is_not_is_refused_by_its_own_number(opened, operator):
+    model = parsed(f"(float[3] x, int64[2] i) => (float y) {{ p = {operator}(x, i) y = ReduceSum <keepdims=0> (p) }}")
+    shown = opened(refgrad.walk(model, {"x": np.ones(3, np.float32), "i": np.array([0, -3])}))
+    assert "the index -4 is not one of 3" in shown.evaluate("walkPage.change('i', 0, -4)")
+    assert "the index 3 is not one of 3" in shown.evaluate("walkPage.change('i', 0, 3)")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1,000", "Write a number such as 0.25."),
+        ("0x10", "Write a number such as 0.25."),
+        ("1e39", "float32 ends at 3.40e+38: write a smaller number."),
+        ("", "Write a number such as 0.25."),
+    ],
+)
+def test_a_number_that_may_mean_another_is_refused(opened, text, said):
+    shown = opened(walked("regression"))
+    shown.locator(".card", has_text="coefficient").locator("td[data-row]").first.click()
+    field = shown.get_by_label("Change coefficient[0, 0]")
+    field.fill(text)
+    field.press("Enter")
+    assert shown.locator(".edit [role=status]").inner_text() == said
+    field.fill("−0,125")
+    field.press("Enter")
+    assert number(shown.locator("#inspector .value").inner_text()) == -0.125
+
+
 def test_numbers_that_the_page_cannot_reproduce_are_not_offered(opened):
     """A wrong number in the walk: the page notices that it computes another one."""
     walk = refgrad.walk(mlp())
@@ -631,9 +660,44 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     assert "Turned around" in says("5, 4")
     assert "A cotangent has the shape of its value." in says("4")
     assert "a size is not" in says("4, 6")
+    for text in ("", "abc", "1e999", "-1", "4.5"):
+        assert says(text) == "Write a shape such as [2, 3]."
+    assert "a size is not" in says("[4, 6]")
     field.fill("4 x 5")
     field.press("Enter")
     assert step.locator(".card.out").count() == 2
+
+
+def test_a_guess_is_judged_at_the_size_of_the_answer(opened):
+    model = parsed("(float[1, 2] x) => (float[1, 1] y) <float[2, 1] w = {1e-9, 5e-9}> { y = MatMul(x, w) }")
+    shown = opened(refgrad.walk(model, {"x": np.ones((1, 2), np.float32)}, wrt=["x"]), "#step=1", quiz=True)
+    field, feedback = shown.locator(".guess input"), shown.locator(".guess .feedback")
+
+    def says(text):
+        field.fill(text)
+        field.press("Enter")
+        return feedback.inner_text()
+
+    assert says("0") == "Too small in size."
+    assert says("1e-7") == "Too large in size."
+    assert says("-5e-9") == "The size is right, the sign is not."
+    assert says("1e-9").startswith("That is the element [0, 0]")
+    field.fill("5e-9")
+    field.press("Enter")
+    assert shown.locator("#step > .feedback.right").inner_text().startswith("✓ Right")
+
+
+def test_a_guess_stays_while_it_is_typed(opened):
+    shown = opened(walked("mlp"), "#step=1", quiz=True)
+    shown.clock.install()
+    shown.get_by_role("button", name="Play").click()
+    field = shown.locator(".guess input")
+    field.fill("0.5")
+    shown.clock.run_for(5000)
+    assert shown.locator("#position").inner_text().startswith("1 of")
+    shown.locator("#theme").click()
+    assert shown.locator("html").get_attribute("data-theme") == "dark"
+    assert field.input_value() == "0.5"
 
 
 def test_the_quiz_gives_nothing_away(opened):

@@ -10,7 +10,7 @@ const producers = new Map(), cotangentsOf = new Map(), contributionsOf = new Map
 let position = 0, playing = 0, inspected = null, mayEdit = null, changed = new Map(), computed = null;
 let unrounded = null; // all values of the recorded inputs, in float64
 let quiz = false;
-const solved = new Set(), windowsOf = new Map(), openFolds = new Set();
+const solved = new Set(), drafts = new Map(), windowsOf = new Map(), openFolds = new Set();
 
 // Elements
 
@@ -691,14 +691,23 @@ function differenceOf(owner, name, flat, sum) {
   const off = Math.abs(value - gradient), isClose = off <= Math.max(1e-3, loose) * Math.max(Math.abs(value), Math.abs(gradient)) + slack;
   return element("p", { class: "small difference" }, `Finite difference, (f(x + h) − f(x − h)) / 2h: ${show(value, 6)}`, isClose ? element("span", { class: "right" }, " ✓") : element("span", { class: "wrong" }, ` differs by ${show(off, 2)}: is there a kink nearby?`));
 }
+const LARGEST = { float16: 65504, bfloat16: 3.3895313892515355e38, float32: 3.4028234663852886e38 };
+// The number that a reader typed, NaN where it is none. 0,25 is a number; 1,000 may be one or a thousand, so it is refused.
+function typed(text) {
+  const written = text.trim().replace("−", "-");
+  if (/^[-+]?[1-9]\d{0,2},\d{3}$/.test(written)) return NaN;
+  const plain = written.replace(",", ".");
+  return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(plain) ? Number(plain) : NaN;
+}
 function editor(name, flat, number, value, index) {
   const input = element("input", { type: "text", inputmode: "decimal", value: String(number), autocomplete: "off" });
   const note = element("p", { class: "small wrong", role: "status" });
   const form = element("form", { class: "edit" }, element("label", {}, `Change ${name}${placeText(index)}`, input), element("button", {}, "Set"), changed.size ? button("Undo all", undo) : "", note);
   form.addEventListener("submit", event => {
     event.preventDefault();
-    const text = input.value.trim().replace("−", "-").replace(",", "."), next = Number(text);
-    if (!text || !Number.isFinite(next)) note.textContent = "Write a number such as 0.25.";
+    const next = typed(input.value), most = LARGEST[value.type] ?? Infinity;
+    if (!Number.isFinite(next)) note.textContent = "Write a number such as 0.25.";
+    else if (Math.abs(next) > most) note.textContent = `${value.type} ends at ${show(most)}: write a smaller number.`;
     else if (value.kind === "i" && !Number.isInteger(next)) note.textContent = "This is a whole number: write one.";
     else {
       note.textContent = change(name, flat, next);
@@ -738,7 +747,9 @@ const asksShape = k => k % 3 === 1 && valueOf(steps[k].question.value).dims.leng
 function guess(k) {
   const { value: name, element: index } = steps[k].question, value = valueOf(name), flat = index.reduce((sum, at, axis) => sum * value.dims[axis] + at, 0);
   const contribution = steps[k].outgoing.find(one => one.value === name), what = `∂${contribution?.of ?? name}`;
-  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape(k) ? "text" : "decimal" });
+  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape(k) ? "text" : "decimal", value: drafts.get(k) });
+  input.addEventListener("input", () => drafts.set(k, input.value));
+  input.addEventListener("focus", stop);
   const feedback = element("p", { role: "status", class: "feedback" });
   const asked = asksShape(k) ? `Which shape does the contribution to ${what} have? Write it as 4, 3.` : `What does ${steps[k].operator} contribute to ${what}${placeText(index)}? Two per cent off is close enough.`;
   const form = element("form", { class: "guess" }, element("p", {}, element("strong", {}, "Guess first. "), asked), element("label", {}, asksShape(k) ? "Shape" : `Value of ${what}${placeText(index)}`, input), element("button", {}, "Check"), button("Show the answer", () => reveal(k)), feedback);
@@ -758,15 +769,16 @@ function reveal(k, text = "") {
   find("step").querySelector("h2").after(element("p", { class: "feedback right" }, text ? `✓ ${text}` : "The answer is below."));
 }
 function judgeShape(text, dims) {
-  const given = text.match(/\d+/g)?.map(Number) ?? [];
+  if (!/^\s*[[(]?\s*\d+((\s*[,x×]\s*|\s+)\d+)*\s*,?\s*[\])]?\s*$/i.test(text)) return { text: "Write a shape such as [2, 3]." };
+  const given = text.match(/\d+/g).map(Number);
   if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${shapeText(dims)}. A cotangent has the shape of its value.` };
   if (Interpreter.same([...given].reverse(), dims)) return { text: "Turned around: the axes are in another order." };
   return { text: given.length === dims.length ? "The number of axes is right, a size is not. A cotangent has the shape of its value." : `It has ${plural(dims.length, "axis").replace("axiss", "axes")}. A cotangent has the shape of its value.` };
 }
 function judge(text, answer, value) {
-  const given = Number(text.trim().replace("−", "-").replace(",", "."));
-  if (!text.trim() || !Number.isFinite(given)) return { text: "Write a number such as 0.25." };
-  const fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + 1e-6;
+  const given = typed(text);
+  if (!Number.isFinite(given)) return { text: "Write a number such as 0.25." };
+  const slack = 1e-6 * largestOf(value), fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + slack;
   if (fits(given, answer)) return { isRight: true, text: `Right: ${show(answer, 5)}.` };
   if (fits(-given, answer)) return { text: "The size is right, the sign is not." };
   for (const factor of [2, 0.5, 10, 0.1]) if (fits(given * factor, answer)) return { text: `Off by a factor of ${factor < 1 ? 1 / factor : factor}: ${factor > 1 ? "too small" : "too large"}.` };
