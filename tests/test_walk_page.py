@@ -51,10 +51,10 @@ def opened(browser, tmp_path):
     """Open the page of a walk; whatever it says on the console, or asks of a network, fails the test."""
     said, contexts = [], []
 
-    def open_at(walk, hash="", width=1300, scheme="light", **options):
+    def open_at(walk, hash="", width=1300, height=900, scheme="light", **options):
         file = tmp_path / f"page{len(contexts)}.html"
         file.write_text(page(walk, **options), encoding="utf-8")
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
         contexts.append(context)
         shown = context.new_page()
         shown.on("console", lambda message: said.append(message.text))
@@ -776,6 +776,18 @@ def test_keyboard_only(opened):
     assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("[1, 0]")
 
 
+def test_a_hash_without_a_step_keeps_the_position(opened):
+    shown = opened(walked("mlp"), "#step=3")
+    shown.locator(".skip").focus()
+    shown.keyboard.press("Enter")
+    assert shown.evaluate("document.activeElement.id") == "step"
+    assert shown.locator("#position").inner_text().startswith("3 of")
+    shown.evaluate("location.hash = '#elsewhere'")
+    shown.wait_for_function("location.hash === '#elsewhere'")
+    shown.evaluate("() => new Promise(done => setTimeout(done, 50))")
+    assert shown.locator("#position").inner_text().startswith("3 of")
+
+
 def test_it_plays(opened):
     shown = opened(walked("regression"))
     shown.clock.install()
@@ -860,9 +872,29 @@ def test_it_fits_a_phone(opened, name):
     assert shown.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-def test_it_can_be_printed(opened):
-    shown = opened(walked("mlp"), "#step=1")
+@pytest.mark.parametrize(("width", "height"), [(375, 667), (1000, 700)])
+def test_the_inspector_does_not_cover_what_it_is_about(opened, width, height):
+    walk = walked("mlp")
+    shown = opened(walk, f"#step={len(walk.steps)}", width=width, height=height)
+    cells = shown.locator("#step td[data-row]")
+    for k in (0, cells.count() // 2, cells.count() - 1):
+        cells.nth(k).click()
+        cell, sheet = (shown.locator(one).first.bounding_box() for one in ("#step td.chosen", "#inspector"))
+        below, beside = cell["y"] + cell["height"] <= sheet["y"], cell["x"] + cell["width"] <= sheet["x"]
+        assert below or beside
+        assert cell["y"] >= 0
+        shown.locator("#inspector .close").click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_printed(opened, scheme):
+    shown = opened(walked("mlp"), "#step=1", scheme=scheme)
     shown.emulate_media(media="print")
+    text, card = (
+        shown.locator("#step .card").first.evaluate(f"one => getComputedStyle(one).{one}")
+        for one in ("color", "backgroundColor")
+    )
+    assert (text, card) == ("rgb(35, 37, 42)", "rgb(255, 255, 255)")
     assert not shown.locator("#controls").is_visible()
     assert not shown.locator("#map").is_visible()
     assert shown.locator("#step .card").first.is_visible()

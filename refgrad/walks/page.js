@@ -252,11 +252,10 @@ function partText(value, plane, rank, isAround) {
 }
 function heatMap(rows, columns, at, most, room, label) {
   const canvas = element("canvas", { role: "img", "aria-label": label, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
-  const image = context.createImageData(columns, rows), [plus, minus, page] = [colors.plus, colors.minus, colors.card].map(text => text.split(",").map(Number));
+  const image = context.createImageData(columns, rows), [plus, minus] = [colors.plus, colors.minus].map(text => text.split(",").map(Number));
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
     const one = Number(at(r, c)), share = most && Number.isFinite(one) ? Math.min(1, Math.abs(one) / most) : 0, full = one > 0 ? plus : minus, start = (r * columns + c) * 4;
-    for (let k = 0; k < 3; k++) image.data[start + k] = page[k] + (full[k] - page[k]) * share;
-    image.data[start + 3] = 255;
+    image.data.set([...full, 255 * share], start);
   }
   context.putImageData(image, 0, 0);
   const scale = Math.max(1, Math.min(10, room / Math.max(rows, columns)));
@@ -587,6 +586,14 @@ function inspect(name, flat, of, from = []) {
   inspected = { name, flat, of, trail: from };
   renderInspector();
   render(false);
+  uncover();
+}
+// Scroll the element that is inspected out from under the inspector, where that lies over the page
+function uncover() {
+  const cell = document.querySelector("#step td.chosen"), box = find("inspector");
+  if (!cell || getComputedStyle(box).position !== "fixed") return;
+  const [a, b] = [cell.getBoundingClientRect(), box.getBoundingClientRect()];
+  if (a.bottom > b.top && a.right > b.left) scrollBy(0, a.bottom - b.top + 12);
 }
 // Inspect an element of a table: the step is drawn anew, and the same cell keeps the focus
 function inspectFrom(table, name, flat, of) {
@@ -1071,11 +1078,7 @@ function setQuiz(on) {
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   find("theme").textContent = name === "dark" ? "Light" : "Dark";
-  const card = element("span");
-  card.style.color = color("--card");
-  document.body.append(card);
-  colors = { plus: color("--plus"), minus: color("--minus"), card: getComputedStyle(card).color.match(/\d+/g).slice(0, 3).join() };
-  card.remove();
+  colors = { plus: color("--plus"), minus: color("--minus") };
 }
 const switchTheme = () => {
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
@@ -1101,7 +1104,7 @@ function keys(event) {
 }
 function fromHash() {
   const found = /step=(\d+)/.exec(location.hash);
-  return found ? Math.min(Number(found[1]), steps.length + 1) : 0;
+  return found ? Math.min(Number(found[1]), steps.length + 1) : position;
 }
 
 async function start() {
@@ -1127,6 +1130,10 @@ async function start() {
   find("search").addEventListener("keydown", event => event.key === "Enter" && search(true));
   addEventListener("keydown", keys);
   addEventListener("hashchange", () => go(fromHash()));
+  document.querySelector(".skip").addEventListener("click", event => {
+    event.preventDefault(); // the hash stays that of the step
+    find("step").focus();
+  });
   renderMap();
   render();
   document.documentElement.dataset.ready = "yes";
