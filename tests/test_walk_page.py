@@ -51,10 +51,10 @@ def opened(browser, tmp_path):
     """Open the page of a walk; whatever it says on the console, or asks of a network, fails the test."""
     said, contexts = [], []
 
-    def open_at(walk, hash="", width=1300, scheme="light", **options):
+    def open_at(walk, hash="", width=1300, height=900, scheme="light", **options):
         file = tmp_path / f"page{len(contexts)}.html"
         file.write_text(page(walk, **options), encoding="utf-8")
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
         contexts.append(context)
         shown = context.new_page()
         shown.on("console", lambda message: said.append(message.text))
@@ -69,6 +69,10 @@ def opened(browser, tmp_path):
     for context in contexts:
         context.close()
     assert not said
+
+
+def parsed(graph):
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}')
 
 
 def number(text):
@@ -202,6 +206,19 @@ def test_a_page_for_each_student(model, capsys):
         mine = [row for row in rows if row["page"] == file]
         assert [float(row["value"]) for row in mine] == pytest.approx([one.answer for one in expected], rel=1e-5)
         assert data_of(Path(file).read_text(encoding="utf-8"))[0]["quiz"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ("1:1", "p_01.html, p_answers.csv: written\n"),
+        ("1:2", "p_01.html, p_02.html, p_answers.csv: written\n"),
+        ("1:3", "p_01.html, …, p_03.html, p_answers.csv: written\n"),
+    ],
+)
+def test_each_page_that_was_written_is_named_once(model, capsys, seeds, said):
+    assert main(["walk", model, "--html", "p.html", "--seed", seeds]) == 0
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(
@@ -386,6 +403,45 @@ def test_a_kink_is_marked(opened):
     assert shown.locator("#step td.kink").count() >= 1
 
 
+def test_what_was_said_of_the_recorded_numbers_is_not_said_of_changed_ones(opened):
+    model = parsed("(float[3] x) => (float y) { r = Relu(x) y = ReduceSum <keepdims=0> (r) }")
+    shown = opened(refgrad.walk(model, {"x": np.array([-1, 0, -2], np.float32)}), "#step=2")
+    assert "is 0 in every element" in shown.locator("#notes").inner_text()
+    assert "before the change" not in shown.locator("#notes").inner_text()
+    assert shown.evaluate("walkPage.change('x', 1, 3)") == ""
+    assert shown.locator("#notes p").first.inner_text() == "With the numbers before the change:"
+    assert "Kink" not in shown.locator("#step").inner_text()
+    assert shown.locator("#step td.kink").count() == 0
+    shown.get_by_role("button", name="Undo all").click()
+    assert "before the change" not in shown.locator("#notes").inner_text()
+    assert shown.locator("#step td.kink").count() >= 1
+
+
+def difference_at(shown, step, card):
+    shown.evaluate(f"walkPage.go({step})")
+    shown.locator(".card.out", has_text=card).locator("td[data-row]").first.click()
+    return shown.locator("#inspector .difference").inner_text()
+
+
+@pytest.mark.parametrize("differences", [True, False])
+def test_a_difference_is_compared_at_the_size_of_the_gradient(opened, differences):
+    """At x = 1e-8, Relu(x) has a kink within the step of the page's difference, and all gradients are tiny."""
+    model = parsed(
+        "(float[2] x) => (float y) <float[1] w = {1e-8}> { r = Relu(x) p = Mul(r, w) y = ReduceSum <keepdims=0> (p) }"
+    )
+    shown = opened(refgrad.walk(model, {"x": np.array([1e-8, 2], np.float32)}, wrt=["x"], differences=False))
+    assert "is there a kink nearby?" in difference_at(shown, 3, "∂x")
+    shown = opened(refgrad.walk(model, {"x": np.array([1, 2], np.float32)}, wrt=["x"], differences=differences))
+    assert difference_at(shown, 3, "∂x").endswith("✓")
+
+
+def test_a_gradient_that_is_0_but_for_rounding_agrees_with_its_difference(opened):
+    model = parsed("(float[1, 7] x) => (float y) { s = Softmax(x) y = ReduceSum <keepdims=0> (s) }")
+    walk = refgrad.walk(model, seed=3)
+    assert 0 < np.abs(walk.values[walk.cotangents["x"].value]).max() < 1e-6
+    assert difference_at(opened(walk), 2, "∂x").endswith("✓")
+
+
 def test_the_body_of_a_loop_is_told(opened):
     shown = opened(walked("loop"), "#step=2")
     shown.keyboard.press("e")
@@ -474,6 +530,35 @@ def test_a_label_that_there_is_not_is_refused(opened):
     assert "not one of 2 classes" in shown.evaluate("walkPage.change('label', 0, 7)")
     shown.evaluate("walkPage.go(1)")
     assert shown.locator("#step .note").count() == 0
+
+
+@pytest.mark.parametrize("operator", ["Gather", "GatherElements"])
+def test_an_index_that_there_is_not_is_refused_by_its_own_number(opened, operator):
+    model = parsed(f"(float[3] x, int64[2] i) => (float y) {{ p = {operator}(x, i) y = ReduceSum <keepdims=0> (p) }}")
+    shown = opened(refgrad.walk(model, {"x": np.ones(3, np.float32), "i": np.array([0, -3])}))
+    assert "the index -4 is not one of 3" in shown.evaluate("walkPage.change('i', 0, -4)")
+    assert "the index 3 is not one of 3" in shown.evaluate("walkPage.change('i', 0, 3)")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1,000", "Write a number such as 0.25."),
+        ("0x10", "Write a number such as 0.25."),
+        ("1e39", "float32 ends at 3.40e+38: write a smaller number."),
+        ("", "Write a number such as 0.25."),
+    ],
+)
+def test_a_number_that_may_mean_another_is_refused(opened, text, said):
+    shown = opened(walked("regression"))
+    shown.locator(".card", has_text="coefficient").locator("td[data-row]").first.click()
+    field = shown.get_by_label("Change coefficient[0, 0]")
+    field.fill(text)
+    field.press("Enter")
+    assert shown.locator(".edit [role=status]").inner_text() == said
+    field.fill("−0,125")
+    field.press("Enter")
+    assert number(shown.locator("#inspector .value").inner_text()) == -0.125
 
 
 def test_numbers_that_the_page_cannot_reproduce_are_not_offered(opened):
@@ -575,9 +660,44 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     assert "Turned around" in says("5, 4")
     assert "A cotangent has the shape of its value." in says("4")
     assert "a size is not" in says("4, 6")
+    for text in ("", "abc", "1e999", "-1", "4.5"):
+        assert says(text) == "Write a shape such as [2, 3]."
+    assert "a size is not" in says("[4, 6]")
     field.fill("4 x 5")
     field.press("Enter")
     assert step.locator(".card.out").count() == 2
+
+
+def test_a_guess_is_judged_at_the_size_of_the_answer(opened):
+    model = parsed("(float[1, 2] x) => (float[1, 1] y) <float[2, 1] w = {1e-9, 5e-9}> { y = MatMul(x, w) }")
+    shown = opened(refgrad.walk(model, {"x": np.ones((1, 2), np.float32)}, wrt=["x"]), "#step=1", quiz=True)
+    field, feedback = shown.locator(".guess input"), shown.locator(".guess .feedback")
+
+    def says(text):
+        field.fill(text)
+        field.press("Enter")
+        return feedback.inner_text()
+
+    assert says("0") == "Too small in size."
+    assert says("1e-7") == "Too large in size."
+    assert says("-5e-9") == "The size is right, the sign is not."
+    assert says("1e-9").startswith("That is the element [0, 0]")
+    field.fill("5e-9")
+    field.press("Enter")
+    assert shown.locator("#step > .feedback.right").inner_text().startswith("✓ Right")
+
+
+def test_a_guess_stays_while_it_is_typed(opened):
+    shown = opened(walked("mlp"), "#step=1", quiz=True)
+    shown.clock.install()
+    shown.get_by_role("button", name="Play").click()
+    field = shown.locator(".guess input")
+    field.fill("0.5")
+    shown.clock.run_for(5000)
+    assert shown.locator("#position").inner_text().startswith("1 of")
+    shown.locator("#theme").click()
+    assert shown.locator("html").get_attribute("data-theme") == "dark"
+    assert field.input_value() == "0.5"
 
 
 def test_the_quiz_gives_nothing_away(opened):
@@ -654,6 +774,18 @@ def test_keyboard_only(opened):
     shown.keyboard.press("Escape")
     assert not shown.locator("#inspector").is_visible()
     assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("[1, 0]")
+
+
+def test_a_hash_without_a_step_keeps_the_position(opened):
+    shown = opened(walked("mlp"), "#step=3")
+    shown.locator(".skip").focus()
+    shown.keyboard.press("Enter")
+    assert shown.evaluate("document.activeElement.id") == "step"
+    assert shown.locator("#position").inner_text().startswith("3 of")
+    shown.evaluate("location.hash = '#elsewhere'")
+    shown.wait_for_function("location.hash === '#elsewhere'")
+    shown.evaluate("() => new Promise(done => setTimeout(done, 50))")
+    assert shown.locator("#position").inner_text().startswith("3 of")
 
 
 def test_it_plays(opened):
@@ -740,9 +872,29 @@ def test_it_fits_a_phone(opened, name):
     assert shown.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-def test_it_can_be_printed(opened):
-    shown = opened(walked("mlp"), "#step=1")
+@pytest.mark.parametrize(("width", "height"), [(375, 667), (1000, 700)])
+def test_the_inspector_does_not_cover_what_it_is_about(opened, width, height):
+    walk = walked("mlp")
+    shown = opened(walk, f"#step={len(walk.steps)}", width=width, height=height)
+    cells = shown.locator("#step td[data-row]")
+    for k in (0, cells.count() // 2, cells.count() - 1):
+        cells.nth(k).click()
+        cell, sheet = (shown.locator(one).first.bounding_box() for one in ("#step td.chosen", "#inspector"))
+        below, beside = cell["y"] + cell["height"] <= sheet["y"], cell["x"] + cell["width"] <= sheet["x"]
+        assert below or beside
+        assert cell["y"] >= 0
+        shown.locator("#inspector .close").click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_printed(opened, scheme):
+    shown = opened(walked("mlp"), "#step=1", scheme=scheme)
     shown.emulate_media(media="print")
+    text, card = (
+        shown.locator("#step .card").first.evaluate(f"one => getComputedStyle(one).{one}")
+        for one in ("color", "backgroundColor")
+    )
+    assert (text, card) == ("rgb(35, 37, 42)", "rgb(255, 255, 255)")
     assert not shown.locator("#controls").is_visible()
     assert not shown.locator("#map").is_visible()
     assert shown.locator("#step .card").first.is_visible()

@@ -103,7 +103,7 @@ def walk(
     if as_json:
         print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:
-        say(", ".join(map(str, written[:1] if sheet is None else (written[0], "…", *written[-2:]))) + ": written")
+        say(", ".join(map(str, written if len(written) < 4 else (written[0], "…", *written[-2:]))) + ": written")
 
 
 _MOST = 1000  # pages at a time

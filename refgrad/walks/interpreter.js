@@ -28,6 +28,10 @@ const Interpreter = (() => {
   }
   const flatOf = (index, strides) => index.reduce((sum, at, axis) => sum + at * strides[axis], 0);
   const axisOf = (axis, rank) => (axis < 0 ? axis + rank : axis);
+  function picked(index, size) {
+    if (!(index >= -size && index < size)) fail(`the index ${index} is not one of ${size}`);
+    return axisOf(index, size);
+  }
 
   function broadcastDims(all) {
     const rank = Math.max(0, ...all.map(dims => dims.length));
@@ -496,16 +500,15 @@ const Interpreter = (() => {
     Gather: ([X, indices], { axis = 0 }) => {
       const along = axisOf(axis, X.dims.length), rank = indices.dims.length, steps = stridesOf(X.dims), inner = stridesOf(indices.dims);
       return [moved(X, [...X.dims.slice(0, along), ...indices.dims, ...X.dims.slice(along + 1)], index => {
-        const picked = axisOf(indices.data[flatOf(index.slice(along, along + rank), inner)], X.dims[along]);
-        if (!(picked >= 0 && picked < X.dims[along])) fail(`the index ${picked} is not one of ${X.dims[along]}`);
-        return flatOf([...index.slice(0, along), picked, ...index.slice(along + rank)], steps);
+        const from = picked(indices.data[flatOf(index.slice(along, along + rank), inner)], X.dims[along]);
+        return flatOf([...index.slice(0, along), from, ...index.slice(along + rank)], steps);
       })];
     },
     GatherElements: ([X, indices], { axis = 0 }) => {
       const along = axisOf(axis, X.dims.length), steps = stridesOf(X.dims), inner = stridesOf(indices.dims);
       return [moved(X, indices.dims, index => {
         const from = [...index];
-        from[along] = axisOf(indices.data[flatOf(index, inner)], X.dims[along]);
+        from[along] = picked(indices.data[flatOf(index, inner)], X.dims[along]);
         return flatOf(from, steps);
       })];
     },
@@ -607,8 +610,8 @@ const Interpreter = (() => {
       const depth = indices.dims.at(-1), rank = indices.dims.length - 1, steps = stridesOf(X.dims);
       return [moved(X, [...indices.dims.slice(0, -1), ...X.dims.slice(depth)], index => {
         const row = flatOf(index.slice(0, rank), stridesOf(indices.dims.slice(0, -1)));
-        const picked = Array.from({ length: depth }, (_, k) => axisOf(indices.data[row * depth + k], X.dims[k]));
-        return flatOf([...picked, ...index.slice(rank)], steps);
+        const from = Array.from({ length: depth }, (_, k) => picked(indices.data[row * depth + k], X.dims[k]));
+        return flatOf([...from, ...index.slice(rank)], steps);
       })];
     },
     EyeLike: ([X], { dtype, k = 0 }) => [moved(filled([1], 1, KINDS[dtype] ?? X.kind), X.dims, ([row, column]) => (column - row === k ? 0 : -1))],

@@ -8,8 +8,9 @@ const { count, indexOf } = Interpreter;
 let data, steps, nodes, recorded; // what Python wrote
 const producers = new Map(), cotangentsOf = new Map(), contributionsOf = new Map(), sumsOf = new Map(), forwardNames = new Set(); // by name of a value
 let position = 0, playing = 0, inspected = null, mayEdit = null, changed = new Map(), computed = null;
+let unrounded = null; // all values of the recorded inputs, in float64
 let quiz = false;
-const solved = new Set(), windowsOf = new Map(), openFolds = new Set();
+const solved = new Set(), drafts = new Map(), windowsOf = new Map(), openFolds = new Set();
 
 // Elements
 
@@ -110,6 +111,8 @@ function largest(numbers) {
   for (const one of numbers) if (Number.isFinite(one) && Math.abs(one) > most) most = Math.abs(one);
   return most;
 }
+
+const largestOf = value => largest(value.isWhole ? range(0, count(value.dims)).map(value.at) : [value.statistics.least, value.statistics.most].map(numberOf));
 
 // A tensor: a window of numbers, and a heat map where the window does not show all
 
@@ -249,11 +252,10 @@ function partText(value, plane, rank, isAround) {
 }
 function heatMap(rows, columns, at, most, room, label) {
   const canvas = element("canvas", { role: "img", "aria-label": label, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
-  const image = context.createImageData(columns, rows), [plus, minus, page] = [colors.plus, colors.minus, colors.card].map(text => text.split(",").map(Number));
+  const image = context.createImageData(columns, rows), [plus, minus] = [colors.plus, colors.minus].map(text => text.split(",").map(Number));
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
     const one = Number(at(r, c)), share = most && Number.isFinite(one) ? Math.min(1, Math.abs(one) / most) : 0, full = one > 0 ? plus : minus, start = (r * columns + c) * 4;
-    for (let k = 0; k < 3; k++) image.data[start + k] = page[k] + (full[k] - page[k]) * share;
-    image.data[start + 3] = 255;
+    image.data.set([...full, 255 * share], start);
   }
   context.putImageData(image, 0, 0);
   const scale = Math.max(1, Math.min(10, room / Math.max(rows, columns)));
@@ -484,7 +486,8 @@ function whyNot() {
       const k = made.findIndex((one, at) => node.outputs[at] && differs(node.outputs[at], one, slack, 1));
       if (k >= 0) return `Numbers cannot be changed: of ${node.outputs[k]} (${node.operator}) this page computes other numbers than were recorded.`;
     }
-    for (const [name, made] of Interpreter.run(nodes, tensors()))
+    unrounded = Interpreter.run(nodes, tensors());
+    for (const [name, made] of unrounded)
       if (differs(name, made, 0.1, 10)) return `Numbers cannot be changed: this page computes other numbers of ${name} than were recorded.`;
   } catch (error) {
     return `Numbers cannot be changed: ${error.message}.`;
@@ -510,8 +513,8 @@ function change(name, flat, number) {
     return `That cannot be computed: ${error.message}.`;
   }
 }
-// The central difference of the output by an element of a forward value, undefined where it cannot be had
-function difference(of, flat) {
+// The central difference of the output by an element of a forward value, and what of it is rounding; undefined where it cannot be had
+function central(of, flat) {
   if (mayEdit !== "" || !forwardNames.has(of)) return undefined;
   const value = valueOf(of);
   if (value.kind !== "f" || !value.tensor) return undefined;
@@ -528,11 +531,13 @@ function difference(of, flat) {
     return sum;
   };
   try {
-    return (at(x + h) - at(x - h)) / (2 * h);
+    const [above, below] = [at(x + h), at(x - h)];
+    return { value: (above - below) / (2 * h), noise: (1e-14 * largest([above, below])) / h };
   } catch {
     return undefined;
   }
 }
+const difference = (of, flat) => central(of, flat)?.value;
 
 // The element that was clicked
 
@@ -581,6 +586,14 @@ function inspect(name, flat, of, from = []) {
   inspected = { name, flat, of, trail: from };
   renderInspector();
   render(false);
+  uncover();
+}
+// Scroll the element that is inspected out from under the inspector, where that lies over the page
+function uncover() {
+  const cell = document.querySelector("#step td.chosen"), box = find("inspector");
+  if (!cell || getComputedStyle(box).position !== "fixed") return;
+  const [a, b] = [cell.getBoundingClientRect(), box.getBoundingClientRect()];
+  if (a.bottom > b.top && a.right > b.left) scrollBy(0, a.bottom - b.top + 12);
 }
 // Inspect an element of a table: the step is drawn anew, and the same cell keeps the focus
 function inspectFrom(table, name, flat, of) {
@@ -606,6 +619,11 @@ const numberAt = ([name, flat]) => {
   return typeof one === "string" ? Number(one) : one;
 };
 
+function productOf(term) {
+  const numbers = term.from.map(numberAt);
+  return numbers.some(x => x === undefined) ? undefined : numbers.reduce((a, b) => a * b, term.factor);
+}
+
 function renderInspector() {
   const { name, flat, of, trail } = inspected, value = valueOf(name), box = find("inspector");
   box.hidden = false;
@@ -628,7 +646,7 @@ function renderInspector() {
   if (made.move) parts.push(element("p", {}, reference(made.move, here), ` = ${show(numberAt(made.move))}`));
   if (made.of) parts.push(termTable(made.of.map(one => [reference(one, here), show(numberAt(one))]), ["element", "value"]));
   if (made.sum) parts.push(...sumTable(made.sum, number, value, here));
-  const times = owner !== undefined && isWholeCotangent(name, owner) ? differenceOf(owner, flat, index, number) : null;
+  const times = owner !== undefined && isWholeCotangent(name, owner) ? differenceOf(owner, name, flat, made.sum) : null;
   if (times) parts.push(times);
   if (made.node) parts.push(element("p", { class: "soft small" }, "emitted as ", element("code", {}, nodeText(made.node))));
   if (mayEdit === "" && data.inputs.includes(name) && value.kind !== "b") parts.push(editor(name, flat, number, value, index));
@@ -641,8 +659,7 @@ function termTable(rows, head, foot) {
 }
 function sumTable(sum, number, value, here) {
   const terms = sum.map(one => {
-    const numbers = one.from.map(numberAt), product = numbers.some(x => x === undefined) ? undefined : numbers.reduce((a, b) => a * b, one.factor);
-    return { ...one, numbers, product };
+    return { ...one, numbers: one.from.map(numberAt), product: productOf(one) };
   });
   if (!terms.length) return [element("p", { class: "small" }, "No term: it is 0.")];
   const total = terms.some(one => one.product === undefined) ? undefined : terms.reduce((sum, one) => sum + one.product, 0);
@@ -669,12 +686,25 @@ function textbookFactors(name, flat) {
   const numbers = line.factors.map(one => one.tensor.data[flat]);
   return element("p", { class: "small" }, `${line.factors.map(one => `${one.label}${placeText(indexOf(flat, one.tensor.dims))}`).join(" · ")} = ${numbers.map(x => show(x)).join(" · ")}`);
 }
-function differenceOf(owner, flat, index, number) {
+// The difference beside an element of a cotangent. A gradient may be 0 but for the rounding of float32, so that the difference is
+// compared with the gradient in float64 where this page computes it, else the rounding of the terms of its sum is allowed for.
+function differenceOf(owner, name, flat, sum) {
+  const shown = valueOf(name), index = indexOf(flat, shown.dims), mine = central(owner, flat);
   const told = changed.size ? undefined : steps.map(step => step.difference).find(one => one && one.of === owner && one.element.join() === index.join());
-  const value = told ? numberOf(told.difference) : difference(owner, flat);
+  const value = told ? numberOf(told.difference) : mine?.value;
   if (value === undefined) return null;
-  const off = Math.abs(value - number), isClose = off <= 1e-3 * Math.max(Math.abs(value), Math.abs(number)) + 1e-6;
+  const exact = mine && (computed ?? unrounded).get(name), gradient = exact ? exact.data[flat] : shown.at(flat), loose = toleranceOf(shown.type);
+  const slack = exact ? 1e-6 * largest(exact.data) + mine.noise : loose * largestOf(shown) + 1e-6 * largest((sum ?? []).map(productOf));
+  const off = Math.abs(value - gradient), isClose = off <= Math.max(1e-3, loose) * Math.max(Math.abs(value), Math.abs(gradient)) + slack;
   return element("p", { class: "small difference" }, `Finite difference, (f(x + h) − f(x − h)) / 2h: ${show(value, 6)}`, isClose ? element("span", { class: "right" }, " ✓") : element("span", { class: "wrong" }, ` differs by ${show(off, 2)}: is there a kink nearby?`));
+}
+const LARGEST = { float16: 65504, bfloat16: 3.3895313892515355e38, float32: 3.4028234663852886e38 };
+// The number that a reader typed, NaN where it is none. 0,25 is a number; 1,000 may be one or a thousand, so it is refused.
+function typed(text) {
+  const written = text.trim().replace("−", "-");
+  if (/^[-+]?[1-9]\d{0,2},\d{3}$/.test(written)) return NaN;
+  const plain = written.replace(",", ".");
+  return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(plain) ? Number(plain) : NaN;
 }
 function editor(name, flat, number, value, index) {
   const input = element("input", { type: "text", inputmode: "decimal", value: String(number), autocomplete: "off" });
@@ -682,8 +712,9 @@ function editor(name, flat, number, value, index) {
   const form = element("form", { class: "edit" }, element("label", {}, `Change ${name}${placeText(index)}`, input), element("button", {}, "Set"), changed.size ? button("Undo all", undo) : "", note);
   form.addEventListener("submit", event => {
     event.preventDefault();
-    const text = input.value.trim().replace("−", "-").replace(",", "."), next = Number(text);
-    if (!text || !Number.isFinite(next)) note.textContent = "Write a number such as 0.25.";
+    const next = typed(input.value), most = LARGEST[value.type] ?? Infinity;
+    if (!Number.isFinite(next)) note.textContent = "Write a number such as 0.25.";
+    else if (Math.abs(next) > most) note.textContent = `${value.type} ends at ${show(most)}: write a smaller number.`;
     else if (value.kind === "i" && !Number.isInteger(next)) note.textContent = "This is a whole number: write one.";
     else {
       note.textContent = change(name, flat, next);
@@ -723,7 +754,9 @@ const asksShape = k => k % 3 === 1 && valueOf(steps[k].question.value).dims.leng
 function guess(k) {
   const { value: name, element: index } = steps[k].question, value = valueOf(name), flat = index.reduce((sum, at, axis) => sum * value.dims[axis] + at, 0);
   const contribution = steps[k].outgoing.find(one => one.value === name), what = `∂${contribution?.of ?? name}`;
-  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape(k) ? "text" : "decimal" });
+  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape(k) ? "text" : "decimal", value: drafts.get(k) });
+  input.addEventListener("input", () => drafts.set(k, input.value));
+  input.addEventListener("focus", stop);
   const feedback = element("p", { role: "status", class: "feedback" });
   const asked = asksShape(k) ? `Which shape does the contribution to ${what} have? Write it as 4, 3.` : `What does ${steps[k].operator} contribute to ${what}${placeText(index)}? Two per cent off is close enough.`;
   const form = element("form", { class: "guess" }, element("p", {}, element("strong", {}, "Guess first. "), asked), element("label", {}, asksShape(k) ? "Shape" : `Value of ${what}${placeText(index)}`, input), element("button", {}, "Check"), button("Show the answer", () => reveal(k)), feedback);
@@ -743,15 +776,16 @@ function reveal(k, text = "") {
   find("step").querySelector("h2").after(element("p", { class: "feedback right" }, text ? `✓ ${text}` : "The answer is below."));
 }
 function judgeShape(text, dims) {
-  const given = text.match(/\d+/g)?.map(Number) ?? [];
+  if (!/^\s*[[(]?\s*\d+((\s*[,x×]\s*|\s+)\d+)*\s*,?\s*[\])]?\s*$/i.test(text)) return { text: "Write a shape such as [2, 3]." };
+  const given = text.match(/\d+/g).map(Number);
   if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${shapeText(dims)}. A cotangent has the shape of its value.` };
   if (Interpreter.same([...given].reverse(), dims)) return { text: "Turned around: the axes are in another order." };
   return { text: given.length === dims.length ? "The number of axes is right, a size is not. A cotangent has the shape of its value." : `It has ${plural(dims.length, "axis").replace("axiss", "axes")}. A cotangent has the shape of its value.` };
 }
 function judge(text, answer, value) {
-  const given = Number(text.trim().replace("−", "-").replace(",", "."));
-  if (!text.trim() || !Number.isFinite(given)) return { text: "Write a number such as 0.25." };
-  const fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + 1e-6;
+  const given = typed(text);
+  if (!Number.isFinite(given)) return { text: "Write a number such as 0.25." };
+  const slack = 1e-6 * largestOf(value), fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + slack;
   if (fits(given, answer)) return { isRight: true, text: `Right: ${show(answer, 5)}.` };
   if (fits(-given, answer)) return { text: "The size is right, the sign is not." };
   for (const factor of [2, 0.5, 10, 0.1]) if (fits(given * factor, answer)) return { text: `Off by a factor of ${factor < 1 ? 1 / factor : factor}: ${factor > 1 ? "too small" : "too large"}.` };
@@ -801,7 +835,7 @@ function outgoing(step, k, one) {
     const others = cotangent.contributions.filter(part => part !== one && !(part.step === k && part.position === one.position));
     notes.push(`One of ${total} contributions to ∂${one.of}; the others come from `, others.flatMap((part, at) => [at ? ", " : "", part.step === null ? "the seed" : link(part.step)]), ".");
   }
-  const cards = [card(total > 1 ? `contribution to ∂${one.of}` : `∂${one.of}`, one.value, { of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: step.kinks.filter(kink => kink.input === one.of).flatMap(kink => kink.elements) })];
+  const cards = [card(total > 1 ? `contribution to ∂${one.of}` : `∂${one.of}`, one.value, { of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: kinksOf(step, one.of).flatMap(kink => kink.elements) })];
   const isLast = total > 1 && cotangent.contributions.every(part => part.step === null || part.step <= k) && step.outgoing.filter(part => part.of === one.of).at(-1) === one;
   if (isLast) cards.push(card(`∂${one.of}, the sum`, cotangent.value, { of: one.of, note: sumNote(one.of), out: true }));
   return cards;
@@ -838,6 +872,9 @@ function emittedNode(node) {
     node.outputs.filter(name => name && recorded.has(name)).map(name => [element("p", { class: "meta soft small" }, shownName(name) === name ? "" : `${shownName(name)}: `, metaText(valueOf(name))), node.shape && count(valueOf(name).dims ?? [0]) > 8 ? "" : arrayView(name, { label: name })]),
     bodies.map(([name, { graph }]) => element("details", {}, element("summary", { class: "small" }, `${name}: ${plural(graph.length, "node")}`), element("ol", {}, graph.map(line => element("li", {}, element("code", {}, line)))))));
 }
+function kinksOf(step, name) { // those of the recorded numbers: none are known of changed ones
+  return changed.size ? [] : step.kinks.filter(kink => name === undefined || kink.input === name);
+}
 function stepView(k) {
   const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step);
   const attributes = Object.entries(step.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`).join(", ");
@@ -846,10 +883,10 @@ function stepView(k) {
     element("p", { class: "soft small" }, `${step.outputs.filter(Boolean).join(", ")} = ${step.domain ? `${step.domain}.` : ""}${step.operator}(${step.inputs.map(name => name || "–").join(", ")})`, attributes ? ` with ${attributes}` : ""),
     step.formula ? element("div", { class: "formula" }, step.formula) : "",
     lines.map(one => lineOf(one, isHidden)),
-    step.kinks.map(one => element("p", { class: "note" }, `Kink: ${one.text}${one.elements.length ? ` (${one.input}${one.elements.slice(0, 5).map(placeText).join(", ")}${one.elements.length > 5 ? ` and ${one.elements.length - 5} more` : ""})` : ""}`)),
+    kinksOf(step).map(one => element("p", { class: "note" }, `Kink: ${one.text}${one.elements.length ? ` (${one.input}${one.elements.slice(0, 5).map(placeText).join(", ")}${one.elements.length > 5 ? ` and ${one.elements.length - 5} more` : ""})` : ""}`)),
     element("h3", {}, "Comes in"),
     step.incoming.length ? element("div", { class: "cards" }, step.incoming.map(of => card(`∂${of}`, data.cotangents[of]?.value ?? "", { of, note: sumNote(of) }))) : element("p", { class: "soft" }, "No cotangent."),
-    step.read.length ? [element("h3", {}, "The rule reads"), element("div", { class: "cards" }, step.read.map(name => card(name, name, { kinks: step.kinks.filter(kink => kink.input === name).flatMap(kink => kink.elements) })))] : "",
+    step.read.length ? [element("h3", {}, "The rule reads"), element("div", { class: "cards" }, step.read.map(name => card(name, name, { kinks: kinksOf(step, name).flatMap(kink => kink.elements) })))] : "",
     element("h3", {}, "Goes out"),
     isHidden ? guess(k) : "",
     isHidden ? "" : step.outgoing.length ? element("div", { class: "cards" }, step.outgoing.map(one => outgoing(step, k, one))) : element("p", { class: "soft" }, "It contributes to no cotangent that is asked for."),
@@ -989,8 +1026,13 @@ function search(jump) {
 
 // Going
 
+function renderNotes() {
+  const about = changed.size && data.notes.length ? [element("p", { class: "soft small" }, "With the numbers before the change:")] : [];
+  find("notes").replaceChildren(...about, ...data.notes.map(text => element("p", { class: "note" }, text)));
+}
 function render(isNew = true) {
   const isStart = position === 0, isEnd = position === steps.length + 1, scrolled = scrollY;
+  renderNotes();
   find("step").replaceChildren(...(isStart ? startView() : isEnd ? endView() : stepView(position - 1)).flat(Infinity).filter(Boolean));
   if (changed.size) find("step").prepend(element("p", { class: "note" }, `${plural([...changed.keys()].length, "tensor")} changed (${[...changed.keys()].join(", ")}): everything is computed here, in float64. `, button("Undo all", undo, { class: "link" })));
   find("position").textContent = isStart ? "start" : isEnd ? "end" : `${position} of ${steps.length}`;
@@ -1036,11 +1078,7 @@ function setQuiz(on) {
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   find("theme").textContent = name === "dark" ? "Light" : "Dark";
-  const card = element("span");
-  card.style.color = color("--card");
-  document.body.append(card);
-  colors = { plus: color("--plus"), minus: color("--minus"), card: getComputedStyle(card).color.match(/\d+/g).slice(0, 3).join() };
-  card.remove();
+  colors = { plus: color("--plus"), minus: color("--minus") };
 }
 const switchTheme = () => {
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
@@ -1066,7 +1104,7 @@ function keys(event) {
 }
 function fromHash() {
   const found = /step=(\d+)/.exec(location.hash);
-  return found ? Math.min(Number(found[1]), steps.length + 1) : 0;
+  return found ? Math.min(Number(found[1]), steps.length + 1) : position;
 }
 
 async function start() {
@@ -1079,7 +1117,6 @@ async function start() {
   document.title = `${data.title} · backward pass`;
   find("title").textContent = data.title;
   find("summary").textContent = `The gradient of ${data.of}, step by step · ${plural(data.forward.length, "node")} forward, ${plural(steps.length, "step")} back`;
-  find("notes").replaceChildren(...data.notes.map(text => element("p", { class: "note" }, text)));
   find("slider").max = String(steps.length + 1);
   quiz = data.quiz;
   find("quiz").setAttribute("aria-pressed", String(quiz));
@@ -1093,6 +1130,10 @@ async function start() {
   find("search").addEventListener("keydown", event => event.key === "Enter" && search(true));
   addEventListener("keydown", keys);
   addEventListener("hashchange", () => go(fromHash()));
+  document.querySelector(".skip").addEventListener("click", event => {
+    event.preventDefault(); // the hash stays that of the step
+    find("step").focus();
+  });
   renderMap();
   render();
   document.documentElement.dataset.ready = "yes";
