@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 SUFFIXES = (".json", ".md", ".html")
-ASKED = ("--ops", "Softmax,Conv,LayerNormalization", "--every", "6", "--values", "smooth,special")
+ASKED = ("--ops", "Softmax,Conv,LayerNormalization", "--every", "10", "--values", "smooth,special")
 _PATIENCE = 300  # seconds
 
 

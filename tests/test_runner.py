@@ -139,7 +139,7 @@ def test_verdicts_are_the_same_whatever_the_number_of_workers():
 
 
 def test_a_run_that_was_killed_goes_on_without_losing_or_repeating_a_case(tmp_path):
-    journal, names = tmp_path / "journal.jsonl", "Relu,Softmax,Concat,Add"
+    journal, names = tmp_path / "journal.jsonl", "Relu,Softmax"
     command = [sys.executable, "-m", "refgrad", "conformance", "run", "--ops", names, "--journal", str(journal)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
