@@ -83,6 +83,14 @@ RIGHT = {
         share = op.Div(op.Add(op.Sign(op.Sub(X, b)), 1.0), 2.0)
         return op.Mul(share, d_Y), op.ReduceSum(op.Mul(op.Sub(1.0, share), d_Y), [0], keepdims=0)
         """,
+        """
+        share = op.Where(op.Greater(X, b), 1.0, op.Where(op.Equal(X, b), 0.5, 0.0))
+        return op.Mul(share, d_Y), op.ReduceSum(op.Mul(op.Sub(1.0, share), d_Y), [0], keepdims=0)
+        """,
+        """
+        first = op.Where(op.Greater(X, b), 1, 0)
+        return op.Mul(first, d_Y), op.ReduceSum(op.Mul(op.Sub(1, first), d_Y), [0], keepdims=0)
+        """,
     ],
     3: [
         """
@@ -199,6 +207,18 @@ WRONG = {
         "return op.Mul(op.MatMul(dP, K), scale), dK, dV": "dQ: The derivative of softmax is missing",
         "return op.Mul(dQ, scale), dK, dV": "dQ: The scale .* twice",
         "return dQ, dK, op.Mul(dV, 2.0)": "dV: A factor of 2",
+        "p = op.Softmax(op.Where(mask, S, float('-inf')), axis=0)\n"
+        "s = op.Mul(p, op.Sub(dP, op.ReduceSum(op.Mul(p, dP), [1], keepdims=1)))\n"
+        "return op.Mul(op.MatMul(s, K), scale), op.Mul(op.MatMul(op.Transpose(s), Q), scale), "
+        "op.MatMul(op.Transpose(p), d_Y)": "dQ: The sum of softmax.*dK: The sum of softmax.*dV: The sum of softmax",
+        "p = op.Softmax(op.Where(mask, S, 0.0), axis=-1)\n"
+        "s = op.Mul(p, op.Sub(dP, op.ReduceSum(op.Mul(p, dP), [1], keepdims=1)))\n"
+        "return op.Mul(op.MatMul(s, K), scale), op.Mul(op.MatMul(op.Transpose(s), Q), scale), "
+        "op.MatMul(op.Transpose(p), d_Y)": "dQ: Where the mask is False.*dK: Where the mask.*dV: Where the mask",
+        "p = op.Softmax(op.Where(mask, S, float('-inf')), axis=-1)\n"
+        "s = op.Mul(p, op.Sub(dP, op.ReduceSum(op.Mul(p, dP), [1], keepdims=0)))\n"
+        "return op.Mul(op.MatMul(s, K), scale), op.Mul(op.MatMul(op.Transpose(s), Q), scale), "
+        "op.MatMul(op.Transpose(p), d_Y)": "dQ: The sum term is a column.*dK: The sum term is a column",
     },
 }
 
