@@ -80,13 +80,12 @@ def walk(
     >>> step.formula, [(one.of, one.position) for one in step.outgoing]
     ('dA = dC·B, dB = dC·A', [('x', 0), ('x', 1)])
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise OptionError(f"seed is an integer that is not negative, not {seed!r}.")
+    number = _checked_seed(seed)
     fed_by_name = by_names({} if feeds is None else feeds)
     proto = load_model(model)
     output, element = _asked(proto, of)
     notes: list[str] = []
-    proto, given = _fed(proto, fed_by_name, int(seed), size, sizes, output, notes)
+    proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
     gradient, found, zeros = recorded(proto, _sources(proto, output, given) if wrt is None else wrt, [output])
@@ -175,6 +174,12 @@ def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> i
             f"The last one is {output}[{last}]."
         )
     return int(np.ravel_multi_index(tuple(k % n for k, n in zip(element, value.shape, strict=True)), value.shape))
+
+
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise OptionError(f"seed is an integer that is not negative, not {seed!r}.")
+    return int(seed)
 
 
 def _fed(
