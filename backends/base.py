@@ -118,13 +118,19 @@ def check_outputs(
     return asked
 
 
+def by_names(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the feeds, or raise a FeedError where they are no mapping."""
+    if not isinstance(feeds, Mapping):
+        raise FeedError(f"Feeds are arrays by the names of inputs, as in {{'x': array}}, not {type(feeds).__name__}.")
+    return feeds
+
+
 def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool = False) -> dict[str, Any]:
     """Return the feeds as arrays of the declared dtypes and shapes, or raise a FeedError that says which is wrong.
 
     With `widen`, a feed of a narrower float is converted to a float64 input; nothing else is ever cast.
     """
-    if not isinstance(feeds, Mapping):
-        raise FeedError(f"Feeds are arrays by the names of inputs, as in {{'x': array}}, not {type(feeds).__name__}.")
+    feeds = by_names(feeds)
     symbols: dict[str, tuple[int, str]] = {}
     if len(feeds) == len(inputs):  # the usual case, at a tenth of the cost of the others: everything as declared
         for value in inputs:
@@ -170,13 +176,24 @@ def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], wi
     if widen and value.dtype == np.float64 and array.dtype.type in _NARROWER_FLOATS:
         array = array.astype(np.float64)
     if value.dtype is not None and array.dtype != value.dtype:
-        raise FeedError(
-            f"Input {value.name!r} has dtype {value.dtype}, the feed {array.dtype}. Feeds are not cast: "
-            f"convert it with .astype({str(value.dtype)!r}) if that is what you mean."
-        )
+        raise _wrong_dtype(feed, array, value.name, value.dtype)
     if value.shape is not None:
         check_shape(array.shape, value, symbols)
     return array
+
+
+def _wrong_dtype(feed: Any, array: np.ndarray, name: str, due: np.dtype[Any]) -> FeedError:
+    """The error for a feed of another dtype: what to write, where a conversion keeps its meaning."""
+    if due == np.dtype(object):
+        return FeedError(f"Input {name!r} takes strings, the feed has dtype {array.dtype}. Give an array of strings.")
+    has = f"Input {name!r} has dtype {due}, the feed {array.dtype}."
+    if array.dtype.kind in "USTO" or (array.dtype.kind == "c" and due.kind != "c"):
+        kinds = {"c": "complex numbers", "O": "Python objects"}
+        return FeedError(
+            f"{has} Give an array of {due}: {kinds.get(array.dtype.kind, 'strings')} cannot stand for such numbers."
+        )
+    how = f"convert it with .astype({str(due)!r})" if hasattr(feed, "astype") else f"give np.asarray(..., {str(due)!r})"
+    return FeedError(f"{has} Feeds are not cast: {how} if that is what you mean.")
 
 
 def _widened(feed: Any) -> Any:

@@ -120,6 +120,32 @@ def test_a_structure_may_return_pairs_in_any_order_and_none(monkeypatch: pytest.
     assert read["a_grad"] == ("Identity", "y_grad")
 
 
+TWO_TYPES = (
+    """<ir_version: 8, opset_import: ["": 18]> m (float[2] a, double[2] b) => (float[2] c) { [power] c = Pow(a, b) }"""
+)
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "float16"])
+def test_the_numbers_of_a_where_have_the_type_of_the_float_inputs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, ("", "Mul"), RULES["", "Mul"])
+    rule("Mul", replace=True)(lambda op, d_C, A, B: (op.Where(op.Greater(A, B), 1, 0.5), None))
+    made = refgrad.gradient(onnx.parser.parse_model(MUL.replace("float", kind)), wrt=["a"])
+    onnx.checker.check_model(made, full_check=True)
+    numbers = {t.data_type for t in made.graph.initializer}
+    assert numbers == {getattr(onnx.TensorProto, kind.upper())}
+
+
+def test_a_number_without_a_type_says_how_to_give_it_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = "no operand says of which type it is. Write op.const(1.0, like=x)"
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Add(1.0, 2.0), None))
+    assert "The rule for Mul of node 'times' gives op.Add the number" in said
+    assert hint in said
+    monkeypatch.setitem(OF, "Pow", TWO_TYPES)
+    said = fail_with(monkeypatch, "Pow", lambda op, d_Z, X, Y: (op.Where(op.Equal(X, X), 1.0, 0.0), None))
+    assert "The rule for Pow of node 'power' gives op.Where the number 1.0" in said
+    assert hint in said
+
+
 def test_a_misspelt_operator_says_rule_node_and_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Sqare(A), B))
     assert "The rule for Mul of node 'times' uses op.Sqare" in said

@@ -398,6 +398,76 @@ def test_feeds_that_do_not_fit():
         walk(impossible)
 
 
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", True, None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(OptionError, match="seed is an integer that is not negative, not"):
+        walk(mlp(), seed=seed)
+
+
+@pytest.mark.parametrize("feeds", [[1, 2], [], np.ones(3), "x", 3])
+def test_feeds_are_given_by_name(feeds):
+    with pytest.raises(FeedError, match=r"Feeds are arrays by the names of inputs, as in \{'x': array\}, not"):
+        walk(mlp(), feeds)
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        (3.0, r"give np\.asarray\(\.\.\., 'float32'\) if"),
+        ([3.0], r"give np\.asarray\(\.\.\., 'float32'\) if"),
+        (np.float64(3), r"convert it with \.astype\('float32'\) if"),
+        (np.ones(2), r"convert it with \.astype\('float32'\) if"),
+        ("three", r"Give an array of float32: strings cannot"),
+        (3j, r"Give an array of float32: complex numbers cannot"),
+        (np.ones((), complex), r"Give an array of float32: complex numbers cannot"),
+        (None, r"Give an array of float32: Python objects cannot"),
+    ],
+)
+def test_a_feed_of_another_type_says_what_is_expected(feed, said):
+    model = graph("z = Mul(x, x)", "float x", "float z")
+    with pytest.raises(FeedError, match=f"Input 'x' has dtype float32, the feed .*{said}"):
+        walk(model, {"x": feed})
+
+
+def test_numbers_for_strings_and_a_derivative_by_integers():
+    model = graph("w = Mul(x, x) z = Identity(t)", "string t, float x", "float w, string z")
+    with pytest.raises(
+        FeedError, match=r"Input 't' takes strings, the feed has dtype float32\. Give an array of strings"
+    ):
+        walk(model, {"t": np.float32(1)})
+    numbered = graph("z = Cast <to = 1> (i)", "int64 i", "float z")
+    with pytest.raises(UnknownNameError, match=r"The model has no float inputs or initializers\."):
+        walk(numbered, wrt=["i"])
+    with pytest.raises(UnknownNameError, match=r"The model has the float inputs or initializers 'x'\."):
+        walk(model, wrt=["t"], of="w")
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_the_extreme_of_nothing(operator):
+    found = walk(graph(f"z = {operator} <keepdims = 0> (x)", "float[N] x", "float z"), {"x": np.zeros(0, np.float32)})
+    assert np.isinf(found.values["z"])
+    assert found.values["x_grad"].shape == (0,)
+    assert found.steps[0].kinks == ()
+    check(found)
+
+
+@pytest.mark.parametrize("x", [[np.inf, 1], [np.nan, 1], [0, 1], [-1, 1], [1e30, -1e30]])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_where_the_output_is_not_finite_there_are_no_differences_and_one_note_says_so(x):
+    model = graph("e = Exp(x) l = Log(x) q = Mul(e, l) z = ReduceSum <keepdims = 0> (q)", "float[2] x", "float z")
+    found = walk(model, {"x": np.float32(x)})
+    assert found.notes == ("There are no finite differences: the output 'z' is not finite at these feeds.",)
+    assert not any(step.difference for step in found.steps)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_output_that_only_float64_can_hold():
+    found = walk(graph("z = Exp(x)", "float x", "float z"), {"x": np.float32(100)})
+    assert found.notes == (
+        "0 of 1 steps have a finite difference beside them: the output 'z' is not finite in float32 at these feeds.",
+    )
+
+
 def test_a_weight_may_be_fed():
     w = np.ones((3, 4), np.float32)
     found = walk(mlp(), {"w": w})

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from refgrad.errors import BrokenRuleError, UnknownOperatorError, choices, did_you_mean
+from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError, choices, did_you_mean
 from refgrad.tables.registry import LOWERINGS
 
 
@@ -98,6 +98,15 @@ def no_type(op: Asked, value: object) -> BrokenRuleError:
     return BrokenRuleError(
         f"{_place(op)} makes a constant of {value!r}, which could be of any float type: "
         "give it the type of a value with op.const(..., like=...), or a type of its own as a NumPy array."
+    )
+
+
+def numbers_alone(op: Asked, op_type: str, inputs: Sequence[object]) -> RuleError:
+    """The error for a number that gets its type from no operand."""
+    number = next(part for part in inputs if isinstance(part, int | float) and not isinstance(part, bool))
+    return RuleError(
+        f"{_place(op)} gives op.{op_type} the number {number!r}, and no operand says of which type it is. "
+        f"Write op.const({number!r}, like=x), where x is a value that has the type."
     )
 
 

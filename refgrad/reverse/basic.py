@@ -65,7 +65,7 @@ class BasicEmitter(Operators):
 
     def enter(self, rule: str, node: str, forward: Node | None = None) -> None:
         """What is emitted from now on belongs to `rule` and to the node called `node`, which is `forward` if there is one."""
-        self.emission.enter(rule, node)
+        self.emission.enter(rule, node, forward.inputs if forward is not None else ())
         self._forward = forward
 
     @property

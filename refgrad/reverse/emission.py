@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
-from refgrad.errors import RuleError
-from refgrad.forward.misuse import no_type, not_a_value, not_one_value, numbers
+from refgrad.forward.misuse import no_type, not_a_value, not_one_value, numbers, numbers_alone
 from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
+from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import captured, fresh
 from refgrad.reverse.emitted import NO_SETTINGS, Emitted, Settings, needed_emitted, write
 from refgrad.reverse.values import Values
@@ -43,6 +43,7 @@ class Emission:
         self.constants: dict[str, TensorProto] = {}
         self.made: set[str] = set()
         self.owner = "", ""
+        self._reads: Sequence[str] = ()  # the inputs of the forward node
         self._types = values.types
         self._scope, self._count = "", 0
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
@@ -50,11 +51,12 @@ class Emission:
         self._by_content: dict[tuple[Any, ...], str] = {}
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
 
-    def enter(self, rule: str, node: str) -> None:
-        """What is added from now on belongs to `rule` and to the forward node called `node`."""
+    def enter(self, rule: str, node: str, reads: Sequence[str] = ()) -> None:
+        """What is added from now on belongs to `rule` and to the forward node called `node`, whose inputs are `reads`."""
         if len(node) > _LONGEST:  # what is emitted repeats it many times
             node = f"{node[:_LONGEST]}..."
         self.owner, self._scope, self._count = (rule, node), f"{node}_Grad/", 0
+        self._reads = reads
 
     @property
     def rule(self) -> str:
@@ -85,7 +87,7 @@ class Emission:
             named = taken.issuperset(inputs)
         except TypeError:  # a list, or an array
             named = False
-        names = cast(tuple[str, ...], tuple(inputs)) if named else self._names(inputs)
+        names = cast(tuple[str, ...], tuple(inputs)) if named else self._names(op_type, inputs)
         settings = self._settings_of(attributes) if attributes else NO_SETTINGS
         key = op_type, domain, names, outputs, settings
         made = self._seen.get(key)
@@ -124,7 +126,7 @@ class Emission:
             settings = self._settings[content] = Settings(kept, read)
         return settings
 
-    def _names(self, inputs: Sequence[Argument]) -> tuple[str, ...]:
+    def _names(self, op_type: str, inputs: Sequence[Argument]) -> tuple[str, ...]:
         names: list[str] = []
         for argument in inputs:
             if isinstance(argument, str):
@@ -134,7 +136,7 @@ class Emission:
             elif argument is None:
                 names.append("")
             elif isinstance(argument, int | float) and not isinstance(argument, bool):
-                names.append(self.number(argument, self._types[self._sibling(inputs)]))
+                names.append(self.number(argument, self._kind_beside(op_type, inputs)))
             elif isinstance(argument, list | tuple) and any(isinstance(part, str) for part in argument):
                 raise not_one_value(self, argument)
             else:
@@ -143,14 +145,19 @@ class Emission:
             names.pop()
         return tuple(names)
 
-    def _sibling(self, inputs: Sequence[Argument]) -> str:
-        """The operand that gives a Python number its type: the last one that is not a condition."""
+    def _kind_beside(self, op_type: str, inputs: Sequence[Argument]) -> int:
+        """The type of a Python number: that of the last operand which is no condition.
+
+        The numbers of a Where of two numbers have the type of the forward node's float inputs, if all have the same.
+        """
         for argument in reversed(inputs):
             if isinstance(argument, str) and self._types.get(argument, TensorProto.BOOL) != TensorProto.BOOL:
-                return argument
-        raise RuleError(
-            f"The rule {self.owner[0]!r} gives a number beside operands of unknown type {inputs}: use op.const."
-        )
+                return self._types[argument]
+        if op_type == "Where" and isinstance(inputs[0], str) and not any(isinstance(part, str) for part in inputs[1:]):
+            floats = {kind for name in self._reads if (kind := self._types.get(name)) in FLOATS}
+            if len(floats) == 1 and all(name in self._types for name in self._reads if name):
+                return floats.pop()
+        raise numbers_alone(self, op_type, inputs)
 
     def _result_type(self, op_type: str, names: tuple[str, ...], attributes: Mapping[str, Any]) -> int | None:
         if op_type in _BOOL:

@@ -2,7 +2,8 @@
 
 An argument is the name of a value, a Python number (a scalar of the type of the other operands), True or False (bool), a
 list of integers (int64, one axis), a NumPy array or scalar with its own type, or None (absent). np.float64 is a Python number
-too. The same pure node is never emitted twice.
+too. In `op.Where(condition, 1.0, 0.0)` the numbers have the type of the forward node's float inputs. The same pure node is
+never emitted twice.
 
 Two things are more than a node with its inputs. `op.subgraph(function, ...)` makes the graph of an attribute, such as the
 body of Scan: what `function` emits goes into it, and it may read every value outside. `op.training_form(...)` is for a

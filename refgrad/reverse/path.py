@@ -462,9 +462,10 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
         if name in floats:
             continue
         if name in boundary:
+            kinds = kind.replace(" or ", "s or ") + "s"
+            has = f"the float {kinds} {choices(floats)}" if floats else f"no float {kinds}"
             raise UnknownNameError(
-                f"{name!r} in {argument} {_what(graph, name)}: only floats have a derivative. "
-                f"The model has the float {kind.replace(' or ', 's or ')}s {choices(floats)}."
+                f"{name!r} in {argument} {_what(graph, name)}: only floats have a derivative. The model has {has}."
                 f"{of_maps(graph) if argument == 'outputs' else ''}"
             )
         raise UnknownNameError(

@@ -87,6 +87,10 @@ def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, 
         return (f"{line} ends the program. A rule returns its adjoints, and ends nothing.",)
     if isinstance(root, MemoryError):
         return (f"{line} uses up the memory. A rule writes nodes; it needs no large arrays.",)
+    if isinstance(root, EOFError):
+        return (
+            f"{line} waits for somebody to type, as input() does, and nobody can. A rule gets all it needs as parameters.",
+        )
     if isinstance(root, RecursionError):
         return (f"{line} calls itself without end.",)
     if isinstance(root, BackendError | NoGradientError):
@@ -106,6 +110,8 @@ def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[s
     more = []
     if "which no node, input or constant is called" in said or "array of shape" in said:
         more.append(_NAMES)
+    if within := re.search(r"for input (\w+), which is not variadic", said):
+        more.append(f"Return d{within[1]} itself, not a list with it.")
     if "adjoints for node" in str(error) or "one each is due" in said:
         more.append(f"The rule returns {', '.join(f'd{name}' for name in chapter.floats)}, in this order.")
     if isinstance(error, RuleError) and "has a parameter" in said:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import io
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def judge_here(number: int, path: str) -> Verdict:
     """The verdict on an answer, which is run in this process: what it registers stays, and what it breaks is broken."""
     chapter, source, printed = chapter_of(number), Path(path), Printed()
     register(chapter)
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _nothing_typed():
         try:
             read_answer(chapter, source)
             verdict = _judged(chapter, source, printed)
@@ -35,6 +37,16 @@ def judge_here(number: int, path: str) -> Verdict:
         except (SystemExit, KeyboardInterrupt, MemoryError) as error:
             verdict = Verdict(number, False, explained(error, chapter, source))
     return replace(verdict, printed=printed.getvalue())
+
+
+@contextlib.contextmanager
+def _nothing_typed() -> Iterator[None]:
+    """No input for whoever asks for some: `input()` would wait for it."""
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = before
 
 
 def _judged(chapter: Chapter, source: Path, printed: Printed) -> Verdict:

@@ -28,6 +28,10 @@ _FACTORS = {
     -0.5: "The sign is wrong, and a factor of ½ too many.",
 }
 _EMPTY = "a sum of nothing, zeros of the shape of the input"
+_NOT_FINITE = (
+    "It is infinite or NaN, where the derivative is a number: look for a division by 0, a logarithm of 0, or a softmax over "
+    "nothing but −∞."
+)
 _UNKNOWN = "None of the known mistakes gives these numbers. Follow the example below with a pencil, term by term."
 
 
@@ -54,6 +58,8 @@ def hints(chapter: Chapter, tried: Sequence[Tried], names: Sequence[str]) -> lis
             found[name] = f"Right, except where an input has no elements: the derivative is then {_EMPTY}."
         elif hint := _recognised(chapter, some, name):
             found[name] = hint
+        elif any(not np.all(np.isfinite(one.gradients[name])) for one in some):
+            found[name] = _NOT_FINITE
     left = [name for name in names if name not in found]
     found |= _of_mutants(chapter, some, left) if left else {}
     return [f"d{name}: {found.get(name) or _unrecognised(some, name)}" for name in names]
@@ -71,13 +77,11 @@ def example(tried: Sequence[Tried], name: str) -> Example | None:
 
 
 def _of_type(name: str, tried: Sequence[Tried]) -> str:
-    """What is wrong with the element type, or the finiteness, of an answer."""
+    """What is wrong with the element type of an answer."""
     for one in tried:
         got, due = one.gradients[name], np.dtype(one.trial.kind)
         if got.dtype != due:
             return f"Its elements are {got.dtype}, and {name} has {due}. An adjoint has the type of its input."
-    if any(not np.all(np.isfinite(one.gradients[name])) for one in tried if not one.trial.point.is_empty):
-        return "It is infinite or NaN, where the derivative is a number: look for a division by 0 or a logarithm of 0."
     return ""
 
 

@@ -33,6 +33,7 @@ NODE = 4e4  # what a node costs besides
 class Differences:
     """The differentiated output as a function of each forward value."""
 
+    @np.errstate(all="ignore")
     def __init__(
         self, gradient: ModelProto, nodes: Sequence[NodeProto], known: Mapping[str, Any], of: str, at: int
     ) -> None:
@@ -47,6 +48,8 @@ class Differences:
         self._wide = {name: _wide(known[name]) for name in given if name in known}
         asked = [name for node in nodes for name in node.output if name]
         self._wide |= self._prepared(nodes, self._wide).run(self._wide, asked or [of])
+        output = np.asarray(self._wide[of]).reshape(-1)
+        self.is_finite = bool(np.isfinite(output[at : at + 1]).all())  # where not, there are no differences
         self.random = any(self._draws(node) for node in nested(nodes))
         self.is_spent = False  # whether a difference was left out because it takes long
         self._spent = 0.0
@@ -60,6 +63,7 @@ class Differences:
         given = node.input[place] if place < len(node.input) else ""
         return bool(given) and bool(np.any(self._wide.get(given, True)))
 
+    @np.errstate(all="ignore")  # the values may be infinite
     def by(self, name: str, gradient: np.ndarray, left_out: np.ndarray | None) -> Difference | None:
         """The difference by the element with the largest gradient, and that gradient; None where there is none.
 

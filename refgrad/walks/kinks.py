@@ -199,7 +199,7 @@ def _extreme(kind: Any) -> Condition:
     def condition(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndarray]:
         x = inputs[0]
         axes = _axes(inputs, attributes)
-        if axes == ():
+        if axes == () or not x.size:
             return {}
         at_most = x == kind(x, axis=axes, keepdims=True)
         return {0: at_most & (at_most.sum(axis=axes, keepdims=True) > 1)}

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from refgrad.backends.base import ModelLike, Value, check_feeds, graph_inputs, graph_outputs, load_model
+from refgrad.backends.base import ModelLike, Value, by_names, check_feeds, graph_inputs, graph_outputs, load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
 from refgrad.conformance.questions.feeds import DOMAINS, SIZE, random_feeds
@@ -66,7 +66,8 @@ def walk(
     :param seed: of the random feeds.
     :param differences: take a central difference beside each step, in float64, as far as that takes little time.
     :param size: the number of elements of random feeds along dimensions that are not declared; `sizes` has it by symbol.
-    :raises OptionError: `of` is missing and there are several float outputs, or the output has several elements, or none.
+    :raises OptionError: `of` is missing and there are several float outputs, or the output has several elements, or none;
+        `seed` is no integer, or negative.
     :raises UnknownNameError: an output or a name in `wrt` that the model does not have.
     :raises FeedError: feeds that do not fit.
     :raises RefgradError: what `refgrad.gradient` and the interpreter refuse.
@@ -79,10 +80,12 @@ def walk(
     >>> step.formula, [(one.of, one.position) for one in step.outgoing]
     ('dA = dC·B, dB = dC·A', [('x', 0), ('x', 1)])
     """
+    number = _checked_seed(seed)
+    fed_by_name = by_names({} if feeds is None else feeds)
     proto = load_model(model)
     output, element = _asked(proto, of)
     notes: list[str] = []
-    proto, given = _fed(proto, dict(feeds or {}), seed, size, sizes, output, notes)
+    proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
     gradient, found, zeros = recorded(proto, _sources(proto, output, given) if wrt is None else wrt, [output])
@@ -171,6 +174,12 @@ def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> i
             f"The last one is {output}[{last}]."
         )
     return int(np.ravel_multi_index(tuple(k % n for k, n in zip(element, value.shape, strict=True)), value.shape))
+
+
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise OptionError(f"seed is an integer that is not negative, not {seed!r}.")
+    return int(seed)
 
 
 def _fed(
@@ -452,6 +461,10 @@ class _Reading:
             return list(steps), [f"There are no finite differences: {error}"]
         if taken.random:
             return list(steps), ["There are no finite differences: the model draws random numbers in each run."]
+        if not taken.is_finite:
+            return list(steps), [
+                f"There are no finite differences: the output {output!r} is not finite at these feeds."
+            ]
         known: dict[str, Difference | None] = {}
         made = []
         for step in steps:
@@ -465,11 +478,14 @@ class _Reading:
                     break
             made.append(step)
         without = [step for step in made if step.outgoing and step.difference is None]
-        if not without or not taken.is_spent:
+        result = np.asarray(self.values[output])
+        if not np.isfinite(result.reshape(-1)[place]):  # in float64 it is finite
+            why = f"the output {output!r} is not finite in {result.dtype} at these feeds"
+        else:
+            why = "more would take long" if taken.is_spent else ""
+        if not without or not why:
             return made, []
-        return made, [
-            f"{len(made) - len(without)} of {len(made)} steps have a finite difference beside them: more would take long."
-        ]
+        return made, [f"{len(made) - len(without)} of {len(made)} steps have a finite difference beside them: {why}."]
 
     def _of_sizes(self) -> set[str]:
         """The values that depend on sizes and constants alone."""

@@ -94,7 +94,9 @@ def _register(op_type: str, reduction: Callable[[np.ndarray, Axes, bool], Any], 
         noop_with_empty_axes: int = 0,
     ) -> np.ndarray:
         if axes_input is not None and axes_input.ndim != 1:
-            raise ValueError(f"the axes are {axes_input.tolist()}; they must be a list")
+            given = axes_input.tolist()
+            shown, how = (given, "") if axes_input.ndim else (f"{given:g}", f": write [{given:g}]")
+            raise ValueError(f"the axes are {shown}; they must be a list{how}")
         over = check_axes((axes if axes_input is None else axes_input.tolist()) or (), data.ndim)
         if not over and noop_with_empty_axes:
             return np.asarray(reduction(data, (), True), data.dtype)

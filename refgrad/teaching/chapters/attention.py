@@ -87,9 +87,11 @@ def _softmax(S: np.ndarray, axis: int = 1) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis, keepdims=True))
 
 
-def _weights(p: SimpleNamespace, masked: bool = True, scaled: bool = True, axis: int = 1) -> np.ndarray:
+def _weights(
+    p: SimpleNamespace, masked: bool = True, scaled: bool = True, axis: int = 1, hidden: float = -np.inf
+) -> np.ndarray:
     S = (p.scale if scaled else 1) * p.Q @ p.K.T
-    return _softmax(np.where(p.mask, S, -np.inf) if masked else S, axis)
+    return _softmax(np.where(p.mask, S, hidden) if masked else S, axis)
 
 
 def _through(p: SimpleNamespace, P: np.ndarray, total: Callable[[np.ndarray, np.ndarray], Any]) -> np.ndarray:
@@ -114,6 +116,8 @@ _NO_SUM = f"The softmax's sum term is missing: dS = P·(dP − Σ P·dP), summed
 _AXIS = "The sum of softmax goes over the keys, axis 1, and yours goes over axis 0."
 _PLAIN_SUM = "The sum term is Σ P·dP, and yours is Σ dP."
 _MEAN = "The sum term is Σ P·dP, and yours is the mean of P·dP."
+_KEPT = "The sum term is a column: without keepdims=1 it is a row, and broadcasting takes it from the wrong elements."
+_ZERO = "Where the mask is False, yours sets S to 0, and e⁰ is 1: such a key gets weight. With −∞ it gets 0."
 _SKIPPED = "The derivative of softmax is missing: yours goes on with dP where dS is due."
 
 
@@ -136,6 +140,8 @@ _MISTAKES = (
     *_on_both(_AXIS, lambda p: _through(p, _weights(p), lambda P, dP: (P * dP).sum(0, keepdims=True))),
     *_on_both(_AXIS, lambda p: _by_scores(p, axis=0)),
     *_on_both(_AXIS, lambda p: _through(p, _weights(p, axis=0), lambda P, dP: (P * dP).sum(0, keepdims=True))),
+    *_on_both(_KEPT, lambda p: _through(p, _weights(p), lambda P, dP: (P * dP).sum(1))),
+    *_on_both(_ZERO, lambda p: _by_scores(p, hidden=0.0)),
     *_on_both(_PLAIN_SUM, lambda p: _through(p, _weights(p), lambda P, dP: dP.sum(1, keepdims=True))),
     *_on_both(_MEAN, lambda p: _through(p, _weights(p), lambda P, dP: (P * dP).mean(1, keepdims=True))),
     *_on_both(
@@ -175,6 +181,7 @@ _MISTAKES = (
     Mistake("K", "Yours has K in the place of Q: dK = scale·dSᵀ·Q.", lambda p: p.scale * _by_scores(p).T @ p.K),
     Mistake("V", "P is not transposed: dV = Pᵀ·dY.", lambda p: _weights(p) @ p.d_Y),
     Mistake("V", _NO_MASK, lambda p: _weights(p, masked=False).T @ p.d_Y),
+    Mistake("V", _ZERO, lambda p: _weights(p, hidden=0.0).T @ p.d_Y),
     Mistake("V", _NO_SCALE, lambda p: _weights(p, scaled=False).T @ p.d_Y),
     Mistake(
         "V", f"{_NO_MASK} The scale is forgotten, too.", lambda p: _weights(p, masked=False, scaled=False).T @ p.d_Y
