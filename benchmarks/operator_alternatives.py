@@ -84,6 +84,22 @@ ALTERNATIVES = [
         FORWARD,
     ),
     Alternative(
+        "Cosh, 8×128×768",
+        "(e^x − e^−x)/2 instead of Sinh",
+        "float half = {0.5}",
+        "output = Cosh(input)  e = Exp(input)  n = Neg(input)  f = Exp(n)  d = Sub(e, f)  s = Mul(d, half)  "
+        "input_grad = Mul(output_grad, s)",
+        "cancels where x is small; infinite from 88.7 on, where sinh is not",
+    ),
+    Alternative(
+        "SpaceToDepth, 2, 4×16×56×56",
+        "a transposition instead of DepthToSpace",
+        "int64[6] blocks = {4, 2, 2, 16, 28, 28}, int64[4] back = {4, 16, 56, 56}",
+        "output = SpaceToDepth<blocksize = 2>(input)  a = Reshape(output_grad, blocks)  "
+        "b = Transpose<perm = [0, 3, 4, 1, 5, 2]>(a)  input_grad = Reshape(b, back)",
+        "slower",
+    ),
+    Alternative(
         "HardSwish, 8×128×768",
         "the mask as a product",
         "float three = {3}, float minus = {-3}, float sixth = {0.16666667}, float half = {0.5}",
