@@ -18,7 +18,8 @@ BENCHMARKS = (
     (
         "Operators that lose, and what else was measured",
         "operators_alternatives",
-        "Each row of the table above with a ratio above 2.5, and other ways to write its gradient, in turn with what refgrad "
+        "Each row of the table above that has a ratio above 2.5, here or on another machine, and other ways to write its "
+        "gradient, in turn with what refgrad "
         'emits, forward and backward ("of refgrad\'s" below 1: the alternative is faster).',
     ),
     (
