@@ -199,7 +199,7 @@ class Mask:
         if seen is not None:
             self.added = op.Where(seen, self.additive or _number(op, 0, kind), _number(op, -math.inf, kind))
         if self.added is not None and (given is not None or valid is not None or self._may_leave_all(left)):
-            # Not by the maximum: that of infinities alone is the lowest finite number in ONNX Runtime's CUDA kernel.
+            # Not by the maximum: in ONNX Runtime's CUDA kernel that of infinities alone is not −∞.
             hidden = op.Cast(op.Equal(self.added, -math.inf), to=TensorProto.FLOAT)
             self.blind = op.Greater(op.ReduceMin(hidden, [-1], keepdims=1), np.float32(0))
             self.added = op.Where(self.blind, 0, self.added)

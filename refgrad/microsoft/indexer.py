@@ -466,7 +466,7 @@ def _places(op: FunctionEmitter, scores: str, count: str, ratio: int, budget: in
 def _mixed(op: FunctionEmitter, keys: str, gates: str) -> str:
     """softmax(gates)·keys over the slots of windows (B, W, slots, D), by channels; 0 where the gates have no softmax"""
     low, high = (op.const(end, like=gates) for end in (-math.inf, math.inf))
-    # The maximum of −∞ alone is a finite number in ONNX Runtime's CUDA kernel.
+    # In ONNX Runtime's CUDA kernel the maximum of −∞ alone is not −∞.
     some = op.reduce("ReduceMax", op.Cast(op.Greater(gates, low), to=TensorProto.FLOAT), [2])
     has = op.And(op.Greater(some, np.float32(0)), op.Less(op.reduce("ReduceMax", gates, [2]), high))
     shares = op.Softmax(op.Where(has, gates, 0.0), axis=2)
