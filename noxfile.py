@@ -361,8 +361,11 @@ def cuda(session: nox.Session) -> None:
     session.install("-e", ".[cuda,torch,exports,test]")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     pytest(session, *CUDA, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
-    matrix = ("--builder=refgrad", "--backend=ort-cuda", "--dtype=float32", "--memory=0", "--every=6")
-    session.run("refgrad", "conformance", "run", *matrix)
+    results = ROOT / "benchmarks" / "results" / "conformance_cuda.json"
+    matrix = ("--builder=refgrad", "--backend=ort-cuda", "--dtype=float32", "--memory=0", "--every=4")
+    session.run(
+        "refgrad", "conformance", "run", *matrix, "--limitations=docs/limitations_cuda.toml", "-o", str(results)
+    )
 
 
 @nox.session

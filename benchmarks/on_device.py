@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from timing import Process
 
 RUNTIMES = ("onnxruntime", "graph")  # without and with a CUDA graph
 SECONDS, ROUNDS = 0.08, 5  # of one system in all its rounds of a row; the rounds
-PATIENCE = 60.0  # seconds that one request may take
 CPU = "CPUExecutionProvider"
 
 
@@ -212,53 +212,6 @@ def described(device: str) -> str:
     return f"{card}, onnxruntime {onnxruntime.__version__}, torch {torch.__version__}"
 
 
-class Process:
-    """A system in a process of its own."""
-
-    def __init__(self, *asked: Any) -> None:
-        self.asked = asked
-        self.start()
-
-    def start(self) -> None:
-        """Start the process, again where it ended."""
-        spawn = multiprocessing.get_context("spawn")
-        self.pipe, other = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(*self.asked, other), daemon=True)
-        self.process.start()
-        other.close()  # so that a process that ends is seen
-
-    def send(self, what: str, key: str = "", count: int = 0) -> None:
-        """Ask for something, without waiting for the answer."""
-        try:
-            self.pipe.send((what, key, count))
-        except OSError:  # it ended after its last answer
-            self.end()
-            self.start()
-            self.pipe.send((what, key, count))
-
-    def receive(self) -> Any:
-        """The answer, or the reason why there is none as a string."""
-        try:
-            if self.pipe.poll(PATIENCE):
-                return self.pipe.recv()
-            found = f"no answer in {PATIENCE:g} s"
-        except (EOFError, OSError):
-            found = "the process ended"
-        self.end()
-        self.start()
-        return found
-
-    def ask(self, what: str, key: str = "", count: int = 0) -> Any:
-        """Ask for something, and wait for the answer."""
-        self.send(what, key, count)
-        return self.receive()
-
-    def end(self) -> None:
-        """End the process."""
-        self.process.terminate()
-        self.process.join()
-
-
 def compile_all(processes: Sequence[Process], keys: Sequence[str], seconds: float) -> dict[str, Any]:
     """Compile in all processes: for each key the process that has it and its notes, or why none has.
 
@@ -310,15 +263,15 @@ def rows_on_device(
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        systems = {name: Process(name, make, device, folder) for name in (*RUNTIMES, "torch")}
-        compilers = [Process("compiled", make, device, folder) for _ in range(jobs if compile_seconds else 0)]
+        systems = {name: Process(serve, name, make, device, folder) for name in (*RUNTIMES, "torch")}
+        compilers = [Process(serve, "compiled", make, device, folder) for _ in range(jobs if compile_seconds else 0)]
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             pool.starmap(_dump, [(write, key, folder) for key in keys], chunksize=1)
         print(f"{time.monotonic() - start:.0f} s: written", flush=True)
         compiled = compile_all(compilers, keys, compile_seconds)
         right = sum(not isinstance(one, str) for one in compiled.values())
         print(f"{time.monotonic() - start:.0f} s: compiled {right} of {len(keys)}", flush=True)
-        place = systems["torch"].ask("describe")
+        place = systems["torch"].ask("describe", "", 0)
         for key in keys:
             yield key, {**measure(key, systems, compiled.get(key, "not reached")), **place}
         print(f"{time.monotonic() - start:.0f} s: measured", flush=True)
@@ -346,7 +299,7 @@ def measure(key: str, systems: dict[str, Process], compiled: Any) -> dict[str, A
 
     def together(what: str) -> dict[str, Any]:
         for process in turns.values():
-            process.send(what, key)
+            process.send(what, key, 0)
         return kept({name: process.receive() for name, process in turns.items()})
 
     def in_turn(counts: dict[str, int]) -> dict[str, float]:

@@ -34,7 +34,7 @@ import onnx.defs
 from on_device import Job, add_arguments, compile_alone, means, rows_on_device, save_so_far, settings
 from onnx import helper, numpy_helper
 from operator_cases import ROWS, Row, fused_torch, opset
-from timing import RESULTS, save
+from timing import RESULTS, Process, save
 
 import refgrad
 from refgrad.errors import RefgradError
@@ -242,31 +242,17 @@ def bound(made: Any, rate: tuple[dict[int, float], float]) -> dict[str, float]:
     }
 
 
-class Process:
-    """A system in a process."""
+class System(Process):
+    """A system in a process of its own; what it cannot do is raised."""
 
     def __init__(self, system: str, dialect: str) -> None:
-        self.asked = system, dialect
-        self.start()
+        super().__init__(serve, system, dialect, patience=600)
 
-    def start(self) -> None:
-        """Start the process, again where it ended."""
-        spawn = multiprocessing.get_context("spawn")
-        self.pipe, other = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(*self.asked, other), daemon=True)
-        self.process.start()
-        other.close()  # so that a process that ends is seen
-
-    def ask(self, what: str, argument: int) -> Any:
+    def ask(self, *asked: Any) -> Any:
         """Have it prepare a row, or run it so many times."""
-        try:
-            self.pipe.send((what, argument))
-            found = self.pipe.recv()
-        except (EOFError, OSError):
-            self.start()
-            found = f"{' '.join(self.asked)} ended its process"
+        found = super().ask(*asked)
         if isinstance(found, str):
-            raise RuntimeError(found)
+            raise RuntimeError(f"{' '.join(self.arguments)}: {found}")
         return found
 
 
@@ -276,7 +262,7 @@ def kernels(row: Row) -> list[str]:
     return sorted({node.op_type for node in made.graph.node if node.domain or not onnx.defs.has(node.op_type)})
 
 
-def measure(row: Row, processes: dict[str, Process], forward: Process | None, rate: Any) -> dict[str, Any]:
+def measure(row: Row, processes: dict[str, System], forward: System | None, rate: Any) -> dict[str, Any]:
     """A row of the table: the first process against the other."""
     place = ROWS.index(row)
     peak = {name: process.ask("prepare", place) for name, process in processes.items()}
@@ -379,12 +365,12 @@ def main() -> None:
         return
     forward = rate = None
     if arguments.ort:
-        name, processes = "operators_ort", {d: Process("onnxruntime", d) for d in ("ort", "onnx")}
+        name, processes = "operators_ort", {d: System("onnxruntime", d) for d in ("ort", "onnx")}
     elif arguments.interpreter:
-        name, processes = "operators_interpreter", {s: Process(s, "onnx") for s in ("interpreter", "torch")}
+        name, processes = "operators_interpreter", {s: System(s, "onnx") for s in ("interpreter", "torch")}
     else:
-        name, processes = "operators", {s: Process(s, "onnx") for s in ("onnxruntime", "torch")}
-        forward = Process("onnxruntime", "")
+        name, processes = "operators", {s: System(s, "onnx") for s in ("onnxruntime", "torch")}
+        forward = System("onnxruntime", "")
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             rate = pool.apply(rates)
     found = []
@@ -396,7 +382,7 @@ def main() -> None:
             continue
         print(found[-1], flush=True)
     for process in (*processes.values(), *filter(None, [forward])):
-        process.pipe.send(None)
+        process.end()
     ratios = [r["ratio"] for r in found]
     print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f} of {len(ratios)} rows")
     if not arguments.patterns:

@@ -71,6 +71,57 @@ def _median(calls: int) -> float:
 _called: Callable[[], Any]
 
 
+class Process:
+    """A process that answers one request after the other, and is started again where it ends.
+
+    It runs `serve(*arguments, pipe)`, which reads tuples from the pipe and sends an answer for each: a string says why there is
+    none. `patience` are the seconds that one may take.
+    """
+
+    def __init__(self, serve: Callable[..., None], *arguments: Any, patience: float = 60.0) -> None:
+        self.serve, self.arguments, self.patience = serve, arguments, patience
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, again where it ended."""
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, other = spawn.Pipe()
+        self.process = spawn.Process(target=self.serve, args=(*self.arguments, other), daemon=True)
+        self.process.start()
+        other.close()  # so that a process that ends is seen
+
+    def send(self, *asked: Any) -> None:
+        """Ask for something, without waiting for the answer."""
+        try:
+            self.pipe.send(asked)
+        except OSError:  # it ended after its last answer
+            self.end()
+            self.start()
+            self.pipe.send(asked)
+
+    def receive(self) -> Any:
+        """The answer, or the reason why there is none as a string."""
+        try:
+            if self.pipe.poll(self.patience):
+                return self.pipe.recv()
+            found = f"no answer in {self.patience:g} s"
+        except (EOFError, OSError):
+            found = "the process ended"
+        self.end()
+        self.start()
+        return found
+
+    def ask(self, *asked: Any) -> Any:
+        """Ask for something, and wait for the answer."""
+        self.send(*asked)
+        return self.receive()
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.join()
+
+
 def save(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows and write them to `results/<name>.json`, which docs/benchmarks.md is made from."""
     RESULTS.mkdir(exist_ok=True)

@@ -29,8 +29,6 @@ from refgrad.protos import external, files
 from refgrad.protos.reading import read
 from refgrad.show.tables import printable
 
-pytestmark = pytest.mark.interpreter
-
 SECRET = b"key=hunter2!"  # 12 bytes: three floats
 ELEMENTS = {t for t in TensorProto.DataType.values() if t not in (TensorProto.UNDEFINED, TensorProto.STRING)}
 

@@ -1,12 +1,18 @@
 """Known limitations: which rows an entry explains, when it is stale, and what a malformed file is told."""
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
-from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, ResultRow
+from refgrad.conformance.judging.verdicts import AGREED, CRASHED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, ResultRow
 from refgrad.conformance.running.limitations import Limitation, Limitations
+from refgrad.conformance.running.results import load
 from refgrad.errors import LimitationsError
 
 pytestmark = pytest.mark.interpreter
+
+ROOT = Path(__file__).parent.parent
 
 OPERATORS = {"Conv-1": "Conv", "Conv-2": "Conv", "Mul-1": "Mul"}
 FILE = """
@@ -122,3 +128,18 @@ def test_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / "known.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(LimitationsError, match=r"cannot be read: .*utf-8"):
         Limitations.read(tmp_path / "known.toml")
+
+
+def test_what_failed_on_cuda_has_a_reason_and_every_reason_is_needed():
+    """benchmarks/results/conformance_cuda.json is what `nox -s cuda` saved on a machine with a GPU."""
+    results = load(ROOT / "benchmarks" / "results" / "conformance_cuda.json")
+    known = Limitations.read(ROOT / "docs" / "limitations_cuda.toml")
+    operators = {name: about.operator for name, about in results.cases.items()}
+    failed = [row for row in results.rows if row.verdict in (CRASHED, WRONG)]
+    assert [row.case for row in failed if known.covers(row, operators) is None] == []
+    assert known.stale(results.rows, operators) == []
+    counts = Counter(row.verdict for row in results.rows)
+    said = " ".join((ROOT / "docs" / "executors.md").read_text(encoding="utf-8").split())
+    assert f"computed {counts[AGREED]:,} of {len(results.rows):,} cases of the suite right" in said
+    assert f"did not support {counts[UNSUPPORTED]}; {counts[CRASHED]} failed" in said
+    assert f"and {counts[WRONG]} were wrong" in said

@@ -82,7 +82,7 @@ def survey(operator: str, builders: Builders, runner: Worker, folder: Path | Non
     runtimes draw the same random numbers.
     """
     kept = None if folder is None or operator == "Dropout" else Kept()
-    rows = [measure(operator, case, builders, runner, kept) for case in by_operator()[operator]]
+    rows = [measure(operator, case, builders, runner, kept) for case in by_operator().get(operator, ())]
     if kept is not None and folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         kept.save(folder / f"{operator}.npz")
