@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -628,6 +628,14 @@ def test_the_page_computes_what_the_interpreter_does(opened, operator):
 # In a browser: the quiz
 
 
+def guessed(shown, text):
+    """What the page says of a guess."""
+    field = shown.locator(".guess input")
+    field.fill(text)
+    field.press("Enter")
+    return shown.locator(".guess .feedback").inner_text()
+
+
 def test_the_quiz_hides_until_it_is_guessed(opened):
     walk = walked("mlp")
     shown = opened(walk, "#step=1", quiz=True)
@@ -635,12 +643,7 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     step = shown.locator("#step")
     assert step.locator(".card.out").count() == 0
     assert shown.locator("#step .line .tile").count() == 0
-    field, feedback = shown.locator(".guess input"), shown.locator(".guess .feedback")
-
-    def says(text):
-        field.fill(text)
-        field.press("Enter")
-        return feedback.inner_text()
+    says, field = partial(guessed, shown), shown.locator(".guess input")
 
     assert says("?") == "Write a number such as 0.25."
     assert says(str(-answer.answer)) == "The size is right, the sign is not."
@@ -656,7 +659,6 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     shown.keyboard.press("Escape")
     shown.locator("h1").click()
     shown.keyboard.press("ArrowRight")  # the second question is about a shape
-    field, feedback = shown.locator(".guess input"), shown.locator(".guess .feedback")
     assert "Turned around" in says("5, 4")
     assert "A cotangent has the shape of its value." in says("4")
     assert "a size is not" in says("4, 6")
@@ -671,12 +673,7 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
 def test_a_guess_is_judged_at_the_size_of_the_answer(opened):
     model = parsed("(float[1, 2] x) => (float[1, 1] y) <float[2, 1] w = {1e-9, 5e-9}> { y = MatMul(x, w) }")
     shown = opened(refgrad.walk(model, {"x": np.ones((1, 2), np.float32)}, wrt=["x"]), "#step=1", quiz=True)
-    field, feedback = shown.locator(".guess input"), shown.locator(".guess .feedback")
-
-    def says(text):
-        field.fill(text)
-        field.press("Enter")
-        return feedback.inner_text()
+    says, field = partial(guessed, shown), shown.locator(".guess input")
 
     assert says("0") == "Too small in size."
     assert says("1e-7") == "Too large in size."
