@@ -28,6 +28,12 @@ def parsed(text, opset=21):
 CONVOLUTIONS = {
     "large images": ((2, 2, 48, 48), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
     "small images": ((2, 2, 9, 8), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "large images, many channels": ((2, 6, 48, 47), (5, 6, 3, 3), {"pads": [2, 1, 0, 2]}),
+    "large images, strides along the last axis": (
+        (2, 6, 48, 95),
+        (5, 6, 3, 2),
+        {"strides": [1, 2], "dilations": [2, 1], "pads": [3, 0, 2, 1]},
+    ),
     "large images, strides": ((1, 2, 95, 96), (3, 2, 3, 2), {"strides": [2, 1], "pads": [1, 0, 0, 1]}),
     "large images, one element": ((1, 2, 48, 48), (3, 2, 1, 1), {}),
     "a channel each": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}),
@@ -37,6 +43,29 @@ CONVOLUTIONS = {
         (3, 1, 3, 2),
         {"group": 3, "dilations": [2, 3], "pads": [2, 0, 1, 3]},
     ),
+    "a channel each, strides along the last axis": (
+        (2, 4, 9, 8),
+        (4, 1, 3, 3),
+        {"group": 4, "strides": [1, 2], "pads": [1, 0, 2, 1]},
+    ),
+    "a channel each, strides along the first axis": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "strides": [2, 1]}),
+    "a channel each, pads beyond the kernel": ((2, 3, 5, 6), (3, 1, 2, 3), {"group": 3, "pads": [2, 1, 1, 0]}),
+    "a channel each, pads beyond the kernel along the last axis": (
+        (2, 3, 5, 6),
+        (3, 1, 2, 3),
+        {"group": 3, "pads": [1, 4, 0, 3]},
+    ),
+    "a channel each, one axis of the kernel": ((2, 3, 7, 6), (3, 1, 3, 1), {"group": 3, "pads": [2, 0, 1, 0]}),
+    "a channel each, three axes": (
+        (2, 3, 5, 6, 7),
+        (3, 1, 3, 2, 3),
+        {"group": 3, "pads": [2, 0, 1, 1, 1, 2], "dilations": [1, 2, 1]},
+    ),
+    "a channel each, three axes, strides along the second": (
+        (2, 3, 5, 6, 7),
+        (3, 1, 3, 2, 3),
+        {"group": 3, "pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]},
+    ),
     "two maps a channel": ((2, 3, 9, 8), (6, 1, 3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
     "groups": ((2, 4, 9, 8), (6, 2, 3, 3), {"group": 2, "pads": [2, 2, 1, 0]}),
     "groups, pads beyond the kernel": ((1, 4, 5, 5), (4, 2, 2, 2), {"group": 2, "pads": [2, 3, 1, 2]}),
@@ -44,6 +73,12 @@ CONVOLUTIONS = {
     "one element": ((2, 3, 7, 6), (4, 3, 1, 1), {}),
     "one axis": ((2, 3, 12), (3, 1, 4), {"group": 3, "pads": [3, 0]}),
     "three axes": ((2, 2, 5, 6, 7), (3, 2, 3, 2, 3), {"pads": [1, 1, 1, 1, 0, 1]}),
+    "three axes, many channels": (
+        (2, 7, 5, 6, 7),
+        (3, 7, 3, 3, 3),
+        {"pads": [1, 2, 1, 2, 0, 1], "dilations": [1, 1, 2]},
+    ),
+    "three axes, many maps": ((2, 3, 5, 6, 7), (5, 3, 3, 3, 3), {"pads": [1, 2, 1, 2, 0, 1]}),
     "three axes, strides": ((1, 2, 7, 6, 7), (3, 2, 3, 2, 3), {"strides": [2, 1, 2], "pads": [1, 1, 1, 1, 0, 1]}),
 }
 

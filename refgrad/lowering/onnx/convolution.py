@@ -110,29 +110,75 @@ def _products_by_image(
 ) -> str:
     """dW as the sum of a product for each image, of one channel each where every channel is a group of its own.
 
-    A Conv with the unit kernels takes each channel apart into the windows, (N·C, k, O). Images have an axis of size 1 in
-    front: it keeps ONNX Runtime from a layout in which nine maps are sixteen.
+    dW[k, l] = Σ_{i, o} dY[i + begin − k·d, o] · X[i, s·o + l·d − begin]: along the first axes dY is taken apart into
+    windows and along the others X, which makes k + l values of one, where windows of X alone would make k·l.
     """
     M, C, *k = shape
-    channels, size = group * C, math.prod(k)
-    more = 1 if len(k) == 2 else 0
-    begin, end = windows.pads[: len(k)], windows.pads[len(k) :]
-    taken = op.Conv(
+    channels, first = group * C, _axes_of_the_cotangent(shape, windows, group)
+    size, count = spatial(op, X) or [], spatial(op, dY) or []
+    ones, zeros = [1] * (len(k) - first), [0] * (len(k) - first)
+    by_dY, by_X, common = math.prod(k[:first]), math.prod(k[first:]), math.prod(size[:first] + count[first:])
+    if by_dY > 1:  # turned: the windows of dY that hold an element of X
+        pads = [d * (n - 1) - p for d, n, p in zip(windows.dilations * 2, k * 2, windows.pads, strict=True)]
+        ends = pads[len(k) : len(k) + first]
+        one = [*k[:first], *ones]
+        dY = _taken_apart(
+            op, dY, one, windows.dilations, [1] * len(k), pads[:first] + zeros + ends + zeros, turned=True
+        )
+    one, strides = [1] * first + k[first:], [1] * first + windows.strides[first:]
+    pads = [0 if axis % len(k) < first else p for axis, p in enumerate(windows.pads)]
+    X = _taken_apart(op, X, one, windows.dilations, strides, pads)
+    if group > 1:  # rows of the windows of X by columns of dY's
+        rows = op.Reshape(X, [-1, 1, by_X, common])
+        parts = op.Reshape(op.MatMul(rows, op.Reshape(dY, [-1, by_dY, common, 1])), [-1, channels * by_dY * by_X])
+        return op.Reshape(op.ReduceSum(parts, [0], keepdims=0), [M, C, *k])
+    columns = op.Transpose(op.Reshape(X, [-1, channels * by_X, common]), perm=[0, 2, 1])
+    dW = op.ReduceSum(op.MatMul(op.Reshape(dY, [-1, M * by_dY, common]), columns), [0], keepdims=0)
+    if by_dY > 1:
+        dW = op.Transpose(op.Reshape(dW, [M, by_dY, C, by_X]), perm=[0, 2, 1, 3])
+    return op.Reshape(dW, [M, C, *k])
+
+
+def _axes_of_the_cotangent(shape: tuple[int, ...], windows: SymbolicWindows, group: int) -> int:
+    """Along how many of the first axes windows of the cotangent, not of the image, make the fewest values."""
+    M, C, *k = shape
+    channels, fewest, best = group * C, group * C * math.prod(k), 0
+    for axes in range(1, len(k)):
+        reach = windows.dilations[axes - 1] * (k[axes - 1] - 1)
+        if windows.strides[axes - 1] > 1 or max(windows.pads[axes - 1 :: len(k)]) > reach:
+            break
+        values = M * math.prod(k[:axes]) + channels * math.prod(k[axes:])
+        if values < fewest:
+            fewest, best = values, axes
+    return best
+
+
+def _taken_apart(
+    op: Emitter,
+    X: str,
+    kernel: list[int],
+    dilations: list[int],
+    strides: list[int],
+    pads: list[int],
+    turned: bool = False,
+) -> str:
+    """The windows of each map of X, (N, C, I…) to (N·C, k, [1,] O…), by a Conv with the unit kernels.
+
+    Images have an axis of size 1 in front: it keeps ONNX Runtime from a layout in which nine maps are sixteen.
+    """
+    rank = len(kernel)
+    if math.prod(kernel) == 1 and not any(pads) and strides == [1] * rank:
+        return X
+    more = 1 if rank == 2 else 0
+    units = np.eye(math.prod(kernel))[:: -1 if turned else 1]
+    return op.Conv(  # type: ignore[no-any-return]
         op.Reshape(X, [-1, 1, *[1] * more, *(spatial(op, X) or ())]),
-        typed(op, np.eye(size).reshape(-1, 1, *[1] * more, *k), X),
-        dilations=[1] * more + list(windows.dilations),
-        kernel_shape=[1] * more + list(k),
-        pads=[0] * more + list(begin) + [0] * more + list(end),
-        strides=[1] * more + list(windows.strides),
+        typed(op, units.reshape(-1, 1, *[1] * more, *kernel), X),
+        dilations=[1] * more + list(dilations),
+        kernel_shape=[1] * more + kernel,
+        pads=[0] * more + pads[:rank] + [0] * more + pads[rank:],
+        strides=[1] * more + strides,
     )
-    count = math.prod(spatial(op, dY) or ())
-    if group > 1:  # a row of the windows by the column of dY
-        parts = op.MatMul(op.Reshape(taken, [-1, size, count]), op.Reshape(dY, [-1, count, 1]))
-        parts = op.Reshape(parts, [-1, channels * size])
-    else:
-        columns = op.Transpose(op.Reshape(taken, [-1, channels * size, count]), perm=[0, 2, 1])
-        parts = op.MatMul(op.Reshape(dY, [-1, M, count]), columns)
-    return op.Reshape(op.ReduceSum(parts, [0], keepdims=0), [M, C, *k])
 
 
 def _swap(rank: int) -> list[int]:
