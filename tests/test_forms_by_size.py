@@ -35,6 +35,12 @@ CONVOLUTIONS = {
         {"strides": [1, 2], "dilations": [2, 1], "pads": [3, 0, 2, 1]},
     ),
     "large images, strides": ((1, 2, 95, 96), (3, 2, 3, 2), {"strides": [2, 1], "pads": [1, 0, 0, 1]}),
+    "large images, many channels, strides": ((1, 8, 95, 95), (3, 8, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "three axes, many channels, strides": (
+        (2, 7, 9, 7, 7),
+        (2, 7, 5, 4, 3),
+        {"pads": [2, 1, 2, 1, 0, 1], "strides": [3, 2, 2]},
+    ),
     "large images, one element": ((1, 2, 48, 48), (3, 2, 1, 1), {}),
     "a channel each": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1]}),
     "a channel each, strides": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "strides": [2, 2], "pads": [1, 0, 2, 1]}),
@@ -49,6 +55,26 @@ CONVOLUTIONS = {
         {"group": 4, "strides": [1, 2], "pads": [1, 0, 2, 1]},
     ),
     "a channel each, strides along the first axis": ((2, 4, 9, 8), (4, 1, 3, 3), {"group": 4, "strides": [2, 1]}),
+    "a channel each, strides beyond the kernel": (
+        (2, 3, 11, 8),
+        (3, 1, 3, 3),
+        {"group": 3, "strides": [4, 2], "pads": [2, 1, 3, 0]},
+    ),
+    "a channel each, strides and dilations": (
+        (2, 3, 12, 11),
+        (3, 1, 3, 3),
+        {"group": 3, "strides": [2, 2], "dilations": [2, 1], "pads": [2, 1, 2, 0]},
+    ),
+    "a channel each, a large kernel, strides": (
+        (2, 3, 13, 12),
+        (3, 1, 7, 3),
+        {"group": 3, "strides": [3, 2], "pads": [5, 1, 4, 1]},
+    ),
+    "a channel each, pads beyond the kernel, strides": (
+        (2, 3, 7, 6),
+        (3, 1, 3, 3),
+        {"group": 3, "strides": [2, 2], "pads": [4, 1, 1, 0]},
+    ),
     "a channel each, pads beyond the kernel": ((2, 3, 5, 6), (3, 1, 2, 3), {"group": 3, "pads": [2, 1, 1, 0]}),
     "a channel each, pads beyond the kernel along the last axis": (
         (2, 3, 5, 6),
@@ -65,6 +91,11 @@ CONVOLUTIONS = {
         (2, 3, 5, 6, 7),
         (3, 1, 3, 2, 3),
         {"group": 3, "pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]},
+    ),
+    "a channel each, three axes, strides along all": (
+        (2, 3, 7, 9, 8),
+        (3, 1, 3, 5, 3),
+        {"group": 3, "pads": [1, 2, 1, 0, 3, 1], "strides": [2, 3, 2]},
     ),
     "two maps a channel": ((2, 3, 9, 8), (6, 1, 3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
     "groups": ((2, 4, 9, 8), (6, 2, 3, 3), {"group": 2, "pads": [2, 2, 1, 0]}),

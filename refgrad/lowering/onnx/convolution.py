@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -110,47 +111,86 @@ def _products_by_image(
 ) -> str:
     """dW as the sum of a product for each image, of one channel each where every channel is a group of its own.
 
-    dW[k, l] = Σ_{i, o} dY[i + begin − k·d, o] · X[i, s·o + l·d − begin]: along the first axes dY is taken apart into
-    windows and along the others X, which makes k + l values of one, where windows of X alone would make k·l.
+    Along the first axes dY is taken apart and along the others X, which makes k + m values of one where windows of X alone
+    would make k·m. With l·d − begin = s·a + r, 0 ≤ r < s, the element l of the kernel stood on row s·i + r of X for row
+    i − a of dY:
+
+    dW[l, m] = Σ_{i, o} dY[i − a, o] · X[s·i + r, s·o + m·d − begin]
     """
     M, C, *k = shape
-    channels, first = group * C, _axes_of_the_cotangent(shape, windows, group)
-    size, count = spatial(op, X) or [], spatial(op, dY) or []
-    ones, zeros = [1] * (len(k) - first), [0] * (len(k) - first)
-    by_dY, by_X, common = math.prod(k[:first]), math.prod(k[first:]), math.prod(size[:first] + count[first:])
-    if by_dY > 1:  # turned: the windows of dY that hold an element of X
-        pads = [d * (n - 1) - p for d, n, p in zip(windows.dilations * 2, k * 2, windows.pads, strict=True)]
-        ends = pads[len(k) : len(k) + first]
-        one = [*k[:first], *ones]
-        dY = _taken_apart(
-            op, dY, one, windows.dilations, [1] * len(k), pads[:first] + zeros + ends + zeros, turned=True
-        )
-    one, strides = [1] * first + k[first:], [1] * first + windows.strides[first:]
-    pads = [0 if axis % len(k) < first else p for axis, p in enumerate(windows.pads)]
-    X = _taken_apart(op, X, one, windows.dilations, strides, pads)
-    if group > 1:  # rows of the windows of X by columns of dY's
-        rows = op.Reshape(X, [-1, 1, by_X, common])
-        parts = op.Reshape(op.MatMul(rows, op.Reshape(dY, [-1, by_dY, common, 1])), [-1, channels * by_dY * by_X])
-        return op.Reshape(op.ReduceSum(parts, [0], keepdims=0), [M, C, *k])
-    columns = op.Transpose(op.Reshape(X, [-1, channels * by_X, common]), perm=[0, 2, 1])
-    dW = op.ReduceSum(op.MatMul(op.Reshape(dY, [-1, M * by_dY, common]), columns), [0], keepdims=0)
-    if by_dY > 1:
-        dW = op.Transpose(op.Reshape(dW, [M, by_dY, C, by_X]), perm=[0, 2, 1, 3])
+    rank, channels = len(k), group * C
+    rows = _rows(op, dY, X, shape, windows, group)
+    first, count = len(rows), spatial(op, dY) or []
+    zeros, ones = [0] * (rank - first), [1] * (rank - first)
+    shifts, phases = [len(axis.shifts) for axis in rows], windows.strides[:first]
+    by_dY, by_X = math.prod(shifts), math.prod(phases + k[first:])
+    common = math.prod([axis.count for axis in rows] + count[first:])
+    # Turned, since row i − a lies the further in front the larger a is.
+    begin, end = [axis.shifts[-1] for axis in rows], [axis.end for axis in rows]
+    steps = [axis.shifts.step for axis in rows] + ones
+    dY = _taken_apart(op, dY, shifts + ones, steps, [1] * rank, begin + zeros + end + zeros, turned=True)
+    begin, end = [0] * first + windows.pads[first:rank], [axis.beyond for axis in rows] + windows.pads[rank + first :]
+    X = _taken_apart(op, X, phases + k[first:], [1] * first + windows.dilations[first:], windows.strides, begin + end)
+    if group > 1:  # rows of what X is taken apart into by columns of dY's
+        lines = op.Reshape(X, [-1, 1, by_X, common])
+        parts = op.Reshape(op.MatMul(lines, op.Reshape(dY, [-1, by_dY, common, 1])), [-1, channels * by_dY * by_X])
+        dW = op.ReduceSum(parts, [0], keepdims=0)
+    else:
+        columns = op.Transpose(op.Reshape(X, [-1, channels * by_X, common]), perm=[0, 2, 1])
+        dW = op.ReduceSum(op.MatMul(op.Reshape(dY, [-1, M * by_dY, common]), columns), [0], keepdims=0)
+        if by_dY > 1:
+            dW = op.Transpose(op.Reshape(dW, [M, by_dY, C, by_X]), perm=[0, 2, 1, 3])
+    if any(s > 1 for s in phases):
+        dW = op.Gather(op.Reshape(dW, [M, C, by_dY * by_X]), _places(rows, phases, k), axis=2)
     return op.Reshape(dW, [M, C, *k])
 
 
-def _axes_of_the_cotangent(shape: tuple[int, ...], windows: SymbolicWindows, group: int) -> int:
-    """Along how many of the first axes windows of the cotangent, not of the image, make the fewest values."""
+@dataclass(frozen=True)
+class _Rows:
+    """An axis along which dY is taken apart: the row i − a of dY goes with the rows s·i + r of X for every shift a.
+
+    `count` are the rows i, which end `beyond` rows after X; `end` are those after the last one of dY for the smallest shift.
+    `at` has the shift's number and r for each element of the kernel.
+    """
+
+    shifts: range
+    count: int
+    beyond: int
+    end: int
+    at: list[tuple[int, int]]
+
+
+def _rows(op: Emitter, dY: str, X: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int) -> list[_Rows]:
+    """The first axes along which dY, not X, is taken apart so that it makes the fewest values."""
     M, C, *k = shape
-    channels, fewest, best = group * C, group * C * math.prod(k), 0
-    for axes in range(1, len(k)):
-        reach = windows.dilations[axes - 1] * (k[axes - 1] - 1)
-        if windows.strides[axes - 1] > 1 or max(windows.pads[axes - 1 :: len(k)]) > reach:
+    size, count, strides = spatial(op, X) or [], spatial(op, dY) or [], windows.strides
+    fewest, best, rows = group * C * math.prod(k) * math.prod(count), 0, list[_Rows]()
+    for axis, (s, d) in enumerate(zip(strides[:-1], windows.dilations, strict=False)):
+        places = [divmod(n * d - windows.pads[axis], s) for n in range(k[axis])]
+        step = d if s == 1 else 1
+        shifts = range(places[0][0], places[-1][0] + 1, step)
+        lines = -(-size[axis] // s)
+        end = lines - count[axis] - shifts[0]
+        if shifts[-1] < 0 or end < 0 or (s > 1 and d > 1):
             break
-        values = M * math.prod(k[:axes]) + channels * math.prod(k[axes:])
+        rows.append(_Rows(shifts, lines, lines * s - size[axis], end, [(shifts.index(a), r) for a, r in places]))
+        of_dY = M * math.prod(len(one.shifts) for one in rows)
+        of_X = group * C * math.prod(strides[: axis + 1] + k[axis + 1 :])
+        values = (of_dY + of_X) * math.prod([one.count for one in rows] + count[axis + 1 :])
         if values < fewest:
-            fewest, best = values, axes
-    return best
+            fewest, best = values, len(rows)
+    return rows[:best]
+
+
+def _places(rows: list[_Rows], phases: list[int], k: list[int]) -> np.ndarray:
+    """Where each element of the kernel lies among the products of shifts by phases and the elements of the other axes."""
+    first = len(rows)
+    products = np.arange(math.prod([len(axis.shifts) for axis in rows] + phases + k[first:]))
+    products = products.reshape([*(len(axis.shifts) for axis in rows), *phases, *k[first:]])
+    at = np.ix_(*(range(n) for n in k[:first]))
+    shifts = [np.array([a for a, _ in axis.at])[where] for axis, where in zip(rows, at, strict=True)]
+    remainders = [np.array([r for _, r in axis.at])[where] for axis, where in zip(rows, at, strict=True)]
+    return products[(*shifts, *remainders)].ravel()
 
 
 def _taken_apart(
