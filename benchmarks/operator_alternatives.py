@@ -41,15 +41,18 @@ class Alternative:
 
 FORWARD = "writes the model's own node anew"
 VIEW = "torch returns a view; the copies are the two results, which a runtime keeps apart from its feeds"
-UNITS = ", ".join(map(str, np.eye(9).ravel()))
+UNITS, TURNED = (", ".join(map(str, units.ravel())) for units in (np.eye(6), np.eye(2)[::-1]))
 DEPTHWISE_CONSTANTS = (
-    f"int64[4] images = {{-1, 1, 56, 56}}, float[9, 1, 3, 3] units = {{{UNITS}}}, int64[3] windows = {{-1, 9, 784}}, "
-    "int64[3] column = {-1, 784, 1}, int64[2] each = {-1, 864}, int64[1] first = {0}, int64[4] weights = {96, 1, 3, 3}"
+    f"int64[5] images = {{-1, 1, 1, 56, 56}}, float[6, 1, 1, 2, 3] units = {{{UNITS}}}, int64[4] lines = {{-1, 1, 6, 784}}, "
+    f"int64[5] small = {{-1, 1, 1, 28, 28}}, float[2, 1, 1, 2, 1] shifts = {{{TURNED}}}, int64[4] column = {{-1, 2, 784, 1}}, "
+    "int64[2] each = {-1, 1152}, int64[1] first = {0}, int64[3] maps = {96, 1, 12}, "
+    "int64[9] places = {3, 4, 5, 6, 7, 8, 9, 10, 11}, int64[4] weights = {96, 1, 3, 3}"
 )
 DEPTHWISE_WEIGHT = (
-    "i = Reshape(X, images)  u = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(i, units)  w = Reshape(u, windows)  "
-    "d = Reshape(Y_grad, column)  p = MatMul(w, d)  e = Reshape(p, each)  s = ReduceSum<keepdims = 0>(e, first)  "
-    "W_grad = Reshape(s, weights)"
+    "i = Reshape(X, images)  u = Conv<pads = [0, 0, 1, 0, 0, 0], strides = [1, 2, 2]>(i, units)  w = Reshape(u, lines)  "
+    "j = Reshape(Y_grad, small)  v = Conv<pads = [0, 0, 0, 0, 1, 0]>(j, shifts)  d = Reshape(v, column)  p = MatMul(w, d)  "
+    "e = Reshape(p, each)  s = ReduceSum<keepdims = 0>(e, first)  f = Reshape(s, maps)  g = Gather<axis = 2>(f, places)  "
+    "W_grad = Reshape(g, weights)"
 )
 ALTERNATIVES = [
     Alternative(
@@ -194,6 +197,21 @@ ALTERNATIVES = [
         "slower",
     ),
     Alternative(
+        "LayerNormalization, 8×512×768",
+        "64 rows at a time in a Scan",
+        "float[768] zeros = {ZEROS}, float[768, 1] mean_of = {MEAN}, int64[3] tiles = {64, 64, 768}, "
+        "int64[3] each = {64, 64, 1}, int64[3] back = {8, 512, 768}, int64[1] first = {0}",
+        "Y, mean, inv = LayerNormalization<axis = AXIS, epsilon = EPS>(X, Scale, B)  x = Reshape(X, tiles)  "
+        "d = Reshape(Y_grad, tiles)  m = Reshape(mean, each)  i = Reshape(inv, each)  Scale_grad, B_grad, dx = Scan<"
+        "num_scan_inputs = 4, body = rows (float[768] s, float[768] b, float[64, 768] xt, float[64, 768] dt, float[64, 1] mt, "
+        "float[64, 1] it) => (float[768] s2, float[768] b2, float[64, 768] dxt) {c = Sub(xt, mt)  h = Mul(c, it)  "
+        "ds = Mul(dt, h)  s1 = ReduceSum<keepdims = 0>(ds, first)  s2 = Add(s, s1)  b1 = ReduceSum<keepdims = 0>(dt, first)  "
+        "b2 = Add(b, b1)  g = Mul(dt, Scale)  gm = MatMul(g, mean_of)  gh = Mul(g, h)  ghm = MatMul(gh, mean_of)  "
+        "t = Mul(h, ghm)  u = Sub(g, gm)  e = Sub(u, t)  dxt = Mul(e, it)}>(zeros, zeros, x, d, m, i)  "
+        "X_grad = Reshape(dx, back)",
+        "no faster, and a Scan keeps a gradient off a GPU's graph",
+    ),
+    Alternative(
         "GroupNormalization, 8 groups, 8×64×56×56",
         "means by ReduceMean",
         "int64[3] groups = {8, 8, 25088}, int64[4] parts = {8, 8, 8, 3136}, int64[4] back = {8, 64, 56, 56}, "
@@ -260,7 +278,9 @@ def written(alternative: Alternative, made: Any, attributes: dict[str, Any]) -> 
         f'<ir_version: 10, opset_import: ["": {made.opset_import[0].version}]>\n'
         f"agraph ({inputs}) => ({outputs}) <{alternative.constants}> {{ {alternative.nodes} }}"
     )
-    text = text.replace("ONES", ", ".join(["1"] * 768)).replace("AXIS", str(attributes.get("axis", -1)))
+    for name, number in (("ONES", "1"), ("ZEROS", "0"), ("MEAN", str(1 / 768))):
+        text = text.replace(name, ", ".join([number] * 768))
+    text = text.replace("AXIS", str(attributes.get("axis", -1)))
     return onnx.parser.parse_model(text.replace("EPS", str(attributes.get("epsilon", 1e-5))).replace("<>", ""))
 
 

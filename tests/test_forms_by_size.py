@@ -324,3 +324,112 @@ def test_padding_of_a_declared_size_takes_no_memory(mode):
     tracemalloc.stop()
     assert peak < 2**24
     assert "ScatterElements" not in op_types(gradient)
+
+
+SLICES = {  # the slices of x, the nodes that follow, and how many Pad and Concat nodes the gradient has
+    "halves": ("a = Slice(x, n0, n2, last) b = Slice(x, n2, n5, last) y = Concat<axis = -1>(b, a)", 0, 1),
+    "of one axis among several": (
+        "a = Slice(x, n0, n2, first) b = Slice(x, n2, n4, first) y = Concat<axis = 0>(b, a)",
+        0,
+        1,
+    ),
+    "and the whole": (
+        "a = Slice(x, n0, n2, last) b = Slice(x, n2, n5, last) c = Concat<axis = -1>(b, a) y = Add(x, c)",
+        0,
+        1,
+    ),
+    "twice": (
+        "a = Slice(x, n0, n2, last) b = Slice(x, n2, n5, last) c = Slice(x, n0, n2, last) "
+        "y = Concat<axis = -1>(b, a, c)",
+        0,
+        1,
+    ),
+    "along two axes": (
+        "a = Slice(x, n0, n2, last) b = Slice(x, n2, n5, last) c = Slice(x, n0, n2, first) d = Slice(x, n2, n4, first) "
+        "e = Concat<axis = -1>(b, a) f = Concat<axis = 0>(d, c) y = Add(e, f)",
+        0,
+        2,
+    ),
+    "with another that crosses them": (
+        "a = Slice(x, n0, n2, last) b = Slice(x, n2, n5, last) c = Slice(x, n1, n4, last) y = Concat<axis = -1>(a, b, c)",
+        1,
+        1,
+    ),
+    "turned round": (
+        "a = Slice(x, n1, below, last, down) b = Slice(x, n2, n5, last) y = Concat<axis = -1>(a, b)",
+        0,
+        1,
+    ),
+    "with a gap": ("a = Slice(x, n0, n2, last) b = Slice(x, n4, n5, last) y = Concat<axis = -1>(b, a)", 2, 0),
+    "without the last": ("a = Slice(x, n0, n2, last) b = Slice(x, n2, n4, last) y = Concat<axis = -1>(b, a)", 2, 0),
+    "that overlap": ("a = Slice(x, n0, n4, last) b = Slice(x, n2, n5, last) y = Concat<axis = -1>(b, a)", 2, 0),
+    "all of it": ("a = Slice(x, n0, n5, last) b = Slice(x, n0, n5, last) y = Concat<axis = -1>(b, a)", 0, 0),
+    "of two axes": ("a = Slice(x, zeros, both, axes) b = Slice(x, both, ends, axes) y = Concat<axis = -1>(a, b)", 2, 0),
+    "rows by number": (
+        "a = Gather<axis = 1>(x, at0) b = Gather<axis = 1>(x, at1) c = Gather<axis = 1>(x, at2) "
+        "d = Concat<axis = 0>(c, a, b) y = Unsqueeze(d, first)",
+        0,
+        1,
+    ),
+}
+
+
+def sliced(what, dims="4, 3, 5", kind="float"):
+    numbers = ", ".join(f"int64[1] n{n} = {{{n}}}" for n in (0, 1, 2, 4, 5))
+    return parsed(
+        f"agraph ({kind}[{dims}] x) => ({kind}[a, b, c] y) <{numbers}, int64[1] last = {{-1}}, int64[1] first = {{0}}, "
+        "int64[1] below = {-9}, int64[1] down = {-1}, int64[2] zeros = {0, 0}, int64[2] both = {2, 2}, int64[2] ends = {4, 5}, "
+        f"int64[2] axes = {{0, 2}}, int64 at0 = {{0}}, int64 at1 = {{1}}, int64 at2 = {{-1}}> {{ {SLICES[what][0]} }}"
+    )
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "float16"])
+@pytest.mark.parametrize("what", SLICES)
+def test_slices(what, kind):
+    """Slices that fill an axis are put side by side again; others lie between zeros."""
+    rng = np.random.default_rng(0)
+    model, dtype = sliced(what, kind=kind), {"float": "f4", "double": "f8", "float16": "f2"}[kind]
+    x, moved = rng.integers(-4, 5, (2, 4, 3, 5)).astype(dtype)
+    d_y = rng.integers(-4, 5, run(model, {"x": x})["y"].shape).astype(dtype)
+    gradient = refgrad.gradient(model)
+    found = run(gradient, {"x": x, "y_grad": d_y})["x_grad"]
+    np.testing.assert_array_equal((found * moved).sum(), (d_y * run(model, {"x": moved})["y"]).sum())
+    assert (op_types(gradient).count("Pad"), op_types(gradient).count("Concat")) == SLICES[what][1:]
+    ort = run(refgrad.gradient(model, dialect="ort"), {"x": x, "y_grad": d_y})["x_grad"]
+    np.testing.assert_array_equal(ort, found)
+    pytest.importorskip("onnxruntime")
+    np.testing.assert_array_equal(run(gradient, {"x": x, "y_grad": d_y}, "ort-cpu")["x_grad"], found)
+
+
+def test_slices_of_sizes_that_the_run_tells():
+    """An axis whose size is not known is not known to be filled, and other axes need not be known."""
+    assert op_types(refgrad.gradient(sliced("halves", dims="N, 3, 5"))).count("Pad") == 0
+    gradient = refgrad.gradient(sliced("halves", dims="4, 3, N"))
+    assert op_types(gradient).count("Pad") == 2
+    x = np.arange(60, dtype="f4").reshape(4, 3, 5)
+    np.testing.assert_array_equal(run(gradient, {"x": x, "y_grad": x})["x_grad"], np.roll(x, 2, -1))
+
+
+def test_slices_keep_what_is_not_finite_apart():
+    """What lies between zeros in a sum would be the same: no product makes a NaN of an infinity."""
+    d_y = np.zeros((4, 3, 5), "f4")
+    d_y[0, 0] = [np.inf, -np.inf, np.nan, 1, 2]
+    found = run(refgrad.gradient(sliced("halves")), {"x": d_y, "y_grad": d_y})["x_grad"]
+    np.testing.assert_array_equal(found, np.roll(d_y, 2, -1))
+
+
+def test_the_second_derivative_of_slices():
+    """The gradient of a gradient that puts slices side by side takes them apart again."""
+    model = parsed(
+        "agraph (double[2, 4] x) => (double[2, 4] y) <int64[1] o = {0}, int64[1] h = {2}, int64[1] e = {4}, int64[1] l = {1}> "
+        "{ a = Slice(x, o, h, l) b = Slice(x, h, e, l) c = Mul(a, b) d = Mul(c, a) y = Concat<axis = 1>(c, d) }"
+    )
+    first = refgrad.gradient(model, ["x"])
+    rng = np.random.default_rng(0)
+    x, d_y, v = rng.standard_normal((3, 2, 4))
+    h = 1e-6
+    sides = [run(first, {"x": x + s * h * v, "y_grad": d_y})["x_grad"] for s in (1, -1)]
+    second = refgrad.gradient(first, ["x"], outputs=["x_grad"])
+    found = run(second, {"x": x, "y_grad": d_y, "x_grad_grad": v})
+    [name] = [name for name in found if name.startswith("x_grad")]
+    np.testing.assert_allclose(found[name], (sides[0] - sides[1]) / (2 * h), rtol=1e-6, atol=1e-8)

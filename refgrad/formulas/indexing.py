@@ -48,9 +48,15 @@ def distances(op: Emitter, sizes: str, rank: int | None = None) -> str:
 
 def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]]) -> str:
     """`value` with (before, after) zeros along the given axes; fewer than none take elements away."""
-    if all(pads == (0, 0) for pads in around.values()):
+    pads = {axis: sides for axis, sides in around.items() if sides != (0, 0)}
+    if not pads:
         return value
-    return op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)])
+    padded: str = op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)])
+    if len(pads) == 1:
+        [(axis, (before, behind))] = pads.items()
+        if before >= 0 and behind >= 0:
+            op.values.sparse.padded[padded] = axis, before, behind, value
+    return padded
 
 
 def copies_added(

@@ -88,6 +88,36 @@ class Emitter(BasicEmitter):
         """`number` wherever the adjoint of `value` has an element; that of an empty optional has none."""
         return containers.full_like(self, value, number)
 
+    def joined(self, parts: Sequence[str], like: str) -> list[str]:
+        """The adjoints `parts` of `like` with one Concat for those that are zero but for ranges which together are an axis.
+
+        What slices take apart gets its adjoint so, without zeros and without a sum.
+        """
+        padded, shape, left = self.values.sparse.padded, self.shape(like), list(parts)
+        if self.dialect != "onnx" or shape is None or padded.keys().isdisjoint(parts):
+            return left
+        made = []
+        for axis, size in enumerate(shape):
+            ranges: dict[
+                int, tuple[int, list[str]]
+            ] = {}  # by where they begin: where they end, and what has this range
+            for part in left:
+                along, begin, behind, _ = padded.get(part, (-1, 0, 0, ""))
+                if along == axis and isinstance(size, int):
+                    end, same = ranges.setdefault(begin, (size - behind, []))
+                    if end == size - behind:
+                        same.append(part)
+            chain, reached = list[list[str]](), 0
+            while reached in ranges:
+                reached, same = ranges.pop(reached)
+                chain.append(same)
+            if reached == size and len(chain) > 1:
+                between = [[padded[part][3] for part in same] for same in chain]
+                made.append(self.Concat(*(v[0] if len(v) == 1 else self.sum(v, like) for v in between), axis=axis))
+                for part in (part for same in chain for part in same):
+                    left.remove(part)
+        return made + left
+
     def sum(self, parts: Sequence[str], like: str) -> str:
         """The sum of adjoints of `like`; that of sequences goes element by element.
 

@@ -196,8 +196,12 @@ class Sweep:
         else:
             parts = [part for group in reversed(groups) for part in group]
             self.op.enter("sum", name)
-            parts = [self._own(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
-            total = self.name_value(self.op.sum(parts, like=name), f"{name}_grad", name)
+            parts = self.op.joined(parts, like=name)
+            if len(parts) == 1:
+                total = self._own(parts[0], f"{name}_grad", name)
+            else:
+                parts = [self._own(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
+                total = self.name_value(self.op.sum(parts, like=name), f"{name}_grad", name)
         self.op.values.record_like(total, name)
         self._contributions[name], self.totals[name] = [[total]], total
         return total

@@ -15,9 +15,12 @@ from refgrad.protos.types import Shape, adjoint_of, element_type, unname, unwrap
 
 @dataclass
 class Sparse:
-    """Emitted sequences, by name, of which one place is known to be zero, or all others: their sum needs no zeros."""
+    """Emitted values, by name, that are known to be zero in places: their sum needs no zeros."""
 
-    # Those that are zero but in one place: the place, and what is there.
+    # Tensors that are zero but for a range along one axis: the axis, the zeros before and behind, and what is between.
+    padded: dict[str, tuple[int, int, int, str]] = field(default_factory=dict)
+
+    # Sequences that are zero but in one place: the place, and what is there.
     placed: dict[str, tuple[str, str]] = field(default_factory=dict)
     # Those that are zero in one place: the place, the rest, and where SequenceInsert puts an element into the rest.
     widened: dict[str, tuple[str, str, str | None]] = field(default_factory=dict)

@@ -216,12 +216,12 @@ def _contribution(one: Contribution) -> dict[str, Any]:
 
 
 def _nodes(walk: Walk) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], int]]:
-    """The nodes of the gradient model in their order, and the place of each by its outputs."""
+    """The nodes of the gradient model and of `walk.more` in their order, and the place of each by its outputs."""
     nodes: list[dict[str, Any]] = []
     place: dict[tuple[str, ...], int] = {}
     functions = {(one.domain, one.name) for one in walk.gradient.functions}
     told = {one.outputs: one for step in walk.steps for one in step.emitted}
-    for node in walk.gradient.graph.node:
+    for node in (*walk.gradient.graph.node, *walk.more):
         outputs = tuple(node.output)
         place[outputs] = len(nodes)
         nodes.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from refgrad.markup import html_table
 from refgrad.walks.numbers import as_json, inline, number, plain
@@ -146,7 +146,8 @@ class Walk:
     """The backward pass of a model with its numbers: `steps` in backward order, `values` by their name in `gradient`.
 
     `of` is what is differentiated, `wrt` by what, `cotangents` are by forward value, `forward` are the nodes of the model in
-    their order. `notes` say what the reader must know: which feeds are random, which gradients are zero and why.
+    their order. `more` are nodes that `gradient` does without, for contributions between zeros that it puts side by side and
+    does not add. `notes` say what the reader must know: which feeds are random, which gradients are zero and why.
     """
 
     model: ModelProto
@@ -158,6 +159,7 @@ class Walk:
     steps: tuple[Step, ...]
     cotangents: dict[str, Cotangent]
     forward: tuple[Emitted, ...]
+    more: tuple[NodeProto, ...] = ()
     notes: tuple[str, ...] = ()
 
     def table(self) -> list[dict[str, Any]]:

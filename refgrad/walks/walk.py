@@ -23,6 +23,7 @@ from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import attribute_value, reads_of
 from refgrad.reverse.gradient import preflight, recorded
+from refgrad.reverse.record import with_contributions
 from refgrad.reverse.report import ZeroGradient
 from refgrad.reverse.sweep import Gradients
 from refgrad.tables.registry import RULES
@@ -95,11 +96,14 @@ def walk(
     seeds = {found.cotangents[output]: cotangent}
     needed = {value.name for value in gradient.graph.input}
     fed = {name: value for name, value in given.items() if name in needed}
-    every = [name for node in gradient.graph.node for name in node.output if name]  # those of constants too
-    values = NumpyBackend().prepare(gradient).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
-    values |= {t.name: array_of(t) for t in gradient.graph.initializer if t.name not in values}
+    assert found.sweep.record is not None
+    whole = with_contributions(gradient, found.op, found.sweep.names, found.sweep.record)
+    every = [name for node in whole.graph.node for name in node.output if name]  # those of constants too
+    values = NumpyBackend().prepare(whole).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
+    values |= {t.name: array_of(t) for t in whole.graph.initializer if t.name not in values}
     title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
-    return _Reading(gradient, found, values).walk(proto, given, title, output, place, notes, differences, zeros)
+    more = tuple(whole.graph.node[len(gradient.graph.node) :])
+    return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, zeros)
 
 
 # What is differentiated, and where
@@ -243,14 +247,16 @@ def _fed(
 class _Reading:
     """A gradient model, the record of the sweep that wrote it, and what a run of it computed: read as steps."""
 
-    def __init__(self, gradient: ModelProto, found: Gradients, values: dict[str, Any]) -> None:
+    def __init__(
+        self, gradient: ModelProto, more: tuple[NodeProto, ...], found: Gradients, values: dict[str, Any]
+    ) -> None:
         record = found.sweep.record
         assert record is not None
-        self.gradient, self.found, self.values, self.record = gradient, found, values, record
+        self.gradient, self.more, self.found, self.values, self.record = gradient, more, found, values, record
         self.graph, self.sweep = found.path.graph, found.sweep
         self._names = found.sweep.names
         emitted = {self.name(value) for value in found.op.emission.made}
-        nodes = list(gradient.graph.node)
+        nodes = [*gradient.graph.node, *more]
         self.backward = [node for node in nodes if not emitted.isdisjoint(filter(None, node.output))]
         self.forward = [node for node in nodes if emitted.isdisjoint(filter(None, node.output))]
         self._functions = {(f.domain, f.name): f for f in gradient.functions}
@@ -293,6 +299,7 @@ class _Reading:
         return Walk(
             model=model,
             gradient=self.gradient,
+            more=self.more,
             feeds=feeds,
             values=self.values,
             of=title,

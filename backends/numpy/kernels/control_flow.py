@@ -97,7 +97,7 @@ def scan(
     state = list(inputs[: len(inputs) - num_scan_inputs])
     _check(body, len(inputs), len(state))
     axes = scan_input_axes or [0] * num_scan_inputs
-    sequences = [np.moveaxis(x, axis, 0) for x, axis in zip(inputs[len(state) :], axes, strict=True)]
+    sequences = [_in_front(x, axis) for x, axis in zip(inputs[len(state) :], axes, strict=True)]
     lengths = [len(x) for x in sequences]
     if len(set(lengths)) != 1:
         raise ValueError(f"the scan inputs have {lengths} elements along their axes; all must have the same length")
@@ -107,20 +107,32 @@ def scan(
     flips = scan_output_directions or [0] * len(declared)
     at = scan_output_axes or [0] * len(declared)
     outputs: list[np.ndarray] = []
+    places: list[np.ndarray] = []  # the outputs with the axis of the steps in front
     with Rounds(state) as rounds:
         for index in range(lengths[0]):
-            results = body(*state, *(x[index, ...] for x in sequences), outer=_outer)
+            results = body(*state, *[x[index, ...] for x in sequences], outer=_outer)
             state, rows = list(results[: len(state)]), results[len(state) :]
             rounds.turn(state)
             if not outputs:
                 rounds.reserve(sum(lengths[0] * row.nbytes for row in rows))
                 outputs = [_room(np.asarray(row), lengths[0], axis) for row, axis in zip(rows, at, strict=True)]
                 rounds.turn(state, outputs)
-            for output, row, axis, flip in zip(outputs, rows, at, flips, strict=True):
-                _put(output, row, axis, lengths[0] - 1 - index if flip else index)
+                places = [
+                    _in_front(x, axis)[:: -1 if flip else 1] for x, axis, flip in zip(outputs, at, flips, strict=True)
+                ]
+            for place, row in zip(places, rows, strict=True):
+                if place.shape[1:] != row.shape:
+                    raise ValueError(
+                        f"a scan output has shape {row.shape} in step {index} and {place.shape[1:]} in the one before"
+                    )
+                place[index, ...] = row
     if not outputs:
         outputs = [_stacked([], value, axis) for value, axis in zip(declared, at, strict=True)]
     return (*state, *outputs)
+
+
+def _in_front(x: np.ndarray, axis: int) -> np.ndarray:
+    return np.moveaxis(x, axis, 0) if axis else x
 
 
 def _room(row: np.ndarray, length: int, axis: int) -> np.ndarray:
@@ -128,13 +140,6 @@ def _room(row: np.ndarray, length: int, axis: int) -> np.ndarray:
     shape = list(row.shape)
     shape.insert(axis if axis >= 0 else axis + row.ndim + 1, length)
     return np.empty(shape, row.dtype)
-
-
-def _put(output: np.ndarray, row: np.ndarray, axis: int, index: int) -> None:
-    place = np.moveaxis(output, axis, 0)[index, ...]
-    if place.shape != row.shape:
-        raise ValueError(f"a scan output has shape {row.shape} in step {index} and {place.shape} in the one before")
-    place[...] = row
 
 
 @kernel("Scan", since=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -209,11 +210,18 @@ def _slices(shape: tuple[int, ...], starts: Any, ends: Any, axes: Any, steps: An
     if not starts.ndim == ends.ndim == 1 or not len(starts) == len(ends) == len(over) == len(by):
         lengths = f"{list(starts.shape)}, {list(ends.shape)}, {len(over)} and {len(by)}"
         raise ValueError(f"starts, ends, axes and steps have the lengths {lengths}; they must have the same length")
-    over = check_axes(over, len(shape))
+    return _slices_of(shape, tuple(starts.tolist()), tuple(ends.tolist()), tuple(over), tuple(by))
+
+
+@lru_cache(4096)
+def _slices_of(
+    shape: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...], by: tuple[int, ...]
+) -> tuple[slice, ...]:
+    over = check_axes(axes, len(shape))
     if 0 in by:
-        raise ValueError(f"the steps {by} contain 0; a step must be positive or negative")
+        raise ValueError(f"the steps {list(by)} contain 0; a step must be positive or negative")
     slices = [slice(None)] * len(shape)
-    for axis, start, end, step in zip(over, starts.tolist(), ends.tolist(), by, strict=True):
+    for axis, start, end, step in zip(over, starts, ends, by, strict=True):
         slices[axis] = slice(max(start, -shape[axis]), end, step)
     return tuple(slices)
 

@@ -33,6 +33,11 @@ def check_axis(axis: int, rank: int) -> int:
 
 def check_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """`axes` counted from the front. Raises ValueError for one that does not exist or is there twice."""
+    return _from_the_front(tuple(axes), rank)
+
+
+@lru_cache(4096)
+def _from_the_front(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     found = tuple(check_axis(axis, rank) for axis in axes)
     if len(set(found)) < len(found):
         raise ValueError(f"the axes {list(axes)} name one of the {rank} axes twice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -83,6 +84,7 @@ def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Int
 
 
 _MOST_AXES = 64
+_REMEMBERED = 256  # splittings of an axis: they are the same in every run
 
 
 @kernel("Unsqueeze")
@@ -90,7 +92,8 @@ def unsqueeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: I
     over = (axes or []) if axes_input is None else axes_input.reshape(-1).tolist()
     if data.ndim + len(over) > _MOST_AXES:  # NumPy would look for each axis among all others first
         raise ValueError(f"the result has {data.ndim + len(over)} axes, and NumPy has arrays of {_MOST_AXES} at most")
-    return np.expand_dims(data, check_axes(over, data.ndim + len(over)))
+    at, sizes = check_axes(over, data.ndim + len(over)), iter(data.shape)
+    return data.reshape([1 if axis in at else next(sizes) for axis in range(data.ndim + len(over))])
 
 
 @kernel("Expand")
@@ -130,11 +133,11 @@ def tile_1(data: np.ndarray, tiles: np.ndarray, axis: np.ndarray) -> np.ndarray:
 @kernel("Concat", fresh=True)
 def concat(*inputs: np.ndarray, axis: int = 1) -> np.ndarray:
     along = check_axis(axis, inputs[0].ndim)
-    beside = {x.shape[:along] + x.shape[along + 1 :] for x in inputs}
-    if len(beside) > 1 or any(x.ndim != inputs[0].ndim for x in inputs):
+    try:
+        return np.concatenate(inputs, along)
+    except ValueError as error:
         shapes = ", ".join(str(list(x.shape)) for x in inputs)
-        raise ValueError(f"the shapes {shapes} differ in another axis than {axis}")
-    return np.concatenate(inputs, along)
+        raise ValueError(f"the shapes {shapes} differ in another axis than {axis}") from error
 
 
 @kernel("ConcatTraining", domain=MICROSOFT, fresh=True)
@@ -154,22 +157,30 @@ def split(
     _wanted: tuple[bool, ...],
 ) -> tuple[np.ndarray, ...]:
     """Pieces of the given lengths; without them equal ones, of which the last may be shorter"""
+    if lengths is not None and lengths.ndim != 1:
+        raise ValueError(f"the lengths have the shape {list(lengths.shape)}; they must be a list")
     parts = split if lengths is None else lengths.tolist()
     axis = check_axis(axis, data.ndim)
+    if parts is None and num_outputs not in (None, len(_wanted)):
+        raise ValueError(f"num_outputs={num_outputs}, and the node has {len(_wanted)} outputs")
+    pieces = _pieces(data.shape[axis], axis, len(_wanted), None if parts is None else tuple(parts))
+    return tuple([data[piece] for piece in pieces])
+
+
+@lru_cache(_REMEMBERED)
+def _pieces(size: int, axis: int, count: int, parts: tuple[int, ...] | None) -> list[tuple[slice, ...]]:
+    """Where the `count` pieces of an axis lie."""
     if parts is None:
-        count = len(_wanted)
-        if num_outputs not in (None, count):
-            raise ValueError(f"num_outputs={num_outputs}, and the node has {count} outputs")
-        length = -(-data.shape[axis] // count)
-        ends = [min(length * (i + 1), data.shape[axis]) for i in range(count)]
+        length = -(-size // count)
+        ends = [min(length * (i + 1), size) for i in range(count)]
     else:
-        if (lengths is not None and lengths.ndim != 1) or len(parts) != len(_wanted) or min(parts, default=0) < 0:
-            raise ValueError(f"the lengths are {parts}; each of {len(_wanted)} outputs needs one that is not negative")
-        if sum(parts) != data.shape[axis]:
-            raise ValueError(f"the lengths {parts} add up to {sum(parts)}; axis {axis} has {data.shape[axis]} elements")
+        if len(parts) != count or min(parts, default=0) < 0:
+            raise ValueError(f"the lengths are {list(parts)}; each of {count} outputs needs one that is not negative")
+        if sum(parts) != size:
+            raise ValueError(f"the lengths {list(parts)} add up to {sum(parts)}; axis {axis} has {size} elements")
         ends = list(accumulate(parts))
     before = (slice(None),) * axis
-    return tuple([data[(*before, slice(start, end))] for start, end in pairwise((0, *ends))])
+    return [(*before, slice(start, end)) for start, end in pairwise((0, *ends))]
 
 
 @kernel("SplitTraining", domain=MICROSOFT)

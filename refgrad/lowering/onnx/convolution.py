@@ -54,15 +54,14 @@ def conv_grad(
         else None
     )
     M, _, *k = shape
-    if dX is None or dW is None:
-        rows = op.Transpose(dY, perm=_swap(rank))
+    rows = op.Transpose(dY, perm=_swap(rank))
+    if dX is None:
+        dX = _laid_at_once(op, rows, W, X, dY, windows, group) or lay(op, dY, W, X, windows, group)
+    if math.prod(k) ** 2 > _MOST_UNITS:
+        dW = _correlation(op, dY, X, W, kernel, windows, group)
+    elif dW is None:
         rows = op.Reshape(rows, [M, -1] if group == 1 else [group, M // group, -1])
-        if dX is None:
-            dX = _columns_laid(op, rows, dY, X, W, shape, windows, group) or lay(op, dY, W, X, windows, group)
-        if math.prod(k) ** 2 > _MOST_UNITS:
-            dW = _correlation(op, dY, X, W, kernel, windows, group)
-        elif dW is None:
-            dW = _product(op, rows, X, shape, windows, group)
+        dW = _product(op, rows, X, shape, windows, group)
     return dX, dW, d_B
 
 
@@ -190,7 +189,7 @@ def _places(rows: list[_Rows], phases: list[int], k: list[int]) -> np.ndarray:
     at = np.ix_(*(range(n) for n in k[:first]))
     shifts = [np.array([a for a, _ in axis.at])[where] for axis, where in zip(rows, at, strict=True)]
     remainders = [np.array([r for _, r in axis.at])[where] for axis, where in zip(rows, at, strict=True)]
-    return products[(*shifts, *remainders)].ravel()
+    return np.ravel(products[(*shifts, *remainders)])
 
 
 def _taken_apart(
@@ -211,7 +210,7 @@ def _taken_apart(
         return X
     more = 1 if rank == 2 else 0
     units = np.eye(math.prod(kernel))[:: -1 if turned else 1]
-    return op.Conv(  # type: ignore[no-any-return]
+    return op.Conv(
         op.Reshape(X, [-1, 1, *[1] * more, *(spatial(op, X) or ())]),
         typed(op, units.reshape(-1, 1, *[1] * more, *kernel), X),
         dilations=[1] * more + list(dilations),
@@ -251,25 +250,20 @@ def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: Sy
     return op.Reshape(dW, [M, C, *k])
 
 
-def _columns_laid(
-    op: Emitter, rows: str, dY: str, X: str, W: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int
-) -> str | None:
-    """dX by one product for all windows and Col2Im: faster than ConvTranspose where an image has few of them.
+def _laid_at_once(op: Emitter, rows: str, W: str, X: str, dY: str, windows: SymbolicWindows, group: int) -> str | None:
+    """dX by one ConvTranspose for all images, which lie along a spatial axis: faster where an image has few windows.
 
-    Two spatial axes only: ONNX Runtime's Col2Im is wrong for one and for three with dilations or pads.
+    Each image alone would read all of W. ONNX Runtime has no such operator of four spatial axes on a GPU.
     """
-    size, count = spatial(op, X), spatial(op, dY)
-    few = count is not None and math.prod(count) < _FEW_WINDOWS
-    if not few or size is None or windows.rank != 2 or op.opset < 18 or isinstance(windows.begin, str):
+    count = spatial(op, dY)
+    if count is None or math.prod(count) >= _FEW_WINDOWS or windows.rank > 2 or windows.rest is None:
         return None
-    M, C, *k = shape
-    columns = C * math.prod(k)
-    if group == 1:
-        laid = op.Gemm(op.Reshape(W, [M, columns]), rows, transA=1)
-    else:
-        laid = op.MatMul(op.Transpose(op.Reshape(W, [group, M // group, columns]), perm=[0, 2, 1]), rows)
-    laid = op.Transpose(op.Reshape(laid, [group * columns, -1, math.prod(count or ())]), perm=[1, 0, 2])
-    return op.Col2Im(laid, size, k, dilations=windows.dilations, pads=windows.pads, strides=windows.strides)
+    begin, end = windows.pads[: windows.rank], windows.pads[windows.rank :]
+    beside = SymbolicWindows(
+        [1, *windows.strides], [1, *windows.dilations], [0, *begin], [0, *end], None, [0, *windows.rest]
+    )
+    laid = lay(op, op.Unsqueeze(rows, [0]), op.Unsqueeze(W, [2]), X, beside, group)
+    return op.Transpose(op.Squeeze(laid, [0]), perm=_swap(windows.rank))
 
 
 def _correlation(
