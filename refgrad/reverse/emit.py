@@ -93,30 +93,29 @@ class Emitter(BasicEmitter):
 
         What slices take apart gets its adjoint so, without zeros and without a sum.
         """
-        padded, shape, left = self.values.sparse.padded, self.shape(like), list(parts)
+        padded, shape = self.values.sparse.padded, self.shape(like)
         if self.dialect != "onnx" or shape is None or padded.keys().isdisjoint(parts):
-            return left
-        made = []
-        for axis, size in enumerate(shape):
-            ranges: dict[
-                int, tuple[int, list[str]]
-            ] = {}  # by where they begin: where they end, and what has this range
-            for part in left:
-                along, begin, behind, _ = padded.get(part, (-1, 0, 0, ""))
-                if along == axis and isinstance(size, int):
-                    end, same = ranges.setdefault(begin, (size - behind, []))
-                    if end == size - behind:
-                        same.append(part)
-            chain, reached = list[list[str]](), 0
-            while reached in ranges:
-                reached, same = ranges.pop(reached)
+            return list(parts)
+        # By axis, and by where they begin: where the ranges end, and the parts that have them.
+        ranges: dict[int, dict[int, tuple[int, list[int]]]] = {}
+        for k, part in enumerate(parts):
+            axis, begin, behind, _ = padded.get(part, (0, 0, 0, ""))
+            size = shape[axis] if part in padded else None
+            if isinstance(size, int):
+                end, same = ranges.setdefault(axis, {}).setdefault(begin, (size - behind, []))
+                if end == size - behind:
+                    same.append(k)
+        made, taken = list[str](), set[int]()
+        for axis, by_begin in ranges.items():
+            chain, reached = list[list[int]](), 0
+            while reached in by_begin:
+                reached, same = by_begin.pop(reached)
                 chain.append(same)
-            if reached == size and len(chain) > 1:
-                between = [[padded[part][3] for part in same] for same in chain]
+            if reached == shape[axis] and len(chain) > 1:
+                between = [[padded[parts[k]][3] for k in same] for same in chain]
                 made.append(self.Concat(*(v[0] if len(v) == 1 else self.sum(v, like) for v in between), axis=axis))
-                for part in (part for same in chain for part in same):
-                    left.remove(part)
-        return made + left
+                taken.update(k for same in chain for k in same)
+        return made + [part for k, part in enumerate(parts) if k not in taken]
 
     def sum(self, parts: Sequence[str], like: str) -> str:
         """The sum of adjoints of `like`; that of sequences goes element by element.

@@ -253,10 +253,10 @@ def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: Sy
 def _laid_at_once(op: Emitter, rows: str, W: str, X: str, dY: str, windows: SymbolicWindows, group: int) -> str | None:
     """dX by one ConvTranspose for all images, which lie along a spatial axis: faster where an image has few windows.
 
-    Each image alone would read all of W. ONNX Runtime has no such operator of four spatial axes on a GPU.
+    Each image alone would read all of W. Of four spatial axes ONNX Runtime has no such operator on a GPU.
     """
-    count = spatial(op, dY)
-    if count is None or math.prod(count) >= _FEW_WINDOWS or windows.rank > 2 or windows.rest is None:
+    count, images = spatial(op, dY), (op.shape(dY) or (None,))[0]
+    if count is None or math.prod(count) >= _FEW_WINDOWS or images == 1 or windows.rank > 2 or windows.rest is None:
         return None
     begin, end = windows.pads[: windows.rank], windows.pads[windows.rank :]
     beside = SymbolicWindows(
