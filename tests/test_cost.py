@@ -544,3 +544,20 @@ def test_a_gelu_that_is_written_out_is_one_node_on_onnxruntime(read_again):
     alive = [node.alive for node in refgrad.cost(model, runtime="onnxruntime").nodes]
     assert (0 in alive) != read_again
     assert sum(size > 0 for size in alive) == (10 if read_again else 3)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "held"),
+    [
+        ("m = MatMul(x, w)  y = Add(m, b)", 1),
+        ("m = MatMul(x, w)  y = Add(b, m)", 1),
+        ("m = MatMul(x, w)  y = Add(m, x)", 2),
+        ("m = MatMul(x, w)  n = Add(m, b)  y = Add(n, m)", 3),
+        ("m = Gemm(x, w)  y = Transpose<perm = [1, 0]>(m)", 1),
+        ("m = Gemm(x, w, b)  y = Transpose<perm = [1, 0]>(m)", 2),
+    ],
+)
+def test_a_product_and_what_is_fused_with_it_are_one_node_on_onnxruntime(nodes, held):
+    """The row that is added to a product, and the Transpose of a Gemm, take no memory of their own."""
+    model = parsed(f"g (float[512, 512] x, float[512, 512] w, float[512] b) => (float[512, 512] y) {{ {nodes} }}")
+    assert max(node.alive for node in refgrad.cost(model, runtime="onnxruntime").nodes) == held * 2**20

@@ -3,7 +3,8 @@
 It follows what ONNX Runtime does before and in its first run:
 
 - constants are folded, and what only depends on static shapes;
-- a Gelu that is written out with Tanh is one node (`FastGeluFusion`);
+- a Gelu that is written out with Tanh is one node (`FastGeluFusion`), a MatMul and the Add of a row behind it are a Gemm
+  (`MatMulAddFusion`), and what a Transpose exchanges is a part of the product that reads it (`GemmTransposeFusion`);
 - the nodes are taken in the order of a depth-first search backwards from the ends of the graph (`Graph::ReverseDFSFrom`);
 - some results are aliases of an input, others may take the memory of an input that is read last
   (`KernelDefBuilder::Alias`, `MayInplace`), and others that of a dead value of the same type and shape (`AllocPlanner`);
@@ -35,7 +36,7 @@ _FIRST = frozenset(
     )
 )
 _PRODUCTS = frozenset(("MatMul", "FusedMatMul"))
-_GELU, _X, _NUMBER = "FastGelu", "x", "number"
+_GELU, _GEMM, _X, _NUMBER = "FastGelu", "fused Gemm", "x", "number"
 # 0.5·x·(1 + tanh(c·(x + d·x³))), the operands of a product and of a sum in any order
 _CUBED = ("Mul", ("Pow", _X, _NUMBER), _NUMBER)
 _FAST_GELU = ("Mul", ("Mul", _X, _NUMBER), ("Add", ("Tanh", ("Mul", ("Add", _X, _CUBED), _NUMBER)), _NUMBER))
@@ -65,6 +66,8 @@ def usage(program: Program) -> Usage:
 def _run(program: Program, arena: _Arena) -> tuple[tuple[int, ...], list[int]]:
     """Run a graph; what is alive at each step, and the chunks of its results, which are still held."""
     program, within = _with_gelu(program)
+    program, more = _with_gemm(program)
+    within |= more
     order = _order(program, _folded(program) | within)
     plan = _plan(program, order)
     alive = [0] * len(program.steps)
@@ -171,6 +174,40 @@ def _with_gelu(program: Program) -> tuple[Program, set[int]]:
     return replace(program, steps=tuple(steps)), within
 
 
+def _with_gemm(program: Program) -> tuple[Program, set[int]]:
+    """The program with one step for each product that ONNX Runtime makes a Gemm of, and the steps that are within them.
+
+    These are a MatMul with a matrix and the Add of a row behind it, and a Gemm of two and the Transpose behind it.
+    """
+    steps, within = list(program.steps), set[int]()
+    maker = {name: k for k, step in enumerate(steps) for name in step.outputs if name}
+    reads = Counter((*(name for step in steps for name in step.reads), *program.outputs))
+    for last, step in enumerate(program.steps):
+        for place, name in enumerate(step.inputs if step.key in (("", "Add"), ("", "Transpose")) else ()):
+            k = maker.get(name, -1)
+            if k < 0 or reads[name] > 1:
+                continue
+            product, others = steps[k], [n for other, n in enumerate(step.inputs) if other != place]
+            rows = [shape for other, shape in enumerate(step.given) if other != place]
+            if not (_adds_row(product, rows) if others else product.key == ("", "Gemm") and len(product.inputs) == 2):
+                continue
+            inputs = (*product.inputs, *others)
+            steps[last] = replace(
+                step, op_type=_GEMM, inputs=inputs, reads=inputs, given=(*product.given, *rows), constants={}
+            )
+            within.add(k)
+            break
+    return replace(program, steps=tuple(steps)), within
+
+
+def _adds_row(product: Step, rows: Sequence[Tensor | None]) -> bool:
+    """Whether what is added to a product with a matrix is a row for each of its rows."""
+    left, right = product.given if product.key == ("", "MatMul") else (None, None)
+    if left is None or right is None or rows[0] is None or len(left.shape) < 2 or len(right.shape) != 2:
+        return False
+    return rows[0].shape in (right.shape[1:], (1, *right.shape[1:]))
+
+
 def _order(program: Program, folded: set[int]) -> list[int]:
     """The order in which nodes are taken: depth first from the last leaf, the latest input first."""
     steps = program.steps
@@ -185,7 +222,9 @@ def _order(program: Program, folded: set[int]) -> list[int]:
     read = {other for k in wanted for other in feeds[k]}
     readers = _readers(steps[k] for k in wanted)
     fused = {name for k in wanted for name in steps[k].outputs if _is_fused(steps[k], readers)}
-    new = {k: steps[k].op_type == _GELU or not fused.isdisjoint(steps[k].inputs) for k in wanted}  # the largest numbers
+    new = {  # they have the largest numbers
+        k: steps[k].op_type in (_GELU, _GEMM) or not fused.isdisjoint(steps[k].inputs) for k in wanted
+    }
     rank = {k: (new[k], k) for k in wanted}
     stack = [(k, False) for k in sorted(wanted - read, key=rank.__getitem__)]
     visited: set[int] = set()
@@ -326,7 +365,7 @@ def _is_fused(step: Step, readers: Mapping[str, Sequence[str]]) -> bool:
     rank = len(tensor.shape) if tensor is not None else 0
     perm = list(step.attributes.get("perm") or reversed(range(rank)))
     swapped = [*range(rank - 2), rank - 1, rank - 2]
-    return rank > 1 and perm == swapped and set(readers.get(step.outputs[0], ())) <= _PRODUCTS
+    return rank > 1 and perm == swapped and set(readers.get(step.outputs[0], ())) <= _PRODUCTS | {_GEMM}
 
 
 def _alike(one: Tensor | None, other: Tensor | None) -> bool:
