@@ -552,6 +552,7 @@ def test_a_gelu_that_is_written_out_is_one_node_on_onnxruntime(read_again):
         ("m = MatMul(x, w)  y = Add(m, b)", 1),
         ("m = MatMul(x, w)  y = Add(b, m)", 1),
         ("m = MatMul(x, w)  y = Add(m, x)", 2),
+        ("m = MatMul(x, w)  y = Add(m, m)", 2),
         ("m = MatMul(x, w)  n = Add(m, b)  y = Add(n, m)", 3),
         ("m = Gemm(x, w)  y = Transpose<perm = [1, 0]>(m)", 1),
         ("m = Gemm(x, w, b)  y = Transpose<perm = [1, 0]>(m)", 2),

@@ -41,6 +41,7 @@ CONVOLUTIONS = {
         (2, 7, 5, 4, 3),
         {"pads": [2, 1, 2, 1, 0, 1], "strides": [3, 2, 2]},
     ),
+    "few windows": ((3, 2, 7, 6), (3, 2, 3, 2), {"pads": [1, 1, 1, 0], "dilations": [1, 2]}),
     "small images, strides": ((3, 2, 9, 8), (3, 2, 3, 3), {"strides": [2, 3], "pads": [1, 0, 2, 1]}),
     "small images, dilations": ((2, 2, 9, 8), (3, 2, 3, 2), {"dilations": [2, 3], "pads": [1, 3, 2, 0]}),
     "one small image": ((1, 2, 9, 8), (3, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -139,6 +140,35 @@ def test_convolutions(name, shapes):
     feeds = {"X": x.astype("f4"), "W": w.astype("f4"), "Y_grad": d_y.astype("f4")}
     for key, value in run(refgrad.gradient(single.model), feeds, "ort-cpu").items():
         np.testing.assert_allclose(value, found[key], rtol=0, atol=3e-6 * np.abs(found[key]).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "at_once", "in_phases"),  # dX of all images at once; dW by rows of the image in phases
+    [
+        ("few windows", True, False),
+        ("small images", False, False),
+        ("small images, strides", True, False),
+        ("many maps of one axis", True, False),
+        ("groups, pads beyond the kernel", False, False),
+        ("one small image", False, False),
+        ("large images", False, False),
+        ("three axes", False, False),
+        ("a channel each, strides", True, True),
+        ("a channel each, strides beyond the kernel", True, False),
+        ("a channel each, a large kernel, strides", True, True),
+        ("a channel each, pads beyond the kernel, strides", True, False),
+        ("a channel each, strides and dilations", True, False),
+        ("a channel each, strides along the last axis", True, False),
+        ("large images, many channels, strides", False, True),
+        ("three axes, many channels, strides", False, True),
+    ],
+)
+def test_which_form_a_convolution_has(name, at_once, in_phases):
+    """The cases above are on both sides of each choice."""
+    size, kernel, attributes = CONVOLUTIONS[name]
+    model = node_case("Conv", np.zeros(size, "f4"), np.zeros(kernel, "f4"), opset=21, **attributes).model
+    found = op_types(refgrad.gradient(model))
+    assert ("Squeeze" in found, "Gather" in found) == (at_once, in_phases)
 
 
 @pytest.mark.parametrize(("count", "in_rows"), [(5, None), (64, None), (65, None), (65, 1)])
@@ -415,7 +445,7 @@ def test_slices_of_sizes_that_the_run_tells():
 
 
 def test_slices_keep_what_is_not_finite_apart():
-    """What lies between zeros in a sum would be the same: no product makes a NaN of an infinity."""
+    """An infinity and a NaN stay in their places: no product with 0 spreads them."""
     d_y = np.zeros((4, 3, 5), "f4")
     d_y[0, 0] = [np.inf, -np.inf, np.nan, 1, 2]
     found = run(refgrad.gradient(sliced("halves")), {"x": d_y, "y_grad": d_y})["x_grad"]
@@ -435,5 +465,6 @@ def test_the_second_derivative_of_slices():
     sides = [run(first, {"x": x + s * h * v, "y_grad": d_y})["x_grad"] for s in (1, -1)]
     second = refgrad.gradient(first, ["x"], outputs=["x_grad"])
     found = run(second, {"x": x, "y_grad": d_y, "x_grad_grad": v})
-    [name] = [name for name in found if name.startswith("x_grad")]
-    np.testing.assert_allclose(found[name], (sides[0] - sides[1]) / (2 * h), rtol=1e-6, atol=1e-8)
+    [(name, value)] = found.items()
+    assert name.startswith("x_grad")
+    np.testing.assert_allclose(value, (sides[0] - sides[1]) / (2 * h), rtol=1e-6, atol=1e-8)

@@ -66,6 +66,23 @@ def test_every_operator(case):
     check(found)
 
 
+def test_slices_that_the_gradient_puts_side_by_side():
+    """The gradient adds nothing and has no zeros; the walk shows each contribution between its zeros."""
+    model = graph(
+        "l = Slice(x, o, h, e) r = Slice(x, h, w, e) p = Mul(l, r) loss = ReduceSum <keepdims = 0> (p)",
+        inputs="float[2, 4] x",
+        constants="<int64[1] o = {0}, int64[1] h = {2}, int64[1] w = {4}, int64[1] e = {1}>",
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    found = walk(model, {"x": x})
+    check(found)
+    assert "Pad" not in [node.op_type for node in found.gradient.graph.node]
+    assert [node.op_type for node in found.more] == ["Pad", "Pad"]
+    left, right = (found.values[part.value] for part in found.cotangents["x"].contributions)
+    np.testing.assert_array_equal(left, np.hstack((x[:, 2:], np.zeros((2, 2)))))
+    np.testing.assert_array_equal(right, np.hstack((np.zeros((2, 2)), x[:, :2])))
+
+
 # By hand
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, zip_longest
+from itertools import chain, count, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -107,14 +107,11 @@ class PlannedGraph:
         """Compute the outputs of a subgraph or a function's body. Inputs left out at the end are None."""
         schedule = self._schedule(self.outputs, False)
         values, places = schedule.values.copy(), schedule.places
-        for name, value in zip_longest(self.inputs, inputs[: len(self.inputs)]):
+        outer = outer or {}
+        for name, value in chain(zip_longest(self.inputs, inputs[: len(self.inputs)]), outer.items()):
             if name in places:
                 values[places[name]] = value
-        if outer:
-            for name, value in outer.items():
-                if name in places:
-                    values[places[name]] = value
-        self._execute(schedule, values, {*self.inputs, *(outer or ())})
+        self._execute(schedule, values, {*self.inputs, *outer})
         return tuple([values[places[name]] for name in self.outputs])
 
     def run(

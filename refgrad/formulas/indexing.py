@@ -10,6 +10,7 @@ from onnx import helper
 
 from refgrad.formulas.types import wide_type
 from refgrad.reverse.emit import Emitter
+from refgrad.reverse.values import Padded
 
 WRITTEN_OUT = 2**16  # numbers that are a constant of the gradient; more are counted where it runs
 MOST_AXES = 256  # of which a table is written out
@@ -55,7 +56,7 @@ def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]
     if len(pads) == 1:
         [(axis, (before, behind))] = pads.items()
         if before >= 0 and behind >= 0:
-            op.values.sparse.padded[padded] = axis, before, behind, value
+            op.values.sparse.padded[padded] = Padded(axis, before, behind, value)
     return padded
 
 

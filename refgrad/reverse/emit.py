@@ -88,35 +88,6 @@ class Emitter(BasicEmitter):
         """`number` wherever the adjoint of `value` has an element; that of an empty optional has none."""
         return containers.full_like(self, value, number)
 
-    def joined(self, parts: Sequence[str], like: str) -> list[str]:
-        """The adjoints `parts` of `like` with one Concat for those that are zero but for ranges which together are an axis.
-
-        What slices take apart gets its adjoint so, without zeros and without a sum.
-        """
-        padded, shape = self.values.sparse.padded, self.shape(like)
-        if self.dialect != "onnx" or shape is None or padded.keys().isdisjoint(parts):
-            return list(parts)
-        # By axis, and by where they begin: where the ranges end, and the parts that have them.
-        ranges: dict[int, dict[int, tuple[int, list[int]]]] = {}
-        for k, part in enumerate(parts):
-            axis, begin, behind, _ = padded.get(part, (0, 0, 0, ""))
-            size = shape[axis] if part in padded else None
-            if isinstance(size, int):
-                end, same = ranges.setdefault(axis, {}).setdefault(begin, (size - behind, []))
-                if end == size - behind:
-                    same.append(k)
-        made, taken = list[str](), set[int]()
-        for axis, by_begin in ranges.items():
-            chain, reached = list[list[int]](), 0
-            while reached in by_begin:
-                reached, same = by_begin.pop(reached)
-                chain.append(same)
-            if reached == shape[axis] and len(chain) > 1:
-                between = [[padded[parts[k]][3] for k in same] for same in chain]
-                made.append(self.Concat(*(v[0] if len(v) == 1 else self.sum(v, like) for v in between), axis=axis))
-                taken.update(k for same in chain for k in same)
-        return made + [part for k, part in enumerate(parts) if k not in taken]
-
     def sum(self, parts: Sequence[str], like: str) -> str:
         """The sum of adjoints of `like`; that of sequences goes element by element.
 

@@ -16,6 +16,7 @@ from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
 from refgrad.reverse.record import Record
 from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
+from refgrad.reverse.slices import joined
 from refgrad.tables.once import qualified, raised_at
 from refgrad.tables.registry import RULES, Read
 from refgrad.tables.schemas import find_schema
@@ -196,7 +197,7 @@ class Sweep:
         else:
             parts = [part for group in reversed(groups) for part in group]
             self.op.enter("sum", name)
-            parts = self.op.joined(parts, like=name)
+            parts = joined(self.op, parts, like=name)
             if len(parts) == 1:
                 total = self._own(parts[0], f"{name}_grad", name)
             else:

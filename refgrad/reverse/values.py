@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TypeProto, helper
@@ -13,13 +14,20 @@ from refgrad.forward.graph import Graph
 from refgrad.protos.types import Shape, adjoint_of, element_type, unname, unwrapped
 
 
+class Padded(NamedTuple):
+    """A tensor that is `value` between zeros: so many `before` and `behind` it along one axis."""
+
+    axis: int
+    before: int
+    behind: int
+    value: str
+
+
 @dataclass
 class Sparse:
     """Emitted values, by name, that are known to be zero in places: their sum needs no zeros."""
 
-    # Tensors that are zero but for a range along one axis: the axis, the zeros before and behind, and what is between.
-    padded: dict[str, tuple[int, int, int, str]] = field(default_factory=dict)
-
+    padded: dict[str, Padded] = field(default_factory=dict)
     # Sequences that are zero but in one place: the place, and what is there.
     placed: dict[str, tuple[str, str]] = field(default_factory=dict)
     # Those that are zero in one place: the place, the rest, and where SequenceInsert puts an element into the rest.

@@ -213,7 +213,7 @@ def _slices(shape: tuple[int, ...], starts: Any, ends: Any, axes: Any, steps: An
     return _slices_of(shape, tuple(starts.tolist()), tuple(ends.tolist()), tuple(over), tuple(by))
 
 
-@lru_cache(4096)
+@lru_cache(maxsize=256)
 def _slices_of(
     shape: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...], by: tuple[int, ...]
 ) -> tuple[slice, ...]:

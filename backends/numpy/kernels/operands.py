@@ -36,7 +36,7 @@ def check_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return _from_the_front(tuple(axes), rank)
 
 
-@lru_cache(4096)
+@lru_cache(maxsize=256)
 def _from_the_front(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     found = tuple(check_axis(axis, rank) for axis in axes)
     if len(set(found)) < len(found):

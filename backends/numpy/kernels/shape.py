@@ -84,7 +84,6 @@ def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Int
 
 
 _MOST_AXES = 64
-_REMEMBERED = 256  # splittings of an axis: they are the same in every run
 
 
 @kernel("Unsqueeze")
@@ -167,8 +166,8 @@ def split(
     return tuple([data[piece] for piece in pieces])
 
 
-@lru_cache(_REMEMBERED)
-def _pieces(size: int, axis: int, count: int, parts: tuple[int, ...] | None) -> list[tuple[slice, ...]]:
+@lru_cache(maxsize=256)
+def _pieces(size: int, axis: int, count: int, parts: tuple[int, ...] | None) -> tuple[tuple[slice, ...], ...]:
     """Where the `count` pieces of an axis lie."""
     if parts is None:
         length = -(-size // count)
@@ -180,7 +179,7 @@ def _pieces(size: int, axis: int, count: int, parts: tuple[int, ...] | None) -> 
             raise ValueError(f"the lengths {list(parts)} add up to {sum(parts)}; axis {axis} has {size} elements")
         ends = list(accumulate(parts))
     before = (slice(None),) * axis
-    return [(*before, slice(start, end)) for start, end in pairwise((0, *ends))]
+    return tuple([(*before, slice(start, end)) for start, end in pairwise((0, *ends))])
 
 
 @kernel("SplitTraining", domain=MICROSOFT)

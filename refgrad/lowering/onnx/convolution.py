@@ -118,17 +118,17 @@ def _products_by_image(
     """
     M, C, *k = shape
     rank, channels = len(k), group * C
-    rows = _rows(op, dY, X, shape, windows, group)
-    first, count = len(rows), spatial(op, dY) or []
+    axes = _axes_apart(op, dY, X, shape, windows, group)
+    first, count = len(axes), spatial(op, dY) or []
     zeros, ones = [0] * (rank - first), [1] * (rank - first)
-    shifts, phases = [len(axis.shifts) for axis in rows], windows.strides[:first]
+    shifts, phases = [len(axis.shifts) for axis in axes], windows.strides[:first]
     by_dY, by_X = math.prod(shifts), math.prod(phases + k[first:])
-    common = math.prod([axis.count for axis in rows] + count[first:])
+    common = math.prod([axis.count for axis in axes] + count[first:])
     # Turned, since row i − a lies the further in front the larger a is.
-    begin, end = [axis.shifts[-1] for axis in rows], [axis.end for axis in rows]
-    steps = [axis.shifts.step for axis in rows] + ones
+    begin, end = [axis.shifts[-1] for axis in axes], [axis.end for axis in axes]
+    steps = [axis.shifts.step for axis in axes] + ones
     dY = _taken_apart(op, dY, shifts + ones, steps, [1] * rank, begin + zeros + end + zeros, turned=True)
-    begin, end = [0] * first + windows.pads[first:rank], [axis.beyond for axis in rows] + windows.pads[rank + first :]
+    begin, end = [0] * first + windows.pads[first:rank], [axis.beyond for axis in axes] + windows.pads[rank + first :]
     X = _taken_apart(op, X, phases + k[first:], [1] * first + windows.dilations[first:], windows.strides, begin + end)
     if group > 1:  # rows of what X is taken apart into by columns of dY's
         lines = op.Reshape(X, [-1, 1, by_X, common])
@@ -140,12 +140,12 @@ def _products_by_image(
         if by_dY > 1:
             dW = op.Transpose(op.Reshape(dW, [M, by_dY, C, by_X]), perm=[0, 2, 1, 3])
     if any(s > 1 for s in phases):
-        dW = op.Gather(op.Reshape(dW, [M, C, by_dY * by_X]), _places(rows, phases, k), axis=2)
+        dW = op.Gather(op.Reshape(dW, [M, C, by_dY * by_X]), _places(axes, phases, k), axis=2)
     return op.Reshape(dW, [M, C, *k])
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Apart:
     """An axis along which dY is taken apart: the row i − a of dY goes with the rows s·i + r of X for every shift a.
 
     `count` are the rows i, which end `beyond` rows after X; `end` are those after the last one of dY for the smallest shift.
@@ -159,11 +159,16 @@ class _Rows:
     at: list[tuple[int, int]]
 
 
-def _rows(op: Emitter, dY: str, X: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int) -> list[_Rows]:
-    """The first axes along which dY, not X, is taken apart so that it makes the fewest values."""
+def _axes_apart(
+    op: Emitter, dY: str, X: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int
+) -> list[_Apart]:
+    """The first axes along which dY, not X, is taken apart so that it makes the fewest values.
+
+    They end where a window of dY would need rows taken away, or where strides and dilations leave its shifts unevenly apart.
+    """
     M, C, *k = shape
     size, count, strides = spatial(op, X) or [], spatial(op, dY) or [], windows.strides
-    fewest, best, rows = group * C * math.prod(k) * math.prod(count), 0, list[_Rows]()
+    fewest, best, axes = group * C * math.prod(k) * math.prod(count), 0, list[_Apart]()
     for axis, (s, d) in enumerate(zip(strides[:-1], windows.dilations, strict=False)):
         places = [divmod(n * d - windows.pads[axis], s) for n in range(k[axis])]
         step = d if s == 1 else 1
@@ -172,24 +177,20 @@ def _rows(op: Emitter, dY: str, X: str, shape: tuple[int, ...], windows: Symboli
         end = lines - count[axis] - shifts[0]
         if shifts[-1] < 0 or end < 0 or (s > 1 and d > 1):
             break
-        rows.append(_Rows(shifts, lines, lines * s - size[axis], end, [(shifts.index(a), r) for a, r in places]))
-        of_dY = M * math.prod(len(one.shifts) for one in rows)
+        axes.append(_Apart(shifts, lines, lines * s - size[axis], end, [(shifts.index(a), r) for a, r in places]))
+        of_dY = M * math.prod(len(one.shifts) for one in axes)
         of_X = group * C * math.prod(strides[: axis + 1] + k[axis + 1 :])
-        values = (of_dY + of_X) * math.prod([one.count for one in rows] + count[axis + 1 :])
+        values = (of_dY + of_X) * math.prod([one.count for one in axes] + count[axis + 1 :])
         if values < fewest:
-            fewest, best = values, len(rows)
-    return rows[:best]
+            fewest, best = values, len(axes)
+    return axes[:best]
 
 
-def _places(rows: list[_Rows], phases: list[int], k: list[int]) -> np.ndarray:
+def _places(axes: list[_Apart], phases: list[int], k: list[int]) -> np.ndarray:
     """Where each element of the kernel lies among the products of shifts by phases and the elements of the other axes."""
-    first = len(rows)
-    products = np.arange(math.prod([len(axis.shifts) for axis in rows] + phases + k[first:]))
-    products = products.reshape([*(len(axis.shifts) for axis in rows), *phases, *k[first:]])
-    at = np.ix_(*(range(n) for n in k[:first]))
-    shifts = [np.array([a for a, _ in axis.at])[where] for axis, where in zip(rows, at, strict=True)]
-    remainders = [np.array([r for _, r in axis.at])[where] for axis, where in zip(rows, at, strict=True)]
-    return np.ravel(products[(*shifts, *remainders)])
+    sizes = [*(len(axis.shifts) for axis in axes), *phases, *k[len(axes) :]]
+    shifts, remainders = (np.ix_(*([pair[part] for pair in axis.at] for axis in axes)) for part in (0, 1))
+    return np.ravel(np.arange(math.prod(sizes)).reshape(sizes)[(*shifts, *remainders)])
 
 
 def _taken_apart(
