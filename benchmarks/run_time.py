@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 from on_device import Job, add_arguments, means, rows_on_device, save_so_far, settings
 from onnx import numpy_helper
@@ -40,6 +41,8 @@ GOALS = {  # the models of the table, and the most that ONNX Runtime may take of
     "gpt2_small": 0.5,
 }
 INTERPRETER = 1.5  # the most that the interpreter may take
+PRODUCT = "matmul"  # of two matrices, forward alone: the yardstick of the machine, without a goal
+SIZE = 1024
 SMALL = "gpt2_small"  # 124 million weights in a file beside the model
 
 
@@ -139,6 +142,11 @@ def theirs_on_wheel(folder: Path, name: str, dialect: str) -> Callable[[], Any]:
 
 def step(folder: Path, name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The model of a step, and its feeds."""
+    if name == PRODUCT:
+        square = f"float[{SIZE}, {SIZE}]"
+        header = '<ir_version: 10, opset_import: ["": 21]>'
+        text = f"{header} product ({square} a, {square} b) => ({square} c) {{ c = MatMul(a, b) }}"
+        return onnx.parser.parse_model(text), operands()
     if name == SMALL:
         path = folder / f"{SMALL}.onnx"
         feeds = dict(np.load(folder / f"{SMALL}.npz"))
@@ -147,6 +155,12 @@ def step(folder: Path, name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray
         return refgrad.gradient(str(path), wrt=wrt, keep_outputs=True), feeds
     model, feeds, wrt = load(folder, name)
     return refgrad.gradient(model, wrt=wrt, keep_outputs=True), feeds
+
+
+def operands() -> dict[str, np.ndarray]:
+    """The matrices of the one product."""
+    a, b = np.random.default_rng(0).standard_normal((2, SIZE, SIZE), np.float32)
+    return {"a": a, "b": b}
 
 
 def ours_on_stock(folder: Path, name: str) -> Callable[[], Any]:
@@ -208,6 +222,9 @@ def torch_eager(folder: Path, name: str) -> Callable[[], Any]:
     from torch_models import build
 
     torch.set_num_threads(THREADS)
+    if name == PRODUCT:
+        a, b = (torch.from_numpy(value) for value in operands().values())
+        return lambda: a @ b
     feeds = dict(np.load(folder / f"{SMALL}.npz")) if name == SMALL else load(folder, name)[1]
     module, inputs = small() if name == SMALL else build(name)
     inputs = {key: x.requires_grad_() if x.is_floating_point() else x for key, x in inputs.items()}
@@ -230,11 +247,11 @@ def against_torch(folder: Path) -> None:
     if not (folder / f"{SMALL}.npz").exists():
         write_small(folder)
     for system, ours in (("ONNX Runtime", ours_on_stock), ("the interpreter", ours_on_interpreter)):
-        for name, goal in GOALS.items():
+        for name, goal in ({PRODUCT: ""} | GOALS).items():
             big = name == SMALL
             times = alternate_processes(ours, torch_eager, (folder, name), 5 if big else ROUNDS, 1 if big else 7)
             found = {"model": name, "system": system} | row(name, "onnx", "torch eager", times)
-            rows.append(found | {"goal": goal if ours is ours_on_stock else INTERPRETER})
+            rows.append(found | {"goal": INTERPRETER if goal and ours is ours_on_interpreter else goal})
             print(rows[-1], flush=True)
     save("run_time_torch", rows)
 
