@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.registry import kernels
 from refgrad.cli import main
 from refgrad.costs import interpreter, onnxruntime
@@ -270,6 +271,7 @@ def test_what_views_and_what_reuses_are_what_the_kernels_say():
     newest = {kernel.op_type: kernel for kernel in sorted(kernels(), key=lambda k: k.since) if not kernel.domain}
     assert {name for name, kernel in newest.items() if not kernel.fresh} == interpreter.VIEWING
     assert {name for name, kernel in newest.items() if "_free" in kernel.keywords} == interpreter.REUSING
+    assert registry.SMALL == interpreter.SMALL
 
 
 BIG = "[64,64,64]"  # 1 MiB

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import reuse
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test import loader
 from test_numpy_gradients import CASES, build, typed
@@ -22,6 +23,7 @@ from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+at_every_size = reuse.at_every_size
 
 NUMPY = get_backend("numpy")
 PARTS = 8

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import reuse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
@@ -20,6 +21,7 @@ from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import BackendError, OptionError
 
 pytestmark = pytest.mark.interpreter
+at_every_size = reuse.at_every_size
 
 NUMPY = get_backend("numpy")
 MIB = 2**20

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reuse
 from numpy_graphs import undeclared
 from numpy_nodes import ONNXRUNTIME
 from onnx import parser
@@ -17,6 +18,7 @@ from runtime import needs_runtime
 from refgrad.backends import get_backend
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+at_every_size = reuse.at_every_size
 
 NUMPY = get_backend("numpy")
 KINDS = [np.dtype(name) for name in ("float16", "float32", "float64")]

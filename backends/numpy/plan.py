@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, zip_longest
+from itertools import count, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class _Instruction(NamedTuple):
     step: Step
     call: Call
     inputs: tuple[int, ...]
-    read: Callable[[list[Any]], tuple[Any, ...]]  # the values of the inputs
+    read: Callable[[list[Any]], Sequence[Any]]  # the values of the inputs
     outer: tuple[tuple[str, int], ...]
     outputs: tuple[int, ...]
     views: tuple[int, ...]  # outputs that may be views of what dies before them
@@ -64,6 +64,8 @@ class _Schedule:
     instructions: list[_Instruction]
     places: dict[str, int]
     values: list[Any]
+    entries: tuple[int, ...]  # the places of the graph's inputs
+    results: Callable[[list[Any]], Sequence[Any]]  # the values of the outputs
 
 
 class PlannedGraph:
@@ -107,12 +109,14 @@ class PlannedGraph:
         """Compute the outputs of a subgraph or a function's body. Inputs left out at the end are None."""
         schedule = self._schedule(self.outputs, False)
         values, places = schedule.values.copy(), schedule.places
-        outer = outer or {}
-        for name, value in chain(zip_longest(self.inputs, inputs[: len(self.inputs)]), outer.items()):
-            if name in places:
-                values[places[name]] = value
-        self._execute(schedule, values, {*self.inputs, *outer})
-        return tuple([values[places[name]] for name in self.outputs])
+        for place, value in zip_longest(schedule.entries, inputs[: len(self.inputs)]):
+            values[place] = value
+        if outer:
+            for name, value in outer.items():
+                if name in places:
+                    values[places[name]] = value
+        self._execute(schedule, values)
+        return tuple(schedule.results(values))
 
     def run(
         self,
@@ -132,15 +136,13 @@ class PlannedGraph:
         for name, value in feeds.items():
             if name in places:
                 values[places[name]] = value
-        self._execute(schedule, values, feeds, progress)
+        self._execute(schedule, values, progress)
         if trace:
             return {name: values[place] for name, place in places.items() if name not in self.initializers}
         return {name: values[places[name]] for name in wanted}
 
-    def _execute(
-        self, schedule: _Schedule, values: list[Any], fed: Container[str], progress: Progress | None = None
-    ) -> None:
-        """Run the steps of `schedule` on its `values`, those that are `fed` and the constants in their places."""
+    def _execute(self, schedule: _Schedule, values: list[Any], progress: Progress | None = None) -> None:
+        """Run the steps of `schedule` on its `values`, what is given and the constants in their places."""
         watch, places = WATCH.get(), schedule.places
         number = 0
         try:
@@ -180,7 +182,8 @@ class PlannedGraph:
                 "outputs= set to a value before this node."
             ) from error
         if watch is not None:
-            watch.release(values[places[name]] for name in places if name not in self.constants and name not in fed)
+            given = {*self.inputs, *self.captures, *self.constants}
+            watch.release(values[place] for name, place in places.items() if name not in given)
 
     def _folded(self, steps: list[Step]) -> list[Step]:
         """Compute the small results that depend on constants only; return the other steps.
@@ -224,7 +227,8 @@ class PlannedGraph:
             places = {name: place for place, name in enumerate(names)}
             values = [self.constants.get(name) for name in names]
             nothing = len(values)  # the place of outputs without a name and of absent inputs
-            values.append(None)
+            unread = nothing + 1  # the place of what no step needs
+            values += [None, None]
             at = {**places, "": nothing}
             lives = _Lives(
                 steps, self.constants.keys() | set(self.inputs) | set(self.captures), names if trace else wanted
@@ -244,7 +248,9 @@ class PlannedGraph:
                         tuple(at[name] for name in lives.dead(index)) + ((nothing,) if "" in step.outputs else ()),
                     )
                 )
-            schedule = self._schedules[wanted, trace] = _Schedule(instructions, places, values)
+            entries = tuple(places.get(name, unread) for name in self.inputs)
+            results = _reader(tuple(places[name] for name in wanted))
+            schedule = self._schedules[wanted, trace] = _Schedule(instructions, places, values, entries, results)
         return schedule
 
 
@@ -420,7 +426,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     return dense
 
 
-def _reader(places: tuple[int, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+def _reader(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
     """What reads these places of a list, as fast as Python can: small nodes take no longer than this."""
     if len(places) > 1:
         return itemgetter(*places)

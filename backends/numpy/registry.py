@@ -161,10 +161,16 @@ def _attribute(name: str) -> str:
     return name.rstrip("_")
 
 
+SMALL = 1024  # elements: new memory for them is there sooner than the question whether an input's is free
+
+
 def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> np.ndarray | None:
-    """Return an input whose memory an elementwise result of `dtype` may take: a free one as large as the result. Or None."""
+    """Return an input whose memory an elementwise result of `dtype` may take: a free one as large as the result. Or None.
+
+    None for a small result too.
+    """
     for x, is_free in zip(inputs, free, strict=False):
-        if is_free and x.ndim and x.dtype == dtype:
+        if is_free and x.size > SMALL and x.dtype == dtype:
             shape = x.shape
             for y in inputs:
                 if y.shape != shape and not broadcasts(y.shape, shape):

@@ -40,6 +40,7 @@ _COPIED = 256  # elements: Expand copies that many sooner than it views them
 _WORKSPACE = 2**21  # bytes that a block of a convolution works with
 _COLUMNS = 256  # of a block at least
 _BLOCK = 16384  # elements of a block of Erf and Gelu
+SMALL = 1024  # elements: a result of no more takes new memory
 _FOREIGN = 0  # the memory of what the run does not own
 
 
@@ -208,6 +209,8 @@ class _Run:
         if step.op_type in ("Max", "Min", "Sum") and len(inputs) != 2:
             return None
         result = step.made[0]
+        if result is not None and result.size <= SMALL:
+            return None
         first = 1 if step.op_type == "Where" else 0
         only = len(inputs) if step.op_type in _SYMMETRIC else first + 1
         if step.op_type == "Gelu" and step.attributes.get("approximate") == "tanh":
@@ -437,10 +440,10 @@ def _softmax(step: Step, inputs: Sequence[Array | None], size: int) -> int:
 
 
 def _blocks(step: Step, inputs: Sequence[Array | None], size: int) -> int:
-    """Three rows of doubles for a block of elements, see `backends/numpy/kernels/erf.py`."""
+    """Four rows of doubles for a block of elements, see `backends/numpy/kernels/erf.py`."""
     tensor = step.made[0]
     copied = size if inputs[0] is not None and not _is_in_one_piece(inputs[0].layout) else 0
-    return copied + (8 * 3 * min(tensor.size, _BLOCK) if tensor is not None else 0)
+    return copied + (8 * 4 * min(tensor.size, _BLOCK) if tensor is not None else 0)
 
 
 def _gelu(step: Step, inputs: Sequence[Array | None], size: int) -> int:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from refgrad.backends.numpy.kernels.operands import summed
 from refgrad.backends.numpy.memory import need
-from refgrad.backends.numpy.registry import broadcasts, kernel, reuse
+from refgrad.backends.numpy.registry import SMALL, broadcasts, kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
 _UNARY: dict[str, Callable[..., Any]] = {  # the result has the type of the input
@@ -82,14 +82,16 @@ _SMALL_INTEGERS = frozenset(map(np.dtype, (ml_dtypes.int2, ml_dtypes.uint2, ml_d
 
 def _one(function: Callable[..., Any]) -> Callable[..., Any]:
     def unary(x: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
-        return function(x, out=reuse(_free, x.dtype, x)) if _free else function(x)
+        return function(x, out=reuse(_free, x.dtype, x)) if _free and x.size > SMALL else function(x)
 
     return unary
 
 
 def _two(function: Callable[..., Any]) -> Callable[..., Any]:
     def binary(a: np.ndarray, b: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
-        return function(a, b, out=reuse(_free, a.dtype, a, b)) if _free else function(a, b)
+        if _free and (a.size > SMALL or b.size > SMALL):
+            return function(a, b, out=reuse(_free, a.dtype, a, b))
+        return function(a, b)
 
     return binary
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -94,7 +94,7 @@ def scan(
     scan_output_directions: list[int] | None = None,
     _outer: Outer = None,
 ) -> tuple[Any, ...]:
-    state = list(inputs[: len(inputs) - num_scan_inputs])
+    state: Sequence[Any] = inputs[: len(inputs) - num_scan_inputs]
     _check(body, len(inputs), len(state))
     axes = scan_input_axes or [0] * num_scan_inputs
     sequences = [_in_front(x, axis) for x, axis in zip(inputs[len(state) :], axes, strict=True)]
@@ -110,8 +110,8 @@ def scan(
     places: list[np.ndarray] = []  # the outputs with the axis of the steps in front
     with Rounds(state) as rounds:
         for index in range(lengths[0]):
-            results = body(*state, *[x[index, ...] for x in sequences], outer=_outer)
-            state, rows = list(results[: len(state)]), results[len(state) :]
+            results = body(*state, *[x[index] if x.ndim > 1 else x[index, ...] for x in sequences], outer=_outer)
+            state, rows = results[: len(state)], results[len(state) :]
             rounds.turn(state)
             if not outputs:
                 rounds.reserve(sum(lengths[0] * row.nbytes for row in rows))

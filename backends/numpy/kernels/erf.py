@@ -3,9 +3,8 @@
 A double: the rational approximations of FreeBSD's msun, s_erf.c (Copyright 1993 Sun Microsystems, Inc., freely granted
 for use, copy and distribution provided that this notice is preserved), evaluated on each of their four intervals at once.
 
-A float32: thousands of straight lines, in double. Which of them is near an argument are two tables' business; the relative
-error of each is below 1e-8, a sixth of a float32's last place at most. Each block stays in the cache from the first operation
-to the last.
+A float32: a straight line for each of some ten thousand short pieces, in double; tables hold them. Their relative error is
+at most 1e-8, a sixth of a float32's last place. Each block stays in the cache from the first operation to the last.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ _SB = (
     -2.24409524465858183362e01,
 )
 _LARGEST = 4  # erf rounds to 1 there
-_PER_UNIT = 4096  # lines of erf: their error is (1/4096)²/16 of its second derivative
-_SHIFT = 11  # the tail has a line for each 1 + a of the same upper bits: 4096 between a power of two and the next
+_PER_UNIT = 4096  # lines of erf, with an error of (1/4096)²/16 of its second derivative
+_SHIFT = 11  # a line of the tail is for all 1 + a that differ in this many bits: 4096 between two powers of 2
 _FIRST, _LAST = (int(x.view(np.int32)) >> _SHIFT for x in (np.float32(1), np.float32(16)))
 _FURTHEST = 14.5  # Φ(−a) rounds to 0 there
 # Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 14.5, where a difference cancels.
@@ -169,7 +168,7 @@ def _aligned(rows: int, size: int) -> np.ndarray:
 
 
 def _erf_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
-    """The line that is next to each x."""
+    """What the line of each x is there."""
     argument, value, slope, number = work
     places = value.view(np.float32)[: x.size]
     np.clip(x, np.float32(-_LARGEST), np.float32(_LARGEST), out=out)

@@ -89,10 +89,17 @@ _MOST_AXES = 64
 @kernel("Unsqueeze")
 def unsqueeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
     over = (axes or []) if axes_input is None else axes_input.reshape(-1).tolist()
-    if data.ndim + len(over) > _MOST_AXES:  # NumPy would look for each axis among all others first
-        raise ValueError(f"the result has {data.ndim + len(over)} axes, and NumPy has arrays of {_MOST_AXES} at most")
-    at, sizes = check_axes(over, data.ndim + len(over)), iter(data.shape)
-    return data.reshape([1 if axis in at else next(sizes) for axis in range(data.ndim + len(over))])
+    return data.reshape(_with_ones(data.shape, tuple(over)))
+
+
+@lru_cache(maxsize=256)
+def _with_ones(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with an axis of 1 at each of `axes`, which count in the result."""
+    rank = len(shape) + len(axes)
+    if rank > _MOST_AXES:  # NumPy would look for each axis among all others first
+        raise ValueError(f"the result has {rank} axes, and NumPy has arrays of {_MOST_AXES} at most")
+    at, sizes = check_axes(axes, rank), iter(shape)
+    return tuple([1 if axis in at else next(sizes) for axis in range(rank)])
 
 
 @kernel("Expand")
