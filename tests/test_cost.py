@@ -42,8 +42,10 @@ def measured(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> int:
 
 def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     rng, taken = np.random.default_rng(0), {tensor.name for tensor in model.graph.initializer}
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
-    return {n: rng.uniform(0.5, 1, shape).astype(np.float32) for n, shape in shapes.items() if n not in taken}
+    tensors = {v.name: v.type.tensor_type for v in model.graph.input if v.name not in taken}
+    shapes = {name: [d.dim_value for d in tensor.shape.dim] for name, tensor in tensors.items()}
+    kinds = {name: helper.tensor_dtype_to_np_dtype(tensor.elem_type) for name, tensor in tensors.items()}
+    return {name: rng.uniform(0.5, 1, shape).astype(kinds[name]) for name, shape in shapes.items()}
 
 
 COUNTS = {  # a graph, and its operations counted by hand
@@ -317,6 +319,14 @@ PEAKS = {
         "(float[2048,256] x, float[1024,256] u) => (float[2048,256] y) { n = Constant<value_int = 0>() "
         "m = Constant<value_int = 1024>() d = Constant<value_int = 1>() r = Range(n, m, d) a = Constant<value_ints = [1]>() "
         'i = Unsqueeze(r, a) y = ScatterND<reduction = "add">(x, i, u) }'
+    ),
+    "a scatter into zeros": (
+        "(float[64,256] u, int64[64,256] i) => (float[2048,256] y) { s = Constant<value_ints = [2048, 256]>() "
+        'z = ConstantOfShape(s) y = ScatterElements<axis = 0, reduction = "add">(z, i, u) }'
+    ),
+    "a scatter into what is turned": (
+        "(float[256,2048] x, float[64,256] u, int64[64,256] i) => (float[2048,256] y) { a = Neg(x) t = Transpose(a) "
+        'y = ScatterElements<axis = 0, reduction = "add">(t, i, u) }'
     ),
     "a Scan": (
         "(float[64,64] h, float[64,64,64] x) => (float[64,64] y, float[64,64,64] z) { y, z = Scan<num_scan_inputs = 1, "

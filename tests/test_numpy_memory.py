@@ -131,6 +131,7 @@ def test_a_small_view_does_not_keep_a_large_array():
 UNARY = ("Neg", "Relu", "Tanh", "Sigmoid", "Abs", "Identity", "Softplus", "Erf", "HardSwish")
 BINARY = ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean", "Where")
 SHAPED = ("Reshape", "Transpose", "Split", "Slice", "Unsqueeze", "Concat", "Flatten", "Expand")
+SCATTER = ("ScatterElements", "ScatterND")
 
 
 @st.composite
@@ -139,7 +140,7 @@ def random_graphs(draw):
     names = ["x0", "x1", "w"]
     nodes = []
     for k in range(draw(st.integers(3, 14))):
-        op_type = draw(st.sampled_from(UNARY + BINARY + SHAPED))
+        op_type = draw(st.sampled_from(UNARY + BINARY + SHAPED + SCATTER))
         a, b = (draw(st.sampled_from(names)) for _ in range(2))
         y = f"y{k}"
         match op_type:
@@ -162,6 +163,10 @@ def random_graphs(draw):
                 nodes.append(node("Flatten", a, y, axis=1))
             case "Expand":
                 nodes.append(node("Expand", f"{a} square", y))
+            case "ScatterElements":
+                nodes.append(node("ScatterElements", f"{a} rows {b}", y, axis=0, reduction="add"))
+            case "ScatterND":
+                nodes.append(node("ScatterND", f"{a} turned {b}", y))
             case "Where":
                 nodes += [node("Less", f"{a} {b}", f"{y}l"), node("Where", f"{y}l {b} {a}", y)]
             case _:
@@ -177,6 +182,8 @@ def random_graphs(draw):
         "back": np.array([-1]),
         "four": np.array([4]),
         "one": np.array([1]),
+        "rows": np.array([[0, 3, 1, 1]] * 4),
+        "turned": np.array([[3], [1], [0], [2]]),
     }
     return graph(nodes, {"x0": [4, 4], "x1": [4, 4]}, wanted, constants)
 

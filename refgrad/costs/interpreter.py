@@ -29,8 +29,20 @@ REUSING = frozenset(
         *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization"),
         *("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Clip", "Cos", "Cosh", "Div", "Erf"),
         *("Exp", "Floor", "Gelu", "LayerNormalization", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg", "Not"),
-        *("Or", "Reciprocal", "Relu", "Round", "Sign", "Sin", "Sinh", "Softmax", "Sqrt", "Sub", "Sum", "Tan"),
-        *("Tanh", "Where", "Xor"),
+        *(
+            "Or",
+            "Reciprocal",
+            "Relu",
+            "Round",
+            "ScatterElements",
+            "ScatterND",
+            "Sign",
+            "Sin",
+            "Sinh",
+            "Softmax",
+            "Sqrt",
+        ),
+        *("Sub", "Sum", "Tan", "Tanh", "Where", "Xor"),
     )
 )
 OBJECT = 128  # bytes of an array without its elements
@@ -225,6 +237,8 @@ class _Run:
             same = tensor is not None and tensor.kind == result.kind and tensor.shape == result.shape
             if step.op_type in ("Erf", "Gelu") and not _is_in_one_piece(array.layout):
                 continue
+            if step.op_type in ("ScatterElements", "ScatterND") and not array.layout.is_contiguous:
+                continue
             if same and self._is_free(step, name, index) and array.memory != _FOREIGN:
                 return array
         return None
@@ -382,7 +396,7 @@ _ELEMENTWISE = REUSING | frozenset(
         *("Softsign", "HardSigmoid", "HardSwish", "LeakyRelu", "Elu", "Selu", "Celu", "Swish", "Mish", "IsNaN"),
         *("IsInf", "Mean"),
     )
-) - {"Where"}
+) - {"ScatterElements", "ScatterND", "Where"}
 
 
 def _order_of(step: Step, inputs: Sequence[Array | None]) -> Layout:

@@ -10,7 +10,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices, check_shape
 from refgrad.backends.numpy.memory import need
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
 
@@ -155,12 +155,24 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
     _COMBINE[reduction].at(target.reshape(-1), where, updates.reshape(-1))  # fast where both are vectors
 
 
+def _own(data: np.ndarray, free: tuple[bool, ...]) -> np.ndarray:
+    """An array of the elements of `data`, in order, that may be changed: `data` itself where nobody reads it afterwards."""
+    into = reuse(free[:1], data.dtype, data)
+    return into if into is not None and into.flags.c_contiguous and into.flags.writeable else data.copy()
+
+
 @kernel("ScatterElements", in_float32=True, fresh=True)
 def scatter_elements(
-    data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
+    data: np.ndarray,
+    indices: np.ndarray,
+    updates: np.ndarray,
+    *,
+    axis: int,
+    reduction: str = "none",
+    _free: tuple[bool, ...] = (),
 ) -> np.ndarray:
     check_shape("updates", updates.shape, indices.shape)
-    target = data.copy()
+    target = _own(data, _free)
     if reduction == "add" and _is_same_for_slices(indices, data.shape, check_axis(axis, data.ndim)):
         _add_slices(target, indices, updates, check_axis(axis, data.ndim))
         return target
@@ -191,10 +203,17 @@ def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis:
 
 
 @kernel("ScatterND", in_float32=True, fresh=True)
-def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none") -> np.ndarray:
+def scatter_nd(
+    data: np.ndarray,
+    indices: np.ndarray,
+    updates: np.ndarray,
+    *,
+    reduction: str = "none",
+    _free: tuple[bool, ...] = (),
+) -> np.ndarray:
     flat, length = _flat_tuples(data.shape, indices)
     check_shape("updates", updates.shape, indices.shape[:-1] + data.shape[indices.shape[-1] :])
-    target = data.copy()
+    target = _own(data, _free)
     if length == 1:
         _scatter(target.reshape(-1), flat.reshape(-1), updates.reshape(-1), reduction)
     else:

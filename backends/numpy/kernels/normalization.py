@@ -134,7 +134,7 @@ def _train(
     centred = X - _per_channel(batch_mean, rank)
     batch_var = squares_summed(centred, axes) / n
     r = 1 / np.sqrt(batch_var + epsilon)
-    Y = centred * _per_channel(scale * r, rank)
+    Y = np.multiply(centred, _per_channel(scale * r, rank), out=centred)
     Y += _per_channel(B, rank)
     running_mean = mean * momentum + batch_mean * (1 - momentum)
     running_var = var * momentum + batch_var * (1 - momentum)
@@ -222,9 +222,10 @@ def instance_normalization(X: np.ndarray, scale: np.ndarray, B: np.ndarray, *, e
     axes, rank = tuple(range(2, X.ndim)), X.ndim
     check_shape("scale", scale.shape, X.shape[1:2])
     check_shape("B", B.shape, X.shape[1:2])
-    centred = X - mean_of(X, axes, True)
-    centred /= np.sqrt(mean_square(centred, axes, True) + epsilon)
-    return np.asarray(centred * _per_channel(scale, rank) + _per_channel(B, rank))
+    Y = X - mean_of(X, axes, True)
+    Y *= _per_channel(scale, rank) / np.sqrt(mean_square(Y, axes, True) + epsilon)
+    Y += _per_channel(B, rank)
+    return np.asarray(Y)
 
 
 @kernel("MeanVarianceNormalization", in_float32=True, fresh=True)
@@ -247,10 +248,11 @@ def group_normalization(
 ) -> np.ndarray:
     """x̂·scale + bias, group by group of channels; the scale and the bias are the channels', before opset 21 the groups'"""
     x = X.reshape(X.shape[0], num_groups, X.shape[1] // num_groups, int(np.prod(X.shape[2:])))
-    centred = x - mean_of(x, (2, 3), True)
-    normalized = centred / np.sqrt(mean_square(centred, (2, 3), True) + epsilon)
     factor, shift = (v.reshape(num_groups, -1, 1) for v in (scale, bias))
-    return np.asarray((normalized * factor + shift).reshape(X.shape).astype(X.dtype, copy=False))
+    Y = x - mean_of(x, (2, 3), True)
+    Y *= factor / np.sqrt(mean_square(Y, (2, 3), True) + epsilon)
+    Y += shift
+    return Y.reshape(X.shape)
 
 
 @kernel("LayerNormalizationGrad", domain=MICROSOFT, fresh=True)
