@@ -22,7 +22,6 @@ import ctypes
 import functools
 import gc
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from refgrad.protos.walk import versions_of
 THREADS = 2
 SECONDS, ROUNDS = 0.25, 9  # of one system in all its rounds of a row; at least so many rounds
 MIB = 2**20
+DISABLE_HUGE_PAGES = 41  # PR_SET_THP_DISABLE of Linux's prctl
 
 
 def model_of(row: Row) -> tuple[Any, dict[str, np.ndarray], list[str]]:
@@ -176,12 +176,20 @@ def serve(system: str, dialect: str, pipe: Any) -> None:
 
 
 def first_call(call: Callable[[], Any]) -> float:
-    """The MiB that it adds to the process at its peak. Linux alone."""
-    ctypes.CDLL(None).malloc_trim(0)
+    """The MiB that it adds to the process at its peak. Linux alone.
+
+    NumPy asks for huge pages, and whatever gets its memory later is then resident by 2 MiB at a time: for this call there are none.
+    """
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
+    libc.prctl(DISABLE_HUGE_PAGES, 1, 0, 0, 0)
     before = memory("VmRSS")
-    call()
-    return (memory("VmHWM") - before) / 1024
+    try:
+        call()
+        return (memory("VmHWM") - before) / 1024
+    finally:
+        libc.prctl(DISABLE_HUGE_PAGES, 0, 0, 0, 0)
 
 
 def memory(what: str) -> int:
@@ -364,8 +372,6 @@ def main() -> None:
     if arguments.cuda:
         on_gpu(rows, arguments)
         return
-    # NumPy asks for huge pages, and whatever gets its memory later is then resident by 2 MiB at a time.
-    os.environ["NUMPY_MADVISE_HUGEPAGE"] = "0"
     forward = rate = None
     if arguments.ort:
         name, processes = "operators_ort", {d: System("onnxruntime", d) for d in ("ort", "onnx")}

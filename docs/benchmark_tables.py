@@ -65,9 +65,9 @@ BENCHMARKS = (
         "For the input and all weights, two threads, on stock onnxruntime and on the interpreter. The goal is beside each "
         "ratio. gpt2_small has 124 million weights in a file of their own and 64 tokens. In bert and gpt2 (4 layers of 256) "
         "70 % of the time of ONNX Runtime are matrix products, 5 GFLOP: matmul, one product of 1,024 by 1,024 matrices, "
-        "says how fast each system is at them on the processor of this run. On another machine, the day before, the same "
-        "graphs took 0.43 (mlp), 0.62 (bert), 0.60 (gpt2) and 0.42 (gpt2_small) of torch's time. The interpreter takes the "
-        "small nodes of the lstm one by one.",
+        "says how fast each system is at them on the processor of this run. On another processor the same graphs took 0.43 "
+        "(mlp), 0.62 (bert), 0.60 (gpt2) and 0.42 (gpt2_small) of torch's time. Of the interpreter's time for bert half are "
+        "products, a fifth is Erf and Gelu in one thread.",
     ),
     (
         "Forward and backward on a GPU",
@@ -109,8 +109,7 @@ BENCHMARKS = (
         "results: the bytes that Python allocates on the interpreter, and on ONNX Runtime the resident memory that the first "
         "run of a session adds, where a session before it has brought the code of the kernels into memory. "
         '"recompute" is the gradient with `recompute=True`. Goals: within 5 % on the interpreter, within 15 % on ONNX Runtime. '
-        "Three rows miss them. The small lstm takes some ten KiB, most of them objects of Python, which are not predicted. In "
-        "bert's gradient on ONNX Runtime the arena takes a region more than is predicted.",
+        "The two rows of the small lstm miss them: it takes some ten KiB, most of them objects, which are not predicted.",
     ),
     (
         "Gradients within a memory budget",

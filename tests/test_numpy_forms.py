@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels.linear import product
@@ -72,6 +72,20 @@ def test_special_values_of_erf_and_gelu():
     x = np.float32([math.inf, -math.inf, math.nan, 3e38, -3e38])
     np.testing.assert_array_equal(run("Erf", x), np.float32([1, -1, math.nan, 1, -1]))
     np.testing.assert_array_equal(run("Gelu", x), np.float32([math.inf, math.nan, math.nan, 3e38, 0]))
+    np.testing.assert_array_equal(np.signbit(run("Erf", np.float32([0.0, -0.0, -1e-45]))), [False, True, True])
+
+
+def test_erf_does_not_fall_and_does_not_pass_1():
+    x = np.sort(RNG.uniform(-4.5, 4.5, 100_000).astype(np.float32))
+    y = run("Erf", x)
+    assert (np.diff(y) >= 0).all()
+    assert np.abs(y).max() == 1
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_zero_keeps_its_sign_in_a_constant(zero: float):
+    value = numpy_helper.from_array(np.float32([zero]))
+    assert np.signbit(run("ConstantOfShape", np.array([2, 3]), value=value)).all() == np.signbit(zero)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
