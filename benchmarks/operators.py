@@ -178,7 +178,7 @@ def serve(system: str, dialect: str, pipe: Any) -> None:
 def first_call(call: Callable[[], Any]) -> float:
     """The MiB that it adds to the process at its peak. Linux alone.
 
-    NumPy asks for huge pages, and whatever gets its memory later is then resident by 2 MiB at a time: for this call there are none.
+    NumPy asks for huge pages, and whatever gets its memory later is then resident by 2 MiB at a time: this call has none.
     """
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)

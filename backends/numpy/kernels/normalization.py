@@ -252,7 +252,7 @@ def group_normalization(
     Y = x - mean_of(x, (2, 3), True)
     Y *= factor / np.sqrt(mean_square(Y, (2, 3), True) + epsilon)
     Y += shift
-    return Y.reshape(X.shape)
+    return np.asarray(Y.reshape(X.shape))
 
 
 @kernel("LayerNormalizationGrad", domain=MICROSOFT, fresh=True)
