@@ -66,6 +66,7 @@ class _Schedule:
     values: list[Any]
     entries: tuple[int, ...]  # the places of the graph's inputs
     results: Callable[[list[Any]], Sequence[Any]]  # the values of the outputs
+    own: tuple[int, ...]  # the places of what the steps make: neither given nor constant
 
 
 class PlannedGraph:
@@ -143,8 +144,7 @@ class PlannedGraph:
 
     def _execute(self, schedule: _Schedule, values: list[Any], progress: Progress | None = None) -> None:
         """Run the steps of `schedule` on its `values`, what is given and the constants in their places."""
-        watch, places = WATCH.get(), schedule.places
-        number = 0
+        watch, number = WATCH.get(), 0
         try:
             for step, call, inputs, read, outer, made, views, dead in schedule.instructions:
                 if progress is not None:
@@ -182,8 +182,7 @@ class PlannedGraph:
                 "outputs= set to a value before this node."
             ) from error
         if watch is not None:
-            given = {*self.inputs, *self.captures, *self.constants}
-            watch.release(values[place] for name, place in places.items() if name not in given)
+            watch.release(values[place] for place in schedule.own)
 
     def _folded(self, steps: list[Step]) -> list[Step]:
         """Compute the small results that depend on constants only; return the other steps.
@@ -230,9 +229,8 @@ class PlannedGraph:
             unread = nothing + 1  # the place of what no step needs
             values += [None, None]
             at = {**places, "": nothing}
-            lives = _Lives(
-                steps, self.constants.keys() | set(self.inputs) | set(self.captures), names if trace else wanted
-            )
+            foreign = self.constants.keys() | set(self.inputs) | set(self.captures)
+            lives = _Lives(steps, foreign, names if trace else wanted)
             instructions = []
             for index, step in enumerate(steps):
                 free = lives.free(index) if step.bound.reuses else ()
@@ -250,7 +248,8 @@ class PlannedGraph:
                 )
             entries = tuple(places.get(name, unread) for name in self.inputs)
             results = _reader(tuple(places[name] for name in wanted))
-            schedule = self._schedules[wanted, trace] = _Schedule(instructions, places, values, entries, results)
+            own = tuple(place for name, place in places.items() if name not in foreign)
+            schedule = self._schedules[wanted, trace] = _Schedule(instructions, places, values, entries, results, own)
         return schedule
 
 

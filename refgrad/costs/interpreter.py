@@ -454,7 +454,7 @@ def _softmax(step: Step, inputs: Sequence[Array | None], size: int) -> int:
 
 
 def _blocks(step: Step, inputs: Sequence[Array | None], size: int) -> int:
-    """Four rows of doubles for a block of elements, see `backends/numpy/kernels/erf.py`."""
+    """Three rows of doubles and one of places for a block of elements, see `backends/numpy/kernels/erf.py`."""
     tensor = step.made[0]
     copied = size if inputs[0] is not None and not _is_in_one_piece(inputs[0].layout) else 0
     return copied + (8 * 4 * min(tensor.size, _BLOCK) if tensor is not None else 0)

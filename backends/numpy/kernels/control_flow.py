@@ -110,7 +110,7 @@ def scan(
     places: list[np.ndarray] = []  # the outputs with the axis of the steps in front
     with Rounds(state) as rounds:
         for index in range(lengths[0]):
-            results = body(*state, *[x[index] if x.ndim > 1 else x[index, ...] for x in sequences], outer=_outer)
+            results = body(*state, *[x[index, ...] for x in sequences], outer=_outer)
             state, rows = results[: len(state)], results[len(state) :]
             rounds.turn(state)
             if not outputs:

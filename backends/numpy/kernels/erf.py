@@ -93,8 +93,7 @@ _SB = (
 _LARGEST = 4  # erf rounds to 1 there
 _PER_UNIT = 4096  # lines of erf, with an error of (1/4096)²/16 of its second derivative
 _SHIFT = 11  # a line of the tail is for all 1 + a that differ in this many bits: 4096 between two powers of 2
-_FIRST, _LAST = (int(x.view(np.int32)) >> _SHIFT for x in (np.float32(1), np.float32(16)))
-_FURTHEST = 14.5  # Φ(−a) rounds to 0 there
+_FIRST, _LAST = (int(x.view(np.int32)) >> _SHIFT for x in (np.float32(1), np.float32(16)))  # Φ(−15) rounds to 0
 # Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 14.5, where a difference cancels.
 _FINE_TAIL = (
     224.83111908181155,
@@ -146,13 +145,13 @@ def _blockwise(
 ) -> np.ndarray:
     """An array of the shape and order of `x`, `into` if it lies in one piece, filled by `function(out, block, work)`.
 
-    `work` are four rows of doubles as long as a block.
+    `work` are three rows of doubles as long as a block.
     """
     if x.flags.f_contiguous and not x.flags.c_contiguous:
         return _blockwise(function, x.T, None if into is None else into.T).T
     result = into if into is not None and into.flags.c_contiguous else np.empty(np.shape(x), x.dtype)
     flat, source = result.reshape(-1), np.ascontiguousarray(x).reshape(-1)
-    work = _aligned(4, min(x.size, _BLOCK))
+    work = _aligned(3, min(x.size, _BLOCK))
     for start in range(0, x.size, _BLOCK):
         block = source[start : start + _BLOCK]
         function(flat[start : start + _BLOCK], block, work[:, : block.size])
@@ -169,30 +168,29 @@ def _aligned(rows: int, size: int) -> np.ndarray:
 
 def _erf_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
     """What the line of each x is there."""
-    argument, value, slope, number = work
+    argument, value, slope = work
     places = value.view(np.float32)[: x.size]
     np.clip(x, np.float32(-_LARGEST), np.float32(_LARGEST), out=out)
     np.multiply(out, np.float32(_PER_UNIT), out=places)
     places += np.float32(_LARGEST * _PER_UNIT)
     np.copyto(argument, out)
-    _on_lines(_erf_lines(), places, argument, value, slope, number)
+    _on_lines(_erf_lines(), places, argument, value, slope)
     np.copyto(out, value, "same_kind")
 
 
 def _gelu_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
     """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|). Φ(−∞)·∞ would be NaN; the result at ∞ is ∞."""
-    a, value, other, number = work
+    a, value, other = work
     single = value.view(np.float32)[: x.size]
     np.abs(x, out=single)
     if not single.max() < math.inf:
         np.maximum(np.minimum(x, np.float32(20), out=single), np.negative(x), out=single)
     np.copyto(a, single)
-    np.minimum(single, np.float32(_FURTHEST), out=single)
     single += np.float32(1)
     places = single.view(np.int32)
     places >>= _SHIFT
     places -= _FIRST
-    _on_lines(_tail_lines(), places, a, value, other, number)
+    _on_lines(_tail_lines(), places, a, value, other)
     value *= _bell(a, other)
     value *= a
     np.maximum(x, np.float32(0), out=out)
@@ -202,16 +200,13 @@ def _gelu_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
 
 
 def _on_lines(
-    lines: tuple[np.ndarray, np.ndarray],
-    places: np.ndarray,
-    x: np.ndarray,
-    value: np.ndarray,
-    slope: np.ndarray,
-    number: np.ndarray,
+    lines: tuple[np.ndarray, np.ndarray], places: np.ndarray, x: np.ndarray, value: np.ndarray, slope: np.ndarray
 ) -> None:
-    """Put into `value` what the lines at `places`, which may lie in the memory of `value`, are at x. NaN gives NaN."""
-    numbers = number.view(np.intp)[: x.size]
-    np.copyto(numbers, places, "unsafe")
+    """Put into `value` what the lines at `places` are at x; beyond the last line, that one. NaN gives NaN.
+
+    `places` may lie in the memory of `value`.
+    """
+    numbers = places.astype(np.intp)
     for table, into in zip(lines, (value, slope), strict=True):
         table.take(numbers, out=into, mode="clip")
     slope *= x
@@ -254,7 +249,7 @@ def _lines(function: Callable[[np.ndarray], np.ndarray], edges: np.ndarray) -> t
 
 def _gelu_slope_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
     """h = Φ(−|x|) − |x|·φ(x) where x < 0, and 1 − h elsewhere"""
-    a, value, other, _ = work
+    a, value, other = work
     positive = np.greater_equal(x, 0)
     np.abs(x, out=out)
     np.copyto(a, out)

@@ -158,7 +158,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
 def _own(data: np.ndarray, free: tuple[bool, ...]) -> np.ndarray:
     """An array of the elements of `data`, in order, that may be changed: `data` itself where nobody reads it afterwards."""
     into = reuse(free[:1], data.dtype, data)
-    return into if into is not None and into.flags.c_contiguous and into.flags.writeable else data.copy()
+    return into if into is not None and into.flags.c_contiguous else data.copy()
 
 
 @kernel("ScatterElements", in_float32=True, fresh=True)
