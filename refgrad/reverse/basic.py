@@ -57,6 +57,7 @@ class BasicEmitter(Operators):
         self.adjoint_of: dict[str, str] = {}  # results of kernels that write all of theirs: the primal of each
         self._needed = needed
         self._forward: Node | None = None
+        self._fillings: dict[tuple[int, bytes], TensorProto] = {}  # what `full` fills with
 
     @classmethod
     def over(cls, graph: Graph, taken: set[str]) -> Self:
@@ -240,8 +241,11 @@ class BasicEmitter(Operators):
         kind = self.values.adjoint_type(like)
         if kind == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
             return self.Expand(self.const(value, like=like), shape)
-        filling = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(kind))
-        return self.ConstantOfShape(shape, value=numpy_helper.from_array(filling))
+        array = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(kind))
+        key = kind, array.tobytes()
+        if key not in self._fillings:
+            self._fillings[key] = numpy_helper.from_array(array)
+        return self.ConstantOfShape(shape, value=self._fillings[key])
 
     def shape_of(self, value: str) -> str:
         """The shape of `value` as a tensor."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +28,7 @@ _BOOL = frozenset(
     )
 )
 _INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"))
+_ARRAYS = np.ndarray, np.generic
 _LONGEST = 1000  # characters of a node's name that its derivative repeats
 _OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
 
@@ -137,8 +140,6 @@ class Emission:
                 names.append("")
             elif isinstance(argument, int | float) and not isinstance(argument, bool):
                 names.append(self.number(argument, self._kind_beside(op_type, inputs)))
-            elif isinstance(argument, list | tuple) and any(isinstance(part, str) for part in argument):
-                raise not_one_value(self, argument)
             else:
                 names.append(self.written(argument))
         while names and not names[-1]:
@@ -179,12 +180,15 @@ class Emission:
     def written(self, value: float | Sequence[int] | np.ndarray | np.generic) -> str:
         """What a rule wrote as a constant of its own type: an array's or a NumPy scalar's, bool, or int64.
 
-        :raises RuleError: it is a Python float, or a list with floats: their type is that of another value.
+        :raises RuleError: it is a Python float, or a list with floats: their type is that of another value. Or a list has
+            names of values.
         """
-        if isinstance(value, np.ndarray | np.generic):
+        if isinstance(value, _ARRAYS):
             return self.constant(np.asarray(value))
         key = repr(value), int(TensorProto.UNDEFINED)
         if key not in self._numbers:
+            if isinstance(value, list | tuple) and any(isinstance(part, str) for part in value):
+                raise not_one_value(self, value)
             array = np.asarray(value)
             if array.dtype.kind == "f" and array.size:
                 raise no_type(self, value)
@@ -206,8 +210,8 @@ class Emission:
         key = array.dtype, array.shape, array.tobytes(), exact
         name = self._by_content.get(key)
         if name is None:
-            text = "_".join(str(v) for v in array.ravel()[:6]) + ("_etc" if array.size > 6 else "")
-            name = self.fresh(f"{array.dtype.name}_{text}")
+            text = "_".join(map(str, array.ravel()[:6])) + ("_etc" if array.size > 6 else "")
+            name = self.fresh(f"{_type_name(array.dtype)}_{text}")
             self.constants[name] = numpy_helper.from_array(array, name)
             self.constants[name].metadata_props.add(key=CONSTANT, value=exact)
             self._by_content[key] = name
@@ -237,6 +241,9 @@ class Emission:
         write(graph, needed_emitted(self.nodes, set(results)))
         self.nodes, self._seen = outer
         return graph
+
+
+_type_name = cache(operator.attrgetter("name"))  # NumPy puts a type's name together each time
 
 
 def _hashable(value: Any) -> Any:

@@ -117,18 +117,18 @@ class Writer:
 
     def add(self, node: Emitted) -> None:
         """Add the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
+        op_type, domain, inputs, outputs, settings, node_name, owner, _ = node
         known = self._values
         written = b""
-        for name in node.inputs:
+        for name in inputs:
             written += _INPUT + (known.get(name) or self._value(name))
-        for name in node.outputs:
+        for name in outputs:
             written += _OUTPUT + (known.get(name) or self._value(name))
-        operator = node.op_type, node.domain
-        op_type, domain = self._operators.get(operator) or self._operator(*operator)
-        written += _NAME + _text(node.name) + op_type
-        if node.settings.attributes:
-            written += self._attributes.get(node.settings) or self._written(node.settings)
-        written += domain + (self._metadata if node.owner is self._owner else self._description(node.owner))
+        kind, behind = self._operators.get((op_type, domain)) or self._operator(op_type, domain)
+        written += _NAME + _text(node_name) + kind
+        if settings.attributes:
+            written += self._attributes.get(settings) or self._written(settings)
+        written += behind + (self._metadata if owner is self._owner else self._description(owner))
         self._parts.append(_NODE + _length(len(written)) + written)
 
     def copy(self, nodes: Iterable[NodeProto]) -> None:
@@ -182,8 +182,8 @@ def write(graph: GraphProto, nodes: Iterable[Emitted], rename: Mapping[str, str]
 
 def listed(names: Sequence[str]) -> str:
     """A list of names as JSON."""
-    if len(names) == 1 and _PLAIN(names[0]):  # as mostly: json.dumps would take as long as all else of the value
-        return f'["{names[0]}"]'
+    if names and all(map(_PLAIN, names)):  # as mostly: json.dumps would take as long as all else of the value
+        return '["' + '", "'.join(names) + '"]'
     return json.dumps(names)
 
 

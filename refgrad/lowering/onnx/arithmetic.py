@@ -69,6 +69,7 @@ def summed_axes(shape: Shape | None, *others: Shape | None) -> tuple[list[int], 
     return list(range(missing)), inner
 
 
+@lru_cache(maxsize=4096)
 def _rows(shape: Shape, others: tuple[Shape | None, ...]) -> int:
     """How many rows are summed where the axes in front are, 0 where a size is unknown."""
     known = [other for other in others if other is not None]
