@@ -54,3 +54,18 @@ def test_a_right_result_passes() -> None:
         kernel("Cubed", domain="my.domain")(lambda x: x**3)
         result = get_backend("numpy").prepare(MODEL).run({"x": np.float32([1, 2])})
         np.testing.assert_array_equal(result["y"], np.float32([1, 8]))
+
+
+def test_a_table_of_a_foreign_kernel_is_not_overwritten() -> None:
+    """Its result lies in memory that the run does not own, though its input does."""
+    table = np.arange(2000, dtype=np.float32)
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18, "my.domain": 1]>
+        g (float[2000] x) => (float[2000] y) { n = Neg(x)  t = my.domain.Table(n)  y = Add(t, x) }""")
+    with forgetting():
+        kernel("Table", domain="my.domain")(lambda x: table)
+        prepared, x = get_backend("numpy").prepare(model), np.ones(2000, np.float32)
+        results = [prepared.run({"x": x})["y"] for _ in range(2)]
+    for result in results:
+        np.testing.assert_array_equal(result, np.arange(1, 2001))
+    np.testing.assert_array_equal(table, np.arange(2000))

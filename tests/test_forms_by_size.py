@@ -230,6 +230,33 @@ def test_masks(name):
     np.testing.assert_allclose(got, d_y * (up - down) / (2 * step), atol=2e-3)
 
 
+DIVIDING = {
+    "LayerNormalization": "LayerNormalization<axis = -1, epsilon = EPSILON>(r, s)",
+    "RMSNormalization": "RMSNormalization<axis = -1, epsilon = EPSILON>(r, s)",
+    "GroupNormalization": "GroupNormalization<num_groups = 1, epsilon = EPSILON>(r, s, b)",
+    "InstanceNormalization": "InstanceNormalization<epsilon = EPSILON>(r, s, b)",
+    "BatchNormalization": "BatchNormalization<epsilon = EPSILON>(r, s, b, b, b)",
+    "LRN": "LRN<size = 1, bias = EPSILON>(r)",
+}
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_a_mask_before_what_may_divide_by_0_selects(name):
+    """A Where passes no cotangent to the element that is divided by 0: NaN comes from 0·∞, and the mask is 0 there."""
+    text = (
+        "agraph (float[2, 2, 2] x, bool[2, 1, 1] ok) => (float[2, 2, 2] y) "
+        "<float[2] s = {1, 1}, float[2] b = {0, 0}, float zero = {0}> "
+        f"{{ r = Relu(x)  n = {DIVIDING[name]}  y = Where(ok, n, zero) }}"
+    )
+    guarded, plain = (refgrad.gradient(parsed(text.replace("EPSILON", e), 23), ["x"]) for e in ("0.0", "0.5"))
+    assert op_types(guarded).count("Where") > op_types(plain).count("Where")
+    x = np.float32([[[1, 2], [3, 5]], [[-1, -1], [-1, -1]]])
+    feeds = {"x": x, "ok": np.array([[[True]], [[False]]]), "y_grad": np.ones_like(x)}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = run(guarded, feeds)["x_grad"]
+    np.testing.assert_array_equal(found[1], 0)
+
+
 def test_a_mask_in_a_body_selects():
     """Of what lies behind a body nothing is known."""
     body = helper.make_graph(

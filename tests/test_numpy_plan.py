@@ -94,6 +94,32 @@ LOOP = """g (float[2] x, int64 n) => (float[2] last, float[k, 2] all) {
 }"""
 
 
+@pytest.mark.parametrize("tail", ["ScatterElements(y, i, u)", "ScatterND(y, j, u)", "Add(y, x)"])
+def test_constants_of_a_branch_are_not_overwritten(tail):
+    """The If reads only its condition, which dies there; its result is not the run's."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 20]>
+        g (float[2000] x, int64[1] i, int64[1, 1] j, float[1] u) => (float[2000] z) {{
+            total = ReduceSum<keepdims = 0>(x)
+            twice = Add(total, total)
+            c = Greater(twice, total)
+            y = If (c) <then_branch = t () => (float[2000] a) {{
+                n = Constant<value_ints = [2000]>()
+                a = ConstantOfShape<value = float[1] {{1}}>(n)
+            }}, else_branch = e () => (float[2000] b) {{
+                m = Constant<value_ints = [2000]>()
+                b = ConstantOfShape<value = float[1] {{2}}>(m)
+            }}>
+            z = {tail}
+        }}""")
+    feeds = {"x": np.ones(2000, np.float32), "i": np.array([3]), "j": np.array([[3]]), "u": np.float32([7])}
+    prepared = get_backend("numpy").prepare(model)
+    expected = np.full(2000, 2 if tail.startswith("Add") else 1, np.float32)
+    expected[3] = 2 if tail.startswith("Add") else 7
+    for _ in range(2):
+        np.testing.assert_array_equal(prepared.run(feeds)["z"], expected)
+
+
 def test_loop_carries_and_collects():
     prepared = NUMPY.prepare(parse(LOOP))
     result = prepared.run({"x": ones(2), "n": np.array(3)})

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto
 
 import refgrad
+from refgrad.backends import get_backend
 from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.rules.control_flow import If
@@ -219,3 +220,48 @@ def test_an_error_of_python_in_a_rule_says_where(monkeypatch: pytest.MonkeyPatch
         "'a' float[2], 'b' float[2]. "
     )
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (lambda op, d: op.Transpose(d, perm=[0.0]), "gives op.Transpose perm=[0.0], which is FLOATS: it takes INTS"),
+        (lambda op, d: op.Transpose(d, perm=[False]), "gives op.Transpose perm=[False], which takes INTS"),
+        (
+            lambda op, d: op.Transpose(d, perm={"a": 1}),
+            "gives op.Transpose perm={'a': 1}, which is STRINGS: it takes INTS",
+        ),
+        (lambda op, d: op.Cast(d, to="float"), "gives op.Cast to='float', which is STRING: it takes INT"),
+        (lambda op, d: op.com_microsoft("Own", d, of=object), "an attribute is a number, a string, a tensor, a graph"),
+        (lambda op, d: op.full([2], None, like=d), "gives None where a number is due"),
+        (lambda op, d: op.Mul(d, op.const(None, like=d)), "gives None where a number is due"),
+        (lambda op, d: op.full([2], 1.5, like=op.Shape(d)), "gives 1.5 where int64 is due"),
+        (lambda op, d: op.const([np.ones(2)], like=d), "of a list with an array of shape (2,)"),
+        (lambda op, d: op.const([[np.arange(2)]]), "of a list with an array of shape (2,)"),
+        (lambda op, d: op.Mul(d, [[d], [1]]), "gives several values as one argument"),
+    ],
+)
+def test_a_setting_or_a_constant_that_cannot_be_written_is_said(
+    written: Callable[[Any, str], str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (written(op, d_C), None))
+    assert message.startswith("The rule for Mul of node 'times' ")
+    assert said in message
+
+
+def test_settings_that_are_equal_and_written_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeakyRelu(−1, α) is −α: of 0.0 and −0.0 the inverses have different signs. An integer is written as a float is."""
+
+    def mul(op: Any, d_C: str, A: str, B: str) -> Any:
+        below = [op.LeakyRelu(op.Neg(op.Mul(A, A)), alpha=alpha) for alpha in (0.0, -0.0, 1, 1.0)]
+        assert below[2] == below[3]
+        return tuple(op.Clip(op.Div(1.0, value), -7.0, 7.0) for value in below[:2])
+
+    monkeypatch.setitem(RULES, ("", "Mul"), RULES["", "Mul"])
+    rule("Mul", replace=True)(mul)
+    made = refgrad.gradient(onnx.parser.parse_model(MUL))
+    feeds = {value.name: np.ones(2, np.float32) for value in made.graph.input}
+    with np.errstate(divide="ignore"):
+        found = get_backend("numpy").prepare(made).run(feeds)
+    assert set(found["a_grad"].ravel()) == {-7}
+    assert set(found["b_grad"].ravel()) == {7}

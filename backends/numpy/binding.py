@@ -95,14 +95,16 @@ class Bound:
     """A node that is ready to run: `call` takes the inputs and returns the output, or a tuple of several.
 
     `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh`: the results never share memory with
-    the inputs. `reuses`: the results may take the memory of the inputs that `_free` marks. `pure`: the node may be
-    computed once where its inputs are constants. `predict` returns the types of the outputs. For a node with subgraphs it
-    returns nothing, since the nodes within are asked themselves.
+    the inputs. `views`: they share it with nothing else. Those of a subgraph may be its constants, those of another
+    package's kernel its tables. `reuses`: the results may take the memory of the inputs that `_free` marks. `pure`: the
+    node may be computed once where its inputs are constants. `predict` returns the types of the outputs. For a node with
+    subgraphs it returns nothing, since the nodes within are asked themselves.
     """
 
     call: Call
     captures: tuple[str, ...] = ()
     fresh: bool = False
+    views: bool = False
     reuses: bool = False
     pure: bool = True
     predict: Callable[[Sequence[Any]], list[TensorType]] = _nothing
@@ -259,7 +261,8 @@ def _bind_kernel(kernel: registry.Kernel, node: onnx.NodeProto, opset: int, scop
             captures |= dict.fromkeys(value.captures)
         attributes[attribute.name] = value
     call = kernel.bind(node, opset, attributes, scope.values)
-    return Bound(call, tuple(captures), kernel.fresh, "_free" in kernel.keywords)
+    views = kernel.is_ours and not _has_graph(node)
+    return Bound(call, tuple(captures), kernel.fresh, views, "_free" in kernel.keywords)
 
 
 def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Scope) -> Call:

@@ -260,7 +260,8 @@ class _Lives:
     """When each value of a schedule is read last, and whose memory it may share.
 
     A step with a `fresh` kernel makes new memory. The results of any other step may be views of what it reads. Memory
-    that the run does not own (feeds, constants, outer values) has the number 0.
+    that the run does not own has the number 0: feeds, constants, outer values, and what a step may return that does not
+    promise `views` alone.
     """
 
     def __init__(self, steps: Sequence[Step], foreign: Iterable[str], wanted: Iterable[str]) -> None:
@@ -274,6 +275,8 @@ class _Lives:
         new = count(1)
         for step in steps:
             shared = frozenset().union(*(self._memory[name] for name in step.reads if name)) or _FOREIGN
+            if not step.bound.views:
+                shared |= _FOREIGN
             for name in step.outputs:
                 self._memory[name] = frozenset((next(new),)) if step.bound.fresh else shared
         self._last: dict[int, int] = {}

@@ -60,6 +60,11 @@ class Kernel:
     passed: Mapping[str, Any]  # those that the function takes as `**`
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the function belongs to refgrad, not to another package."""
+        return self.function.__module__.startswith(_OURS)
+
+    @property
     def attributes(self) -> set[str]:
         """The attributes that the function takes."""
         return {_attribute(name) for name in self.keywords if name not in _SPECIAL}
@@ -108,7 +113,7 @@ class Kernel:
             bound["_output_types"] = tuple(describe(values[n]).dtype if n in values else None for n in node.output)
         function = partial(self.function, **bound) if bound else self.function
         call = _through_float32(function) if self.in_float32 else function
-        return call if self.function.__module__.startswith(_OURS) else self._checked(call, node)
+        return call if self.is_ours else self._checked(call, node)
 
     def _checked(self, call: Call, node: onnx.NodeProto) -> Call:
         """A kernel of another package, whose results are looked at.

@@ -124,6 +124,8 @@ class _Run:
         for k in self._order:
             step = self._program.steps[k]
             shared = frozenset().union(*(self._parts.get(name, foreign) for name in step.reads)) or foreign
+            if step.bodies or step.domain:
+                shared |= foreign
             for name in step.outputs:
                 number += 1
                 self._parts[name] = shared if _views(step) else frozenset((number,))

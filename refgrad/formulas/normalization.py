@@ -55,25 +55,33 @@ def by_statistics(
     axes: Sequence[int],
     shared: Sequence[int],
 ) -> tuple[str, str, str]:
-    """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`."""
+    """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`.
+
+    With c = x − mean: dx = scale·r·(dy − c·r²·mean(dy·c) − mean(dy)), dscale = r·Σ dy·c, dB = Σ dy. No product leaves the
+    range of float32 where x̂ does not; that of float16 is too small for r² and for the sums.
+    """
     along, over = list(axes), list(shared)
     centred = op.Sub(x, mean)
     product = op.Mul(d_y, centred)
     slope, total = op.ReduceSum(product, along), op.ReduceSum(d_y, along)
-    count = fraction(op, x, mean, axes)
-    may_be_empty = along == over and isinstance(count, str)  # of no elements r is NaN, and the sum of none is 0
-    d_scale = op.ReduceSum(op.Mul(product if may_be_empty else slope, r), over, keepdims=0)
+    share, r = fraction(op, x, mean, r, axes)
+    d_scale = op.ReduceSum(op.Mul(slope, r), over, keepdims=0)
     d_B = op.ReduceSum(total, over, keepdims=0)
     factor = op.Mul(along_channels(op, scale, shared), r)
-    d_x = op.Sub(d_y, op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), slope), count)))
-    return op.Mul(op.Sub(d_x, op.Mul(total, count)), factor), d_scale, d_B
+    d_x = op.Sub(d_y, op.Mul(centred, op.Mul(op.Mul(op.Mul(slope, share), r), r)))
+    return op.Mul(op.Sub(d_x, op.Mul(total, share)), factor), d_scale, d_B
 
 
-def fraction(op: Emitter, x: str, mean: str, axes: Sequence[int]) -> str | float:
-    """1/n, where `mean` has the means of n elements of `x` along `axes`."""
+def fraction(op: Emitter, x: str, mean: str, r: str, axes: Sequence[int]) -> tuple[str | float, str]:
+    """1/n, where `mean` has the means of n elements of `x` along `axes`; and r, 0 of no elements.
+
+    There it is NaN, and the sums that it multiplies are 0.
+    """
     shape = op.shape(x)
     sizes = [dim for axis in axes if isinstance(dim := shape[axis], int)] if shape is not None else []
-    return 1 / math.prod(sizes) if len(sizes) == len(axes) and 0 not in sizes else op.share(x, mean, like=x)
+    if len(sizes) == len(axes) and 0 not in sizes:
+        return 1 / math.prod(sizes), r
+    return op.share(x, mean, like=x), op.Where(op.Equal(op.Size(x), 0), 0.0, r)
 
 
 def by_rows(
@@ -99,7 +107,7 @@ def by_rows(
     product = op.Mul(d_y, centred)
     rows = product if len(shape or ()) == 2 else op.Reshape(product, [-1, size])
     d_scale = op.MatMul(op.Reshape(r, [-1]), rows)
-    slope = op.Mul(op.MatMul(product, column), op.Mul(r, r))
+    slope = op.Mul(op.Mul(op.MatMul(product, column), r), r)
     rest = op.Sub(op.Mul(d_y, scale), op.Mul(centred, slope))
     if has_mean:
         rest = op.Sub(rest, op.MatMul(d_y, column))

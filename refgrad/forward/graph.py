@@ -26,7 +26,7 @@ from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
 from refgrad.tables.schemas import find_schema
-from refgrad.tables.tame import TAME
+from refgrad.tables.tame import is_tame
 
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 _MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
@@ -128,7 +128,7 @@ class Graph:
             return frozenset()
         wild: set[str] = set()
         for node in reversed(self.nodes):
-            if node.key not in TAME or not wild.isdisjoint(node.outputs):
+            if not is_tame(node.key, node.attributes) or not wild.isdisjoint(node.outputs):
                 wild.update(node.reads)
         made = {name for node in self.nodes for name in node.outputs}
         return frozenset(made - wild)

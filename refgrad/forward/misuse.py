@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError, choices, did_you_mean
+from refgrad.protos.walk import attribute_of
 from refgrad.tables.registry import LOWERINGS
 
 
@@ -66,6 +67,26 @@ def no_such_node(
     )
 
 
+def no_such_setting(op: Asked, op_type: str, domain: str, name: str, value: object) -> BrokenRuleError | None:
+    """The error for an attribute that cannot be written, or is of another type than the operator's; None where it is right."""
+    schema = onnx.defs.get_schema(op_type, domain=domain) if onnx.defs.has(op_type, domain) else None
+    declared = schema.attributes.get(name) if schema is not None else None
+    due = onnx.AttributeProto.AttributeType.Name(declared.type.value) if declared is not None else ""
+    try:
+        given = attribute_of(name, value).type
+    except (TypeError, ValueError):
+        takes = (
+            f"which takes {due}"
+            if due
+            else "and an attribute is a number, a string, a tensor, a graph, or a list of them"
+        )
+        return BrokenRuleError(f"{_place(op)} gives op.{op_type} {name}={value!r}, {takes}.")
+    found = onnx.AttributeProto.AttributeType.Name(given)
+    if not due or found == due or (isinstance(value, list | tuple) and not value and due.endswith("S")):
+        return None
+    return BrokenRuleError(f"{_place(op)} gives op.{op_type} {name}={value!r}, which is {found}: it takes {due}.")
+
+
 def no_such_primitive(op: Asked, name: str) -> Exception:
     """The error for `op.grad.<name>`, which is no gradient primitive."""
     if name.startswith("_"):
@@ -84,13 +105,24 @@ def not_a_value(op: Asked, name: str, taken: Collection[str]) -> BrokenRuleError
     )
 
 
-def not_one_value(op: Asked, argument: Sequence[object]) -> BrokenRuleError:
-    """The error for an argument that holds several names."""
-    names = choices([str(part) for part in argument], limit=3)
-    return BrokenRuleError(
-        f"{_place(op)} gives several values as one argument: {names}. "
-        "An operator with several outputs returns a tuple: take one of them, or unpack it with *."
-    )
+def refuse_parts(op: Asked, argument: Sequence[object]) -> None:
+    """Nothing, where a list that is to be a constant holds numbers, or lists of numbers.
+
+    :raises BrokenRuleError: it holds names of values, or arrays.
+    """
+    for part in argument:
+        if isinstance(part, str):
+            names = choices([str(one) for one in argument], limit=3)
+            raise BrokenRuleError(
+                f"{_place(op)} gives several values as one argument: {names}. "
+                "An operator with several outputs returns a tuple: take one of them, or unpack it with *."
+            )
+        if isinstance(part, np.ndarray):
+            raise BrokenRuleError(
+                f"{_place(op)} makes a constant of a list with an array of shape {part.shape}: put it together with NumPy."
+            )
+        if isinstance(part, list | tuple):
+            refuse_parts(op, part)
 
 
 def no_type(op: Asked, value: object) -> BrokenRuleError:
@@ -113,8 +145,12 @@ def numbers_alone(op: Asked, op_type: str, inputs: Sequence[object]) -> RuleErro
 def numbers(op: Asked, value: float | Sequence[int] | np.ndarray | np.generic, dtype: np.dtype) -> np.ndarray:
     """What a rule wrote as numbers of type `dtype`.
 
-    :raises BrokenRuleError: they would lose their fractions.
+    :raises BrokenRuleError: they would lose their fractions, or are no numbers.
     """
+    if value is None:
+        raise BrokenRuleError(f"{_place(op)} gives None where a number is due.")
+    if isinstance(value, list | tuple):
+        refuse_parts(op, value)
     given = np.asarray(value)
     if given.dtype.kind == "f" and dtype.kind in "iub" and not all(map(float.is_integer, given.ravel().tolist())):
         raise not_integers(op, value, dtype)

@@ -12,7 +12,7 @@ from refgrad.forward.misuse import no_such_method, no_such_node
 from refgrad.protos.domains import MICROSOFT
 
 Argument = str | float | Sequence[int] | np.ndarray | np.generic | None
-_Bounds = tuple[int, int, int, frozenset[str]]
+_Bounds = tuple[int, int, int, frozenset[str], frozenset[str]]
 
 
 class Operators:
@@ -63,6 +63,8 @@ class Operators:
                 given = {name for name, value in attributes.items() if value is not None}
                 if (error := no_such_node(op, op_type, op.opset, inputs, outputs, given)) is not None:
                     raise error
+            if not bounds[4].isdisjoint(attributes):
+                attributes = {name: _floats(v) if name in bounds[4] else v for name, v in attributes.items()}
             return op.emit(op_type, "", inputs, outputs, attributes)
 
         setattr(Operators, op_type, emit)  # on the class: it is looked up once
@@ -70,9 +72,21 @@ class Operators:
 
 
 def _bounds(op_type: str, opset: int) -> _Bounds:
-    """How many inputs an operator has in that version, how many outputs at most, and its attributes; none where it is newer."""
+    """How many inputs an operator has in that version, how many outputs at most, and its attributes, also those of floats.
+
+    None where it is newer.
+    """
     try:
         schema = onnx.defs.get_schema(op_type, opset)
     except onnx.defs.SchemaError:
-        return 0, 0, 0, frozenset()
-    return schema.min_input, schema.max_input, schema.max_output, frozenset(schema.attributes)
+        return 0, 0, 0, frozenset(), frozenset()
+    types = onnx.defs.OpSchema.AttrType
+    floats = frozenset(a.name for a in schema.attributes.values() if a.type in (types.FLOAT, types.FLOATS))
+    return schema.min_input, schema.max_input, schema.max_output, frozenset(schema.attributes), floats
+
+
+def _floats(value: Any) -> Any:
+    """An integer, or a list with some, as floats: ONNX tells them apart."""
+    if isinstance(value, list | tuple):
+        return [_floats(part) for part in value]
+    return float(value) if isinstance(value, int) else value

@@ -385,6 +385,8 @@ def batch_normalization_grad(
 ) -> tuple[str, str, str]:
     """The statistics are those of the channels."""
     shape, wide = op.shape(X), widest(op, X, scale, mean)
+    if wide in SIXTEEN_BIT:
+        wide = TensorProto.FLOAT  # for the range of r² and of the sums
     d, x, factor, centre, r = (op.as_type(value, wide) for value in (dY, X, scale, mean, inv_std_dev))
     if shape is not None:
         op.assume(x, shape)

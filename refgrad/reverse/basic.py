@@ -10,6 +10,7 @@ from onnx import GraphProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
+from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape
@@ -237,11 +238,14 @@ class BasicEmitter(Operators):
         return value if self.type(value) == kind else self.Cast(value, to=kind)
 
     def full(self, shape: Argument, value: float, like: str) -> str:
-        """A tensor of the given shape filled with `value`, of the type of `like`, or of its adjoint where it is quantised."""
+        """A tensor of the given shape filled with `value`, of the type of `like`, or of its adjoint where it is quantised.
+
+        :raises BrokenRuleError: `value` is no number of that type.
+        """
         kind = self.values.adjoint_type(like)
         if kind == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
             return self.Expand(self.const(value, like=like), shape)
-        array = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(kind))
+        array = numbers(self, value, helper.tensor_dtype_to_np_dtype(kind)).reshape(1)
         key = kind, array.tobytes()
         if key not in self._fillings:
             self._fillings[key] = numpy_helper.from_array(array)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
-from refgrad.forward.misuse import no_type, not_a_value, not_one_value, numbers, numbers_alone
+from refgrad.forward.misuse import no_such_setting, no_type, not_a_value, numbers, numbers_alone, refuse_parts
 from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import FLOATS
@@ -91,7 +91,7 @@ class Emission:
         except TypeError:  # a list, or an array
             named = False
         names = cast(tuple[str, ...], tuple(inputs)) if named else self._names(op_type, inputs)
-        settings = self._settings_of(attributes) if attributes else NO_SETTINGS
+        settings = self._settings_of(op_type, domain, attributes) if attributes else NO_SETTINGS
         key = op_type, domain, names, outputs, settings
         made = self._seen.get(key)
         if made is not None:
@@ -118,13 +118,16 @@ class Emission:
             types[made[0]] = kind
         return made
 
-    def _settings_of(self, attributes: Mapping[str, Any]) -> Settings:
-        content = tuple([(name, v.__class__, _hashable(v)) for name, v in attributes.items() if v is not None])
+    def _settings_of(self, op_type: str, domain: str, attributes: Mapping[str, Any]) -> Settings:
+        content = tuple([(name, v.__class__, _written(v)) for name, v in attributes.items() if v is not None])
         if not content:
             return NO_SETTINGS
         settings = self._settings.get(content)
         if settings is None:
             kept = {name: value for name, value in attributes.items() if value is not None}
+            for name, value in kept.items():
+                if (error := no_such_setting(self, op_type, domain, name, value)) is not None:
+                    raise error
             read = tuple([n for g in kept.values() if isinstance(g, GraphProto) for n in captured(g)])
             settings = self._settings[content] = Settings(kept, read)
         return settings
@@ -187,8 +190,8 @@ class Emission:
             return self.constant(np.asarray(value))
         key = repr(value), int(TensorProto.UNDEFINED)
         if key not in self._numbers:
-            if isinstance(value, list | tuple) and any(isinstance(part, str) for part in value):
-                raise not_one_value(self, value)
+            if isinstance(value, list | tuple):
+                refuse_parts(self, value)
             array = np.asarray(value)
             if array.dtype.kind == "f" and array.size:
                 raise no_type(self, value)
@@ -246,10 +249,11 @@ class Emission:
 _type_name = cache(operator.attrgetter("name"))  # NumPy puts a type's name together each time
 
 
-def _hashable(value: Any) -> Any:
+def _written(value: Any) -> Any:
+    """What is equal for attributes that are written alike. Equal values need not be: 0.0 and −0.0, [0] and [0.0]."""
     kind = value.__class__
-    if kind is int or kind is str or kind is float:
+    if kind is int or kind is str:
         return value
     if isinstance(value, TensorProto | GraphProto):
         return value.SerializeToString()
-    return tuple(value) if isinstance(value, list) else value
+    return repr(value.tolist() if isinstance(value, np.ndarray) else value)  # an array's text leaves out its middle

@@ -44,7 +44,7 @@ def selu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float, gamma: float) -> s
 def celu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
     """dx = dy where x > 0, else dy·(y/α + 1)"""
     slope = op.Mul(Y, 1 / alpha)
-    if alpha < 0:  # y/α has not the sign of x
+    if alpha < 0:  # y/α and x differ in sign
         return op.Mul(d_Y, op.Where(op.Greater(X, 0.0), 1.0, op.Add(slope, 1.0)))
     return op.Mul(d_Y, _exponential(op, X, slope, 1.0, 1.0))
 
@@ -52,7 +52,7 @@ def celu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 def _exponential(op: Emitter, x: str, y: str, above: float, below: float) -> str:
     """The slope: `above` where x > 0, else y + `below`, for exp(x) would overflow where that branch is not taken.
 
-    y has the sign of x where neither is negative; then no choice has to be made but of two numbers.
+    Where neither number is negative, y has the sign of x, and min(y, 0) takes the branch.
     """
     positive = op.Greater(x, 0.0)
     if above < 0 or below < 0:

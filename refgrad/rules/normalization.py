@@ -16,7 +16,7 @@ from refgrad.formulas.normalization import (
     fraction,
     statistics,
 )
-from refgrad.formulas.types import widest
+from refgrad.formulas.types import wide_type, widened, widest
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
@@ -39,6 +39,8 @@ def batch_normalization(
 ) -> tuple[str | None, ...]:
     """dX = dY·scale·r, dscale = Σ dY·x̂, dB = Σ dY; in training also through the mean and the variance of the batch"""
     wide = widest(op, X, scale, input_mean)
+    if training_mode and wide in SIXTEEN_BIT:
+        wide = TensorProto.FLOAT  # for the range of r² and of the sums
     read = X, d_Y or op.zeros_like(X), scale, input_mean, input_var
     x, d_y, factor, mean, var = (op.as_type(value, wide) for value in read)
     shape = op.shape(X)
@@ -100,11 +102,17 @@ def _through_running_statistics(
 @rule("InstanceNormalization")
 def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, epsilon: float) -> tuple[str, str, str]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale and means over space, dscale = Σ dy·x̂, dB = Σ dy"""
-    x, d_y = channels(op, input, d_output)
+    shape = op.shape(input)
+    x, d_y, factor = widened(op, input, d_output, scale)  # for the range of r² and of the sums
+    if shape is not None:
+        op.assume(x, shape)
+        op.assume(d_y, shape)
+    x, d_y = channels(op, x, d_y)
     shared = channel_axes(op, x)
     mean, r = statistics(op, x, shared[1:], epsilon)
-    d_x, d_scale, d_B = by_statistics(op, d_y, x, scale, mean, r, shared[1:], shared)
-    return d_x if x == input else op.reshape_like(d_x, input), d_scale, d_B
+    d_x, d_scale, d_B = by_statistics(op, d_y, x, factor, mean, r, shared[1:], shared)
+    d_x, d_scale, d_B = (op.as_type(d, op.type(input)) for d in (d_x, d_scale, d_B))
+    return d_x if shape is not None else op.reshape_like(d_x, input), d_scale, d_B
 
 
 @rule("LayerNormalization")
@@ -190,7 +198,7 @@ def group_normalization(
     From opset 21 on there is a scale and a bias for each channel, before that for each group.
     """
     kind, per_channel = op.type(X), op.opset >= 21
-    wide = stash_type if kind in SIXTEEN_BIT else kind
+    wide = stash_type if kind in SIXTEEN_BIT and stash_type not in SIXTEEN_BIT else wide_type(op, X)
     x, d_y, factor = (op.as_type(value, wide) for value in (X, d_Y, scale))
     groups = _grouped(op, x, X, num_groups)
     mean, r = statistics(op, groups, [2, 3], epsilon)
@@ -207,12 +215,12 @@ def group_normalization(
 def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> tuple[str, str, str]:
     """As `by_statistics` of (N, groups, channels of a group, space), with a scale for each channel."""
     centred = op.Sub(x, mean)
+    share, r = fraction(op, x, mean, r, [2, 3])
     slopes, totals = op.ReduceSum(op.Mul(d_y, centred), [3]), op.ReduceSum(d_y, [3])
     d_scale, d_bias = (op.Reshape(op.ReduceSum(sums, [0, 3], keepdims=0), [-1]) for sums in (op.Mul(slopes, r), totals))
     factor = op.Reshape(scale, op.Concat(op.Shape(x, start=1, end=3), [1], axis=0))
-    count = fraction(op, x, mean, [2, 3])
-    slope, total = (op.Mul(op.ReduceSum(op.Mul(sums, factor), [2]), count) for sums in (slopes, totals))
-    rest = op.Add(op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), r), slope)), op.Mul(total, r))
+    slope, total = (op.Mul(op.ReduceSum(op.Mul(sums, factor), [2]), share) for sums in (slopes, totals))
+    rest = op.Add(op.Mul(centred, op.Mul(op.Mul(op.Mul(slope, r), r), r)), op.Mul(total, r))
     return op.Sub(op.Mul(d_y, op.Mul(factor, r)), rest), d_scale, d_bias
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 # Overflow aside. An operator that is not here may have an infinite slope (Sqrt and Log at 0), or a graph.
-TAME = frozenset(
+_TAME = frozenset(
     ("", name)
     for name in (
         # element by element
@@ -26,7 +29,7 @@ TAME = frozenset(
         # products, convolutions, pooling
         *("Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "Einsum", "Gemm", "GlobalAveragePool"),
         *("GlobalMaxPool", "GRU", "LSTM", "MatMul", "MaxPool", "RNN", "Resize", "RotaryEmbedding"),
-        # normalizations and losses, whose epsilon keeps them from dividing by 0
+        # normalizations and losses
         *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LRN"),
         *("LogSoftmax", "NegativeLogLikelihoodLoss", "RMSNormalization", "Softmax", "SoftmaxCrossEntropyLoss"),
         # reductions, shapes and indices
@@ -36,3 +39,16 @@ TAME = frozenset(
         *("Tile", "TopK", "Transpose", "Trilu", "Unsqueeze"),
     )
 )
+_NORMALIZATIONS = (
+    "BatchNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "RMSNormalization",
+)
+_DIVISORS = {**dict.fromkeys(_NORMALIZATIONS, "epsilon"), "LRN": "bias"}  # not tame where it is set to 0
+
+
+def is_tame(key: tuple[str, str], attributes: Mapping[str, Any]) -> bool:
+    """Whether an operator, by its domain and name, is tame with the attributes that a node sets."""
+    return key in _TAME and attributes.get(_DIVISORS.get(key[1], ""), 1) > 0

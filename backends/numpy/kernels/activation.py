@@ -280,9 +280,7 @@ def softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.nda
     if not x.size:
         return x.copy()
     into = reuse(_free, x.dtype, x)
-    if (
-        x.dtype.itemsize >= 4 and x.min() > -_UNSHIFTED and x.max() < _UNSHIFTED
-    ):  # no sum of exponentials is 0 or infinite
+    if x.dtype.itemsize >= 4 and x.min() > -_UNSHIFTED and x.max() < _UNSHIFTED:
         e = np.asarray(np.exp(x, out=into))
     else:
         e = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=into))

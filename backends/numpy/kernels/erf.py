@@ -167,7 +167,7 @@ def _aligned(rows: int, size: int) -> np.ndarray:
 
 
 def _erf_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
-    """What the line of each x is there."""
+    """The value of its line at each x."""
     argument, value, slope = work
     places = value.view(np.float32)[: x.size]
     np.clip(x, np.float32(-_LARGEST), np.float32(_LARGEST), out=out)
@@ -202,7 +202,7 @@ def _gelu_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
 def _on_lines(
     lines: tuple[np.ndarray, np.ndarray], places: np.ndarray, x: np.ndarray, value: np.ndarray, slope: np.ndarray
 ) -> None:
-    """Put into `value` what the lines at `places` are at x; beyond the last line, that one. NaN gives NaN.
+    """Put into `value` the values at x of the lines number `places`; the last line counts beyond. NaN gives NaN.
 
     `places` may lie in the memory of `value`.
     """

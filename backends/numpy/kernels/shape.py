@@ -310,7 +310,7 @@ def constant_of_shape(shape: np.ndarray, *, value: np.ndarray | None = None) -> 
     fill = np.float32(0) if value is None else value.reshape(())
     if shape.ndim != 1 or (shape < 0).any():
         raise ValueError(f"the shape is {shape.tolist()}; it must be a list of sizes that are not negative")
-    if fill.dtype != object and not any(fill.tobytes()):  # −0 is written: the system hands out memory of zeros alone
+    if fill.dtype != object and not any(fill.tobytes()):  # new memory is zero; −0 has to be written
         return np.zeros(tuple(shape.tolist()), fill.dtype)
     return np.full(tuple(shape.tolist()), fill, fill.dtype)
 
