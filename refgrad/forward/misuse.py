@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -69,11 +70,13 @@ def no_such_node(
 
 def no_such_setting(op: Asked, op_type: str, domain: str, name: str, value: object) -> BrokenRuleError | None:
     """The error for an attribute that cannot be written, or is of another type than the operator's; None where it is right."""
-    schema = onnx.defs.get_schema(op_type, domain=domain) if onnx.defs.has(op_type, domain) else None
-    declared = schema.attributes.get(name) if schema is not None else None
-    due = onnx.AttributeProto.AttributeType.Name(declared.type.value) if declared is not None else ""
+    due = _types_of(op_type, domain).get(name, "")
+    if _WRITTEN.get(value.__class__) == due or (
+        due == "INTS" and isinstance(value, list) and {*map(type, value)} <= {int}
+    ):
+        return None
     try:
-        given = attribute_of(name, value).type
+        given = onnx.AttributeProto.AttributeType.Name(attribute_of(name, value).type)
     except (TypeError, ValueError):
         takes = (
             f"which takes {due}"
@@ -81,10 +84,27 @@ def no_such_setting(op: Asked, op_type: str, domain: str, name: str, value: obje
             else "and an attribute is a number, a string, a tensor, a graph, or a list of them"
         )
         return BrokenRuleError(f"{_place(op)} gives op.{op_type} {name}={value!r}, {takes}.")
-    found = onnx.AttributeProto.AttributeType.Name(given)
-    if not due or found == due or (isinstance(value, list | tuple) and not value and due.endswith("S")):
+    if not due or given == due or (isinstance(value, list | tuple) and not value and due.endswith("S")):
         return None
-    return BrokenRuleError(f"{_place(op)} gives op.{op_type} {name}={value!r}, which is {found}: it takes {due}.")
+    return BrokenRuleError(f"{_place(op)} gives op.{op_type} {name}={value!r}, which is {given}: it takes {due}.")
+
+
+_WRITTEN = {
+    int: "INT",
+    float: "FLOAT",
+    str: "STRING",
+    onnx.TensorProto: "TENSOR",
+    onnx.GraphProto: "GRAPH",
+}  # what the attributes of most nodes are
+
+
+@cache
+def _types_of(op_type: str, domain: str) -> dict[str, str]:
+    """The types of an operator's attributes, by their names; none where onnx does not know it."""
+    if not onnx.defs.has(op_type, domain):
+        return {}
+    attributes = onnx.defs.get_schema(op_type, domain=domain).attributes.values()
+    return {each.name: onnx.AttributeProto.AttributeType.Name(each.type.value) for each in attributes}
 
 
 def no_such_primitive(op: Asked, name: str) -> Exception:
@@ -111,6 +131,8 @@ def refuse_parts(op: Asked, argument: Sequence[object]) -> None:
     :raises BrokenRuleError: it holds names of values, or arrays.
     """
     for part in argument:
+        if part.__class__ is int or part.__class__ is float:
+            continue
         if isinstance(part, str):
             names = choices([str(one) for one in argument], limit=3)
             raise BrokenRuleError(

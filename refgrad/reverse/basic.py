@@ -58,7 +58,7 @@ class BasicEmitter(Operators):
         self.adjoint_of: dict[str, str] = {}  # results of kernels that write all of theirs: the primal of each
         self._needed = needed
         self._forward: Node | None = None
-        self._fillings: dict[tuple[int, bytes], TensorProto] = {}  # what `full` fills with
+        self._fillings: dict[tuple[int, str], TensorProto] = {}  # what `full` fills with
 
     @classmethod
     def over(cls, graph: Graph, taken: set[str]) -> Self:
@@ -245,10 +245,10 @@ class BasicEmitter(Operators):
         kind = self.values.adjoint_type(like)
         if kind == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
             return self.Expand(self.const(value, like=like), shape)
-        array = numbers(self, value, helper.tensor_dtype_to_np_dtype(kind)).reshape(1)
-        key = kind, array.tobytes()
+        key = kind, repr(value)
         if key not in self._fillings:
-            self._fillings[key] = numpy_helper.from_array(array)
+            array = numbers(self, value, helper.tensor_dtype_to_np_dtype(kind))
+            self._fillings[key] = numpy_helper.from_array(array.reshape(1))
         return self.ConstantOfShape(shape, value=self._fillings[key])
 
     def shape_of(self, value: str) -> str:
