@@ -13,6 +13,7 @@ import onnx
 from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError, choices, did_you_mean
 from refgrad.protos.walk import attribute_of
 from refgrad.tables.registry import LOWERINGS
+from refgrad.tables.schemas import find_schema, type_name
 
 
 class Asked(Protocol):
@@ -100,11 +101,9 @@ _WRITTEN = {
 
 @cache
 def _types_of(op_type: str, domain: str) -> dict[str, str]:
-    """The types of an operator's attributes, by their names; none where onnx does not know it."""
-    if not onnx.defs.has(op_type, domain):
-        return {}
-    attributes = onnx.defs.get_schema(op_type, domain=domain).attributes.values()
-    return {each.name: onnx.AttributeProto.AttributeType.Name(each.type.value) for each in attributes}
+    """The types of an operator's attributes, by their names; none where it has no schema."""
+    schema = find_schema(op_type, domain)
+    return {} if schema is None else {name: type_name(each) for name, each in schema.attributes.items()}
 
 
 def no_such_primitive(op: Asked, name: str) -> Exception:

@@ -37,9 +37,14 @@ def wrong_type(node: NodeProto, schema: OpSchema) -> str:
     for attribute in node.attribute:
         declared = schema.attributes.get(attribute.name)
         given = AttributeProto.AttributeType.Name(attribute.type)
-        if declared is not None and given != (due := str(declared.type).rpartition(".")[2]):
+        if declared is not None and given != (due := type_name(declared)):
             return f"its attribute {attribute.name!r} is of type {given}, not {due}"
     return ""
+
+
+def type_name(declared: OpSchema.Attribute) -> str:
+    """The type of a declared attribute, as AttributeProto calls it."""
+    return str(declared.type).rpartition(".")[2]
 
 
 _KINDS = {int: AttributeProto.INT, float: AttributeProto.FLOAT, str: AttributeProto.STRING}
@@ -61,5 +66,5 @@ def _usual_types() -> dict[str, int]:
     found: dict[str, set[str]] = {}
     for schema in onnx.defs.get_all_schemas():
         for name, declared in schema.attributes.items():
-            found.setdefault(name, set()).add(str(declared.type).rpartition(".")[2])
+            found.setdefault(name, set()).add(type_name(declared))
     return {name: AttributeProto.AttributeType.Value(*kinds) for name, kinds in found.items() if len(kinds) == 1}
