@@ -64,7 +64,8 @@ def by_statistics(
     centred = op.Sub(x, mean)
     product = op.Mul(d_y, centred)
     slope, total = op.ReduceSum(product, along), op.ReduceSum(d_y, along)
-    share, r = fraction(op, x, mean, r, axes)
+    share = fraction(op, x, mean, axes)
+    r = finite(op, r, x, axes)
     d_scale = op.ReduceSum(op.Mul(slope, r), over, keepdims=0)
     d_B = op.ReduceSum(total, over, keepdims=0)
     factor = op.Mul(along_channels(op, scale, shared), r)
@@ -72,16 +73,22 @@ def by_statistics(
     return op.Mul(op.Sub(d_x, op.Mul(total, share)), factor), d_scale, d_B
 
 
-def fraction(op: Emitter, x: str, mean: str, r: str, axes: Sequence[int]) -> tuple[str | float, str]:
-    """1/n, where `mean` has the means of n elements of `x` along `axes`; and r, 0 of no elements.
+def fraction(op: Emitter, x: str, mean: str, axes: Sequence[int]) -> str | float:
+    """1/n, where `mean` has the means of n elements of `x` along `axes`."""
+    count = _count(op, x, axes)
+    return 1 / count if count else op.share(x, mean, like=x)
 
-    There it is NaN, and the sums that it multiplies are 0.
-    """
+
+def finite(op: Emitter, r: str, x: str, axes: Sequence[int]) -> str:
+    """r of `x` over `axes`, 0 where these have no elements: there it is NaN, and the sums that it multiplies are 0."""
+    return r if _count(op, x, axes) else op.Where(op.Equal(op.Size(x), 0), 0.0, r)
+
+
+def _count(op: Emitter, x: str, axes: Sequence[int]) -> int:
+    """The number of elements of `x` along `axes`, 0 where it is not known."""
     shape = op.shape(x)
     sizes = [dim for axis in axes if isinstance(dim := shape[axis], int)] if shape is not None else []
-    if len(sizes) == len(axes) and 0 not in sizes:
-        return 1 / math.prod(sizes), r
-    return op.share(x, mean, like=x), op.Where(op.Equal(op.Size(x), 0), 0.0, r)
+    return math.prod(sizes) if len(sizes) == len(axes) else 0
 
 
 def by_rows(

@@ -25,6 +25,15 @@ def widened(op: Emitter, *values: str) -> list[str]:
     return [op.as_type(value, wide_type(op, value)) for value in values]
 
 
+def of_shape(op: Emitter, like: str, kind: int, *values: str) -> list[str]:
+    """Values of the shape of `like` as elements of type `kind`; what is known of that shape is known of them."""
+    shape, made = op.shape(like), [op.as_type(value, kind) for value in values]
+    if shape is not None:
+        for value in made:
+            op.assume(value, shape)
+    return made
+
+
 def widest(op: Emitter, *values: str) -> int:
     """The element type in which values of several float types are computed together."""
     order = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from refgrad.errors import choices
 from refgrad.formulas.normalization import by_normalized
-from refgrad.formulas.types import widest
+from refgrad.formulas.types import of_shape, widest
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus, scaled_silu
 from refgrad.microsoft.arithmetic import by_branch
@@ -387,10 +387,8 @@ def batch_normalization_grad(
     shape, wide = op.shape(X), widest(op, X, scale, mean)
     if wide in SIXTEEN_BIT:
         wide = TensorProto.FLOAT  # for the range of r² and of the sums
-    d, x, factor, centre, r = (op.as_type(value, wide) for value in (dY, X, scale, mean, inv_std_dev))
-    if shape is not None:
-        op.assume(x, shape)
-        op.assume(d, shape)
+    d, x = of_shape(op, X, wide, dY, X)
+    factor, centre, r = (op.as_type(value, wide) for value in (scale, mean, inv_std_dev))
     axes = [0, *range(2, 3 if shape is None else len(shape))]
     centre, r = (op.Unsqueeze(value, axes) for value in (centre, r))
     dX, dScale, dB = op.grad.BatchNormalizationGrad(d, x, factor, None, centre, r, epsilon=epsilon)

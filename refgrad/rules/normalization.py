@@ -13,10 +13,11 @@ from refgrad.formulas.normalization import (
     by_statistics,
     channel_axes,
     channels,
+    finite,
     fraction,
     statistics,
 )
-from refgrad.formulas.types import wide_type, widened, widest
+from refgrad.formulas.types import of_shape, wide_type, widest
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
@@ -41,12 +42,8 @@ def batch_normalization(
     wide = widest(op, X, scale, input_mean)
     if training_mode and wide in SIXTEEN_BIT:
         wide = TensorProto.FLOAT  # for the range of r² and of the sums
-    read = X, d_Y or op.zeros_like(X), scale, input_mean, input_var
-    x, d_y, factor, mean, var = (op.as_type(value, wide) for value in read)
-    shape = op.shape(X)
-    if shape is not None:
-        op.assume(x, shape)
-        op.assume(d_y, shape)
+    x, d_y = of_shape(op, X, wide, X, d_Y or op.zeros_like(X))
+    factor, mean, var = (op.as_type(value, wide) for value in (scale, input_mean, input_var))
     if training_mode:
         centre, r = op.grad.BatchStatistics(x, factor, mean, epsilon=epsilon)
         d_x, d_scale, d_B = op.grad.BatchNormalizationGrad(d_y, x, factor, B, centre, r, epsilon=epsilon)
@@ -102,17 +99,13 @@ def _through_running_statistics(
 @rule("InstanceNormalization")
 def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, epsilon: float) -> tuple[str, str, str]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale and means over space, dscale = Σ dy·x̂, dB = Σ dy"""
-    shape = op.shape(input)
-    x, d_y, factor = widened(op, input, d_output, scale)  # for the range of r² and of the sums
-    if shape is not None:
-        op.assume(x, shape)
-        op.assume(d_y, shape)
-    x, d_y = channels(op, x, d_y)
+    wide = wide_type(op, input)  # for the range of r² and of the sums
+    x, d_y = channels(op, *of_shape(op, input, wide, input, d_output))
     shared = channel_axes(op, x)
     mean, r = statistics(op, x, shared[1:], epsilon)
-    d_x, d_scale, d_B = by_statistics(op, d_y, x, factor, mean, r, shared[1:], shared)
-    d_x, d_scale, d_B = (op.as_type(d, op.type(input)) for d in (d_x, d_scale, d_B))
-    return d_x if shape is not None else op.reshape_like(d_x, input), d_scale, d_B
+    made = by_statistics(op, d_y, x, op.as_type(scale, wide), mean, r, shared[1:], shared)
+    d_x, d_scale, d_B = (op.as_type(d, op.type(input)) for d in made)
+    return d_x if op.rank(input) is not None else op.reshape_like(d_x, input), d_scale, d_B
 
 
 @rule("LayerNormalization")
@@ -215,7 +208,8 @@ def group_normalization(
 def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> tuple[str, str, str]:
     """As `by_statistics` of (N, groups, channels of a group, space), with a scale for each channel."""
     centred = op.Sub(x, mean)
-    share, r = fraction(op, x, mean, r, [2, 3])
+    share = fraction(op, x, mean, [2, 3])
+    r = finite(op, r, x, [2, 3])
     slopes, totals = op.ReduceSum(op.Mul(d_y, centred), [3]), op.ReduceSum(d_y, [3])
     d_scale, d_bias = (op.Reshape(op.ReduceSum(sums, [0, 3], keepdims=0), [-1]) for sums in (op.Mul(slopes, r), totals))
     factor = op.Reshape(scale, op.Concat(op.Shape(x, start=1, end=3), [1], axis=0))
