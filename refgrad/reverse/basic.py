@@ -24,8 +24,8 @@ from refgrad.tables.schemas import find_schema
 class BasicEmitter(Operators):
     """One method per operator, the primitives (`op.grad`), and what is known of a value.
 
-    `values` holds what is known of values, `emission` what is emitted, `edits` what forward nodes do besides. `kinks` and
-    `quantization` are the options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that store their
+    `values` holds what is known of values, `emission` what is emitted, `edits` what forward nodes do besides. `kinks`,
+    `quantization` and `strong_zero` are options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that store their
     states alone.
     """
 
@@ -37,6 +37,7 @@ class BasicEmitter(Operators):
         *,
         kinks: str = "refgrad",
         quantization: str = "zero",
+        strong_zero: bool = False,
         needed: Container[str] | None = None,
         repeated: Container[str] = (),
     ) -> None:
@@ -52,6 +53,7 @@ class BasicEmitter(Operators):
         self.dialect = dialect
         self.kinks = kinks
         self.quantization = quantization
+        self.strong_zero = strong_zero
         self.repeated = repeated
         self.mapped = False  # within a SequenceMap; ONNX Runtime runs none in another
         self.declared: dict[str, str] = {}  # emitted values whose type is written down: that of another

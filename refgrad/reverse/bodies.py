@@ -103,6 +103,7 @@ class Body:
             op.emission.taken if taken is None else taken,
             kinks=op.kinks,
             quantization=op.quantization,
+            strong_zero=op.strong_zero,
             needed=path.needed,
         )
         within.mapped = op.mapped

@@ -24,6 +24,7 @@ from refgrad.reverse.recompute import cut, segments, with_bodies
 from refgrad.reverse.record import Record, RecordingEmitter
 from refgrad.reverse.report import Report, ZeroGradient
 from refgrad.reverse.rows import in_rows
+from refgrad.reverse.strong_zero import with_strong_zeros
 from refgrad.reverse.sweep import Gradients, sweep
 from refgrad.reverse.values import Values
 from refgrad.reverse.zeros import zeros
@@ -48,6 +49,7 @@ def gradient(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    strong_zero: bool = False,
     recompute: bool | str | Sequence[str] = False,
     weights: str = "overridable",
     max_memory: int | None = None,
@@ -70,7 +72,7 @@ def gradient(
     has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
     whose inputs have the same types and sizes, and of which the same is asked. Others are inlined; so are all before
     opset 17, where a rule has to know more of a shape that is an argument, with `recompute`, in dialect "ort", and with
-    another derivative of quantization than "zero".
+    another derivative of quantization than "zero", and with `strong_zero`.
 
     :param model: a model, or the path of one.
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
@@ -87,6 +89,9 @@ def gradient(
     :param quantization: the derivative of quantization, by QuantizeLinear and its like or by Cast to a float of 8 bits or
         fewer: "zero", as it is; "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero
         where the value lay outside the range of the type. Round and Cast to an integer have the derivative zero in any case.
+    :param strong_zero: True: an element whose cotangent is exactly 0 contributes 0 to the gradient, whatever it is multiplied
+        by: where plain reverse mode has 0·∞ = NaN, as behind a Where that hides the root of a negative number. Some quotients
+        that exporters write get the derivative of the function that they compute (docs/nan_in_a_gradient.md).
     :param recompute: which forward nodes the backward pass computes again instead of keeping their values: the gradient is
         the same, takes less memory and more time. True: all of them, in segments of about √n nodes that end where few bytes
         cross. A list: names of nodes or patterns of them ("/layers.3/*"), a segment per entry; a node belongs to the first
@@ -108,8 +113,8 @@ def gradient(
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
-    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", or a
-        `recompute` that is neither a bool, a memory budget nor a list of names; or a budget that no choice of nodes keeps,
+    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", `strong_zero`
+        that is no bool, or is True in dialect "ort", a `recompute` that is neither a bool, a memory budget nor a list of names; or a budget that no choice of nodes keeps,
         or for a model of unknown sizes.
     :raises WorkerError: that process met a limit, or crashed.
 
@@ -130,6 +135,7 @@ def gradient(
         ("quantization", quantization, QUANTIZATION),
         ("choice of weights", weights, WEIGHTS),
     )
+    check_strong_zero(strong_zero, dialect)
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
@@ -155,14 +161,20 @@ def gradient(
             taken_names(path.graph),
             kinks=kinks,
             quantization=quantization,
+            strong_zero=strong_zero,
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
         seeds = "input" if plainly and cotangent == "yield" else cotangent
-        return assemble(sweep(path, op, sources, targets, seeds), chosen, keep_outputs, weights), found
+        swept = sweep(path, op, sources, targets, seeds)
+        made = assemble(swept, chosen, keep_outputs, weights)
+        if strong_zero:
+            with_strong_zeros(made, swept.seeds)
+        return made, found
 
     with _no_collection():
-        graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
+        keep = dialect == "onnx" and quantization == "zero" and not recompute and not strong_zero
+        graph = normalise(model, keep=keep, removable=strong_zero)
         made = None
         if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
             with suppress(NoGradientError, RuleError):
@@ -246,6 +258,20 @@ def preflight(
         sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
     found = () if path.blocked or path.blocked_within else zeros(path, sources, targets, quantization)
     return Report(tuple(sources), tuple(targets), path.rows, found)
+
+
+def check_strong_zero(strong_zero: bool, dialect: str = "onnx") -> None:
+    """Refuse a choice of `strong_zero` that is none, or that the dialect cannot keep.
+
+    :raises OptionError: it is no bool, or it is True in dialect "ort".
+    """
+    if not isinstance(strong_zero, bool):
+        raise OptionError(f"strong_zero is True or False, not {strong_zero!r}.")
+    if strong_zero and dialect != "onnx":
+        raise OptionError(
+            "strong_zero=True guards the products of a gradient, and the training operators of dialect='ort' multiply inside "
+            "their kernels: use dialect='onnx'."
+        )
 
 
 def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
