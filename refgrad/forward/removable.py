@@ -36,9 +36,7 @@ class _Rewriting:
     def __init__(self, taken: set[str]) -> None:
         self._taken = taken
 
-    def graph(
-        self, graph: GraphProto, constants: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
-    ) -> None:
+    def graph(self, graph: GraphProto, constants: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]) -> None:
         """Write the quotients of a graph anew, and those of its subgraphs.
 
         :param constants: and `makers`: what is known outside, by name.

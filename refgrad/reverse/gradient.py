@@ -128,6 +128,60 @@ def gradient(
     >>> [node.op_type for node in grad.graph.node]
     ['Mul', 'Add']
     """
+    return _made(
+        model,
+        wrt,
+        outputs,
+        dialect=dialect,
+        cotangent=cotangent,
+        keep_outputs=keep_outputs,
+        kinks=kinks,
+        quantization=quantization,
+        strong_zero=strong_zero,
+        recompute=recompute,
+        weights=weights,
+    )
+
+
+@explained
+def transposable(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    *,
+    keep_outputs: bool,
+    kinks: str,
+    quantization: str,
+    strong_zero: bool,
+) -> ModelProto:
+    """`gradient` of these arguments, without guards of products: as its transpose is what counts, its cotangents are any."""
+    return _made(
+        model,
+        wrt,
+        outputs,
+        keep_outputs=keep_outputs,
+        kinks=kinks,
+        quantization=quantization,
+        strong_zero=strong_zero,
+        guarded=False,
+    )
+
+
+def _made(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    *,
+    dialect: str = "onnx",
+    cotangent: str = "input",
+    keep_outputs: bool,
+    kinks: str,
+    quantization: str,
+    strong_zero: bool,
+    recompute: bool | str | Sequence[str] = False,
+    weights: str = "overridable",
+    guarded: bool = True,
+) -> ModelProto:
     _check_options(
         ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
@@ -168,7 +222,7 @@ def gradient(
         seeds = "input" if plainly and cotangent == "yield" else cotangent
         swept = sweep(path, op, sources, targets, seeds)
         made = assemble(swept, chosen, keep_outputs, weights)
-        if strong_zero:
+        if strong_zero and guarded:
             with_strong_zeros(made, swept.seeds)
         return made, found
 

@@ -65,14 +65,17 @@ class _Guards:
                 made.append(node)
                 continue
             kind = _kind(node, carried[node.input[places[0]]])
+            if kind not in FLOATS:  # whether there is an element, or how many
+                made.append(node)
+                continue
             carried.update((name, kind) for name in node.output if name)
             made += self._guarded(node, places, kind)
         return made
 
     def _guarded(self, node: NodeProto, places: Sequence[int], kind: int) -> Sequence[NodeProto]:
         """`node`, which reads a cotangent, or what stands for it."""
-        op_type, others = node.op_type, [n for k, n in enumerate(node.input[:_factors(node)]) if k not in places]
-        if node.domain or kind not in FLOATS:
+        op_type, others = node.op_type, [n for k, n in enumerate(node.input[: _factors(node)]) if k not in places]
+        if node.domain:
             return [node]
         if op_type in PRODUCTS and others:
             if node.op_type == "Div" and places[0]:

@@ -20,7 +20,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of, refill
 from refgrad.reverse.assembly import names_in, note
-from refgrad.reverse.gradient import gradient, preflight, say_zeros
+from refgrad.reverse.gradient import gradient, preflight, say_zeros, transposable
 from refgrad.worker import limited
 
 Model = ModelProto | str | os.PathLike[str]
@@ -36,6 +36,7 @@ def jvp(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    strong_zero: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
 ) -> ModelProto:
@@ -67,7 +68,9 @@ def jvp(
     >>> [value.name for value in forward.graph.input], [value.name for value in forward.graph.output]
     (['x', 'x_tangent'], ['y_tangent'])
     """
-    first = gradient(model, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+    first = transposable(
+        model, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization, strong_zero=strong_zero
+    )
     cotangents, gradients = names_in(first)
     for value in first.graph.output:
         if value.name in cotangents and value.type.HasField("optional_type"):
@@ -75,7 +78,7 @@ def jvp(
                 f"{value.name!r} is an optional, and forward mode needs to know that it holds something: take "
                 "OptionalGetElement of it, or choose other outputs."
             )
-    second = _again(first, list(cotangents.values()), list(gradients.values()), kinks, quantization)
+    second = _again(first, list(cotangents.values()), list(gradients.values()), kinks, quantization, strong_zero)
     directions, tangents = names_in(second)
     _fill_with_zeros(second.graph, cotangents)
     moves = {name: directions[slope] for name, slope in gradients.items()}
@@ -98,6 +101,7 @@ def hvp(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    strong_zero: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
 ) -> ModelProto:
@@ -126,9 +130,9 @@ def hvp(
     >>> [value.name for value in product.graph.input], [value.name for value in product.graph.output]
     (['x', 'x_vector'], ['x_hvp'])
     """
-    first = _gradient_of_one(model, wrt, output, kinks, quantization)[0]
+    first = _gradient_of_one(model, wrt, output, kinks, quantization, strong_zero)[0]
     gradients = names_in(first)[1]
-    second = _again(first, list(gradients), list(gradients.values()), kinks, quantization)
+    second = _again(first, list(gradients), list(gradients.values()), kinks, quantization, strong_zero)
     directions, products = names_in(second)
     vectors = {name: directions[slope] for name, slope in gradients.items()}
     kept = _outputs(first, but=gradients.values()) if keep_outputs else []
@@ -145,6 +149,7 @@ def jacobian(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    strong_zero: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
 ) -> ModelProto:
@@ -178,7 +183,7 @@ def jacobian(
     _refuse_sequences(made, (*report.wrt, *report.outputs))
     say_zeros(report.zeros, wrt is not None)
     for output in report.outputs:
-        made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization)
+        made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization, strong_zero)
     return _of_elements(made, found, (), keep_outputs)
 
 
@@ -192,6 +197,7 @@ def hessian(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    strong_zero: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
 ) -> ModelProto:
@@ -219,17 +225,19 @@ def hessian(
     >>> [value.name for value in refgrad.hessian(square).graph.output]
     ['y_by_x_by_x']
     """
-    made, target = _gradient_of_one(model, wrt, output, kinks, quantization)
+    made, target = _gradient_of_one(model, wrt, output, kinks, quantization, strong_zero)
     gradients, found = names_in(made)[1], {}
     _refuse_sequences(made, gradients)
     for name, slope in gradients.items():
         with _of_the_gradient():
-            made, found[name] = _by_element(made, list(gradients), slope, f"{target}_by_{name}", kinks, quantization)
+            made, found[name] = _by_element(
+                made, list(gradients), slope, f"{target}_by_{name}", kinks, quantization, strong_zero
+            )
     return _of_elements(made, found, gradients.values(), keep_outputs)
 
 
 def _gradient_of_one(
-    model: Model, wrt: Sequence[str] | None, output: str | None, kinks: str, quantization: str
+    model: Model, wrt: Sequence[str] | None, output: str | None, kinks: str, quantization: str, strong_zero: bool
 ) -> tuple[ModelProto, str]:
     """The gradient of the sum of one output, and the name of that output. The outputs of the model follow the gradients."""
     if output is None:
@@ -240,14 +248,25 @@ def _gradient_of_one(
     elif not isinstance(output, str):
         raise OptionError(f"output is one name (a string), not {reprlib.repr(output)}.")
     return gradient(
-        model, wrt, [output], cotangent="ones", keep_outputs=True, kinks=kinks, quantization=quantization
+        model,
+        wrt,
+        [output],
+        cotangent="ones",
+        keep_outputs=True,
+        kinks=kinks,
+        quantization=quantization,
+        strong_zero=strong_zero,
     ), output
 
 
-def _again(first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], kinks: str, quantization: str) -> ModelProto:
+def _again(
+    first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], kinks: str, quantization: str, strong_zero: bool
+) -> ModelProto:
     """The gradient of a gradient."""
     with _of_the_gradient(), quiet():
-        return gradient(first, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+        return gradient(
+            first, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization, strong_zero=strong_zero
+        )
 
 
 def _refuse_sequences(model: ModelProto, names: Iterable[str]) -> None:
@@ -321,7 +340,7 @@ def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
 
 
 def _by_element(
-    model: Model, wrt: Sequence[str], output: str, title: str, kinks: str, quantization: str
+    model: Model, wrt: Sequence[str], output: str, title: str, kinks: str, quantization: str, strong_zero: bool
 ) -> tuple[ModelProto, dict[str, str]]:
     """`model` with the derivatives of every element of `output` in front of its outputs, and the name of each derivative.
 
@@ -329,7 +348,9 @@ def _by_element(
     k-th round sets the cotangent to 1 at the k-th element and to 0 elsewhere.
     """
     with quiet():  # one element after the other, or of a gradient
-        made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
+        made = gradient(
+            model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization, strong_zero=strong_zero
+        )
     cotangents, gradients = names_in(made)
     graph, cotangent = made.graph, cotangents[output]
     types = {value.name: value.type for value in (*graph.input, *graph.output)}
