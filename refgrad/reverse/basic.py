@@ -25,8 +25,8 @@ class BasicEmitter(Operators):
     """One method per operator, the primitives (`op.grad`), and what is known of a value.
 
     `values` holds what is known of values, `emission` what is emitted, `edits` what forward nodes do besides. `kinks`,
-    `quantization` and `strong_zero` are options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that store their
-    states alone.
+    `quantization` and `strong_zero` are options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that
+    store their states alone.
     """
 
     def __init__(

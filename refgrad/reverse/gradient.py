@@ -113,9 +113,9 @@ def gradient(
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
-    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", `strong_zero`
-        that is no bool, or is True in dialect "ort", a `recompute` that is neither a bool, a memory budget nor a list of names; or a budget that no choice of nodes keeps,
-        or for a model of unknown sizes.
+    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", a
+        `strong_zero` that is no bool, or is True in dialect "ort", or a `recompute` that is neither a bool, a memory budget
+        nor a list of names; or a budget that no choice of nodes keeps, or for a model of unknown sizes.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad

@@ -17,9 +17,9 @@ from refgrad.protos.types import FLOATS, element_type
 from refgrad.protos.walk import attribute_value, fresh, names_of, refill
 from refgrad.reverse.finite import Finite
 
-# The operators that multiply elements and add up the products, and which of their inputs are factors.
-CONTRACTIONS = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"))
-PRODUCTS = frozenset(("Mul", "Div"))
+# The operators that multiply elements and add up the products, and how many of their first inputs are factors; None: all.
+_CONTRACTIONS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": None, "RotaryEmbedding": 3}
+_PRODUCTS = frozenset(("Mul", "Div"))
 _SCALES = frozenset(("Neg", "Cast", "CastLike", "Identity"))  # 0 where their operand is
 _OBSERVERS = frozenset(  # they return no cotangent: conditions, sizes and places
     (
@@ -47,11 +47,18 @@ class _Guards:
         self.constants: dict[tuple[float, int], TensorProto] = {}
         self._taken = names_of(model.graph) | {node.name for node in model.graph.node}
         self._finite = Finite(model.graph)
+        self._equal: dict[str, str] = {}  # by the name of a value: where it is 0
         # A value that is a product of a cotangent within one rule: the rule, and the value that is 0 where the cotangent is.
         self._zeros: dict[str, tuple[str, str]] = {}
 
     def nodes(self, graph: GraphProto, carried: dict[str, int]) -> list[NodeProto]:
-        """The nodes of `graph` with guards. The values of it that carry a cotangent are added to `carried`, with their types."""
+        """The nodes of `graph` with guards; its values that carry a cotangent are added to `carried`, with their types."""
+        outer, self._equal = self._equal, dict(self._equal)
+        made = self._guarded_nodes(graph, carried)
+        self._equal = outer
+        return made
+
+    def _guarded_nodes(self, graph: GraphProto, carried: dict[str, int]) -> list[NodeProto]:
         self._finite.enter(graph)
         made: list[NodeProto] = []
         for node in graph.node:
@@ -77,11 +84,9 @@ class _Guards:
         op_type, others = node.op_type, [n for k, n in enumerate(node.input[: _factors(node)]) if k not in places]
         if node.domain:
             return [node]
-        if op_type in PRODUCTS and others:
-            if node.op_type == "Div" and places[0]:
-                return [node]
+        if op_type in _PRODUCTS and others and (op_type == "Mul" or not places[0]):
             return self._product(node, places[0], others[0], kind)
-        if op_type in CONTRACTIONS and others and not all(map(self._finite, others)):
+        if op_type in _CONTRACTIONS and others and not all(map(self._finite, others)):
             return self._contraction(node, places[0], kind)
         if op_type in _SCALES and (known := self._zeros.get(node.input[0])) and known[0] == _rule(node):
             self._zeros[node.output[0]] = known
@@ -101,13 +106,14 @@ class _Guards:
             return [node]
         out = node.output[0]
         raw = self._like(node, node.op_type, list(node.input), f"{out}_product")
-        is_zero, is_nan = self._equal(node, zero, kind), self._like(node, "IsNaN", [raw.output[0]])
-        both = self._like(node, "And", [is_zero.output[0], is_nan.output[0]])
+        made = [raw]
+        if zero not in self._equal:
+            made.append(self._like(node, "Equal", [zero, self._constant(0.0, kind)]))
+            self._equal[zero] = made[-1].output[0]
+        is_nan = self._like(node, "IsNaN", [raw.output[0]])
+        both = self._like(node, "And", [self._equal[zero], is_nan.output[0]])
         chosen = self._like(node, "Where", [both.output[0], self._constant(0.0, kind), raw.output[0]], out, node.name)
-        return [raw, is_zero, is_nan, both, chosen]
-
-    def _equal(self, node: NodeProto, value: str, kind: int) -> NodeProto:
-        return self._like(node, "Equal", [value, self._constant(0.0, kind)])
+        return [*made, is_nan, both, chosen]
 
     def _contraction(self, node: NodeProto, place: int, kind: int) -> list[NodeProto]:
         """A sum of products: where it is NaN, the sum of those products whose cotangent is not 0.
@@ -141,13 +147,13 @@ class _Guards:
             return str(made[-1].output[0])
 
         def summed(change: Callable[[str], str], replaced: Callable[[str], str], scaled: bool) -> str:
-            """The contraction of the changed cotangent and the other factors, of which one after the other is replaced."""
-            inputs = list(node.input)
-            inputs[place] = change(inputs[place])
-            for k in range(_factors(node)):
-                if k != place:
-                    inputs[k] = replaced(inputs[k])
-            made.append(self._like(node, node.op_type, inputs if scaled else inputs[: _factors(node)]))
+            """The contraction of the changed cotangent and the other factors, which are replaced."""
+            inputs = list(node.input) if scaled or node.op_type != "Gemm" else list(node.input[:2])
+            inputs = [
+                (change if k == place else replaced)(name) if k < _factors(node) else name
+                for k, name in enumerate(inputs)
+            ]
+            made.append(self._like(node, node.op_type, inputs))
             refill(made[-1].attribute, [a for a in node.attribute if scaled or a.name not in ("alpha", "beta")])
             return str(made[-1].output[0])
 
@@ -168,12 +174,16 @@ class _Guards:
             return emit("Cast", emit("Not", emit("Equal", value, zero)), to=kind)
 
         rest = summed(lambda value: value, finite_part, True)
-        several = _factors(node) > 2
-        if several:  # of more than two factors: any that is infinite or NaN
-            clean = summed(is_nonzero, lambda value: emit("Where", bad(value), zero, one), False)
-            whole = summed(is_nonzero, lambda value: emit("Add", emit("Mul", finite_part(value), zero), one), False)
-            met = emit("Equal", clean, whole)
-            exact = emit("Where", met, rest, raw)
+        if _factors(node) > 2:
+            # Counted are the products of factors that are finite, and all. The operands of a rotation weigh 1 and 2, so that a
+            # difference of two counts is 0 where both are.
+            weights = {name: self._constant(k, kind) for k, name in enumerate(node.input[1 : _factors(node)], 1)}
+            weights[node.input[0]] = one
+            clean = summed(is_nonzero, lambda value: emit("Where", bad(value), zero, weights[value]), False)
+            every = summed(
+                is_nonzero, lambda value: emit("Add", emit("Mul", finite_part(value), zero), weights[value]), False
+            )
+            exact = emit("Where", emit("Equal", clean, every), rest, raw)
         else:
             hits = summed(is_nonzero, is_bad, False)
             sides = summed(lambda value: emit("Sign", value), signs, False)
@@ -276,8 +286,8 @@ def _pairs(node: NodeProto) -> _Pairs:
 
 
 def _factors(node: NodeProto) -> int:
-    """How many of the inputs are factors: the others are added."""
-    return len(node.input) if node.op_type == "Einsum" else 2
+    """How many of the first inputs are factors."""
+    return _CONTRACTIONS.get(node.op_type, 2) or len(node.input)
 
 
 def _kind(node: NodeProto, kind: int) -> int:
@@ -289,4 +299,4 @@ def _kind(node: NodeProto, kind: int) -> int:
 
 def _rule(node: NodeProto) -> str:
     """What the nodes of one rule for one forward node have in common: the path in front of their names."""
-    return str(node.name.rpartition("/")[0])
+    return str(node.name.rpartition("/")[0] or node.name)
