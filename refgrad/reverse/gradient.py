@@ -27,12 +27,11 @@ from refgrad.reverse.rows import in_rows
 from refgrad.reverse.sweep import Gradients, sweep
 from refgrad.reverse.values import Values
 from refgrad.reverse.zeros import zeros
-from refgrad.tables.kinks import CONVENTIONS
+from refgrad.tables.conventions import DEFAULT, QUANTIZATION, Conventions
 from refgrad.tables.registry import DIALECTS
 from refgrad.worker import limited
 
 COTANGENTS = ("input", "ones", "yield")
-QUANTIZATION = ("zero", "straight-through", "clipped")
 WEIGHTS = ("overridable", "constants", "inputs")
 
 
@@ -126,10 +125,9 @@ def gradient(
     _check_options(
         ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
-        ("choice of kinks", kinks, CONVENTIONS),
-        ("quantization", quantization, QUANTIZATION),
         ("choice of weights", weights, WEIGHTS),
     )
+    conventions = Conventions(kinks, quantization)
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
@@ -153,8 +151,7 @@ def gradient(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             "onnx" if plainly else dialect,
             taken_names(path.graph),
-            kinks=kinks,
-            quantization=quantization,
+            conventions=conventions,
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
@@ -181,7 +178,7 @@ def gradient(
 
 @explained
 def recorded(
-    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str]
+    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str], conventions: Conventions = DEFAULT
 ) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
     """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and which gradients are 0.
 
@@ -189,21 +186,22 @@ def recorded(
     """
 
     def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
-        sources, targets, path = prepare(graph, wrt, outputs)
+        sources, targets, path = prepare(graph, wrt, outputs, conventions.quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
         op = RecordingEmitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             "onnx",
             taken_names(path.graph),
+            conventions=conventions,
             needed=path.needed,
         )
         op.record = Record()
         swept = sweep(path, op, sources, targets, "input", op.record)
-        return assemble(swept, (), keep_outputs=True), swept, zeros(path, sources, targets)
+        return assemble(swept, (), keep_outputs=True), swept, zeros(path, sources, targets, conventions.quantization)
 
     with _no_collection():
-        graph = normalise(model, keep=True)
+        graph = normalise(model, keep=conventions.quantization == "zero")
         if graph.functions:
             with suppress(NoGradientError, RuleError):
                 return differentiated(graph)
