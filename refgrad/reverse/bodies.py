@@ -101,9 +101,7 @@ class Body:
             Values(path.graph, path.adjoint_types, op.values.inputs if taken is None else ()),
             op.dialect,
             op.emission.taken if taken is None else taken,
-            kinks=op.kinks,
-            quantization=op.quantization,
-            strong_zero=op.strong_zero,
+            conventions=op.conventions,
             needed=path.needed,
         )
         within.mapped = op.mapped

@@ -28,12 +28,11 @@ from refgrad.reverse.strong_zero import with_strong_zeros
 from refgrad.reverse.sweep import Gradients, sweep
 from refgrad.reverse.values import Values
 from refgrad.reverse.zeros import zeros
-from refgrad.tables.kinks import CONVENTIONS
+from refgrad.tables.conventions import DEFAULT, QUANTIZATION, Conventions
 from refgrad.tables.registry import DIALECTS
 from refgrad.worker import limited
 
 COTANGENTS = ("input", "ones", "yield")
-QUANTIZATION = ("zero", "straight-through", "clipped")
 WEIGHTS = ("overridable", "constants", "inputs")
 
 
@@ -132,12 +131,10 @@ def gradient(
         model,
         wrt,
         outputs,
+        Conventions(kinks, quantization, strong_zero),
         dialect=dialect,
         cotangent=cotangent,
         keep_outputs=keep_outputs,
-        kinks=kinks,
-        quantization=quantization,
-        strong_zero=strong_zero,
         recompute=recompute,
         weights=weights,
     )
@@ -148,48 +145,36 @@ def transposable(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None,
     outputs: Sequence[str] | None,
-    *,
-    keep_outputs: bool,
-    kinks: str,
-    quantization: str,
-    strong_zero: bool,
+    conventions: Conventions,
 ) -> ModelProto:
-    """`gradient` of these arguments, without guards of products: as its transpose is what counts, its cotangents are any."""
-    return _made(
-        model,
-        wrt,
-        outputs,
-        keep_outputs=keep_outputs,
-        kinks=kinks,
-        quantization=quantization,
-        strong_zero=strong_zero,
-        guarded=False,
-    )
+    """`gradient` and the outputs of the model, without guards of products: its cotangents are any, if its transpose counts."""
+    return _made(model, wrt, outputs, conventions, keep_outputs=True, guarded=False)
 
 
 def _made(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None,
     outputs: Sequence[str] | None,
+    conventions: Conventions,
     *,
     dialect: str = "onnx",
     cotangent: str = "input",
     keep_outputs: bool,
-    kinks: str,
-    quantization: str,
-    strong_zero: bool,
     recompute: bool | str | Sequence[str] = False,
     weights: str = "overridable",
     guarded: bool = True,
 ) -> ModelProto:
+    quantization, strong_zero = conventions.quantization, conventions.strong_zero
     _check_options(
         ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
-        ("choice of kinks", kinks, CONVENTIONS),
-        ("quantization", quantization, QUANTIZATION),
         ("choice of weights", weights, WEIGHTS),
     )
-    check_strong_zero(strong_zero, dialect)
+    if strong_zero and dialect != "onnx":
+        raise OptionError(
+            "strong_zero=True guards the products of a gradient, and the training operators of dialect='ort' multiply inside "
+            "their kernels: use dialect='onnx'."
+        )
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
@@ -213,9 +198,7 @@ def _made(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             "onnx" if plainly else dialect,
             taken_names(path.graph),
-            kinks=kinks,
-            quantization=quantization,
-            strong_zero=strong_zero,
+            conventions=conventions,
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
@@ -247,7 +230,7 @@ def _made(
 
 @explained
 def recorded(
-    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str]
+    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str], conventions: Conventions = DEFAULT
 ) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
     """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and which gradients are 0.
 
@@ -255,21 +238,26 @@ def recorded(
     """
 
     def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
-        sources, targets, path = prepare(graph, wrt, outputs)
+        sources, targets, path = prepare(graph, wrt, outputs, conventions.quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
         op = RecordingEmitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             "onnx",
             taken_names(path.graph),
+            conventions=conventions,
             needed=path.needed,
         )
         op.record = Record()
         swept = sweep(path, op, sources, targets, "input", op.record)
-        return assemble(swept, (), keep_outputs=True), swept, zeros(path, sources, targets)
+        made = assemble(swept, (), keep_outputs=True)
+        if conventions.strong_zero:
+            with_strong_zeros(made, swept.seeds)
+        return made, swept, zeros(path, sources, targets, conventions.quantization)
 
     with _no_collection():
-        graph = normalise(model, keep=True)
+        strong_zero = conventions.strong_zero
+        graph = normalise(model, keep=conventions.quantization == "zero" and not strong_zero, removable=strong_zero)
         if graph.functions:
             with suppress(NoGradientError, RuleError):
                 return differentiated(graph)
@@ -312,20 +300,6 @@ def preflight(
         sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
     found = () if path.blocked or path.blocked_within else zeros(path, sources, targets, quantization)
     return Report(tuple(sources), tuple(targets), path.rows, found)
-
-
-def check_strong_zero(strong_zero: bool, dialect: str = "onnx") -> None:
-    """Refuse a choice of `strong_zero` that is none, or that the dialect cannot keep.
-
-    :raises OptionError: it is no bool, or it is True in dialect "ort".
-    """
-    if not isinstance(strong_zero, bool):
-        raise OptionError(f"strong_zero is True or False, not {strong_zero!r}.")
-    if strong_zero and dialect != "onnx":
-        raise OptionError(
-            "strong_zero=True guards the products of a gradient, and the training operators of dialect='ort' multiply inside "
-            "their kernels: use dialect='onnx'."
-        )
 
 
 def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
