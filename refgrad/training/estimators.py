@@ -62,6 +62,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         warm_start: bool = False,
         kinks: str = DEFAULT.kinks,
         quantization: str = DEFAULT.quantization,
+        strong_zero: bool = DEFAULT.strong_zero,
         backend: str = "numpy",
         verbose: bool = False,
     ) -> None:
@@ -85,6 +86,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         self.warm_start = warm_start
         self.kinks = kinks
         self.quantization = quantization
+        self.strong_zero = strong_zero
         self.backend = backend
         self.verbose = verbose
 
@@ -136,6 +138,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
             "sample_weight": self._weight,
             "kinks": self.kinks,
             "quantization": self.quantization,
+            "strong_zero": self.strong_zero,
         } | library.settings()
         self._step: StepModel = step_model(source, **settings)
         if penalty := library.penalty(source, list(self._step.weights), self.alpha):
@@ -307,7 +310,7 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]  # sk
     :param batch_size: "auto" is min(200, N). The last batch has what is left.
     :param tol: the training ends when the loss, or with `early_stopping` the score of `validation_fraction` of the samples, has
         not become better by `tol` in more than `n_iter_no_change` epochs in a row. `early_stopping` keeps the best weights.
-    :param kinks: and `quantization`: the conventions of `refgrad.gradient`.
+    :param kinks: and `quantization`, `strong_zero`: the conventions of `refgrad.gradient`.
     :param backend: the executor: "numpy", "ort-cpu", ...
     :param verbose: show a progress bar.
 
@@ -352,6 +355,7 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
         warm_start: bool = False,
         kinks: str = DEFAULT.kinks,
         quantization: str = DEFAULT.quantization,
+        strong_zero: bool = DEFAULT.strong_zero,
         backend: str = "numpy",
         verbose: bool = False,
     ) -> None:
@@ -374,6 +378,9 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             warm_start=warm_start,
+            kinks=kinks,
+            quantization=quantization,
+            strong_zero=strong_zero,
             backend=backend,
             verbose=verbose,
         )
