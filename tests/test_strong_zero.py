@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.cli import main
+from refgrad.conformance import nonfinite
 from refgrad.errors import OptionError
 
 INF, NAN = np.inf, np.nan
@@ -264,3 +269,63 @@ def test_finite_constants_and_masks_need_no_guard() -> None:
     source = model("(float[N] x) => (float[N] y) <float two = {2}> { a = Mul(x, two) b = Relu(a) y = Div(b, two) }")
     plain, strong = (refgrad.gradient(source, ["x"], strong_zero=on) for on in (False, True))
     assert [node.op_type for node in strong.graph.node] == [node.op_type for node in plain.graph.node]
+
+
+UNNAMED = "(float[N] x) => (float[N] y) <float zero = {0}> { c = Greater(x, zero) s = Sqrt(x) y = Where(c, s, zero) }"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_runs_the_cure(backend: str) -> None:
+    found = nonfinite(model(UNNAMED), {"x": np.array([0, -1, 4], np.float32)}, executor=backend)
+    [born] = [birth for birth in found.births if birth.kind == "a dead branch"]
+    assert "strong_zero=True" in born.remedy
+    assert (
+        "Run with it, 2 elements that were not finite are finite in x_grad, and the others are the same." in found.cure
+    )
+
+
+def test_nan_says_where_the_option_does_not_help() -> None:
+    found = nonfinite(model("(float[N] x) => (float[N] y) { y = Sqrt(x) }"), {"x": np.zeros(1, np.float32)})
+    assert found.cure.startswith("strong_zero=True (--strong-zero) does not help. Run with it, x_grad is as before")
+
+
+def test_nan_says_what_remains() -> None:
+    source = model(UNNAMED.replace("y = Where(c, s, zero)", "t = Where(c, s, zero) o = Sqrt(x) y = Add(t, o)"))
+    found = nonfinite(source, {"x": np.array([0, 4], np.float32)})
+    assert "does not help" in found.cure  # the other root has an infinite slope
+    both = nonfinite(
+        model(
+            "(float[N] x, float[N] z) => (float[N] y) <float zero = {0}> { c = Greater(x, zero) s = Sqrt(x) "
+            "t = Where(c, s, zero) o = Sqrt(z) y = Add(t, o) }"
+        ),
+        {"x": np.zeros(1, np.float32), "z": np.zeros(1, np.float32)},
+    )
+    assert "cures a part. Run with it, 1 of 2 elements of x_grad, z_grad" in both.cure
+    assert "z_grad is still not finite everywhere" in both.cure
+
+
+def test_nan_looks_at_a_gradient_alone() -> None:
+    made = refgrad.gradient(model(UNNAMED), ["x"])
+    found = nonfinite(made, {"x": np.zeros(1, np.float32), "y_grad": np.ones(1, np.float32)}, forward=True)
+    assert found.results == ("x_grad",)
+    assert not found.cure
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "nan_in_a_gradient.md").read_text()
+    names: dict[str, Any] = {}
+    said = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
+    for language, block in re.findall(r"```(python|console)\n(.*?)```", page, re.DOTALL):
+        capsys.readouterr()
+        if language == "python":
+            exec(block, names)
+            assert capsys.readouterr().out.split() == " ".join(re.findall(r"  # (.*)", block)).split()
+            continue
+        for line in re.findall(r"^\$ refgrad (.*)", block, re.MULTILINE):
+            code = main(shlex.split(line))
+            printed = capsys.readouterr().out
+            assert code == ("nan" in line.split())
+            if code:
+                assert all(" ".join(part.split()) in " ".join(printed.split()) for part in said.splitlines())
+    assert onnx.load("gradient.onnx").graph.output[0].name == "x_grad"

@@ -44,7 +44,7 @@ def cured(
     remaining = sum(int((~np.isfinite(new[name])).sum()) for name in left)
     if remaining >= elements:
         return f"{OPTION} does not help. Run with it, {abridged(left)} {_is(left)} as before: no cotangent of 0 is the cause."
-    changed = max(float(np.max(np.abs(new[n] - old[n])[~lost[n]], initial=0)) for n in names)
+    changed = max(float(np.max(np.abs(new[n][~lost[n]] - old[n][~lost[n]]), initial=0)) for n in names)
     finite = f"{elements} elements that were not finite are" if elements > 1 else "the element that was not finite is"
     others = "the others are the same" if changed == 0 else f"the others differ by {changed:.2g} at most"
     if left:

@@ -158,7 +158,7 @@ def nonfinite(
             made = differentiate(proto, _asked(proto, given) if wrt is None else wrt, outputs, keep_outputs=True)
         except NoGradientError as error:
             note = f"The gradient is left out: {error}"
-    seeds, gradients = names_in(made)
+    seeds, gradients = names_in(made) if made is not proto else ({}, {})
     if seeds:
         results = NumpyBackend().prepare(proto).run(given)
         rng = np.random.default_rng([seed, 0])
