@@ -329,3 +329,51 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
             if code:
                 assert all(" ".join(part.split()) in " ".join(printed.split()) for part in said.splitlines())
     assert onnx.load("gradient.onnx").graph.output[0].name == "x_grad"
+
+
+SINGULAR = {  # unary operators, and where they are not finite or have no finite slope
+    "Sqrt": [0, -1, INF],
+    "Log": [0, -2, INF],
+    "Reciprocal": [0, -0.0],
+    "Acos": [1, -1, 2],
+    "Atanh": [1, -1, 3],
+    "Acosh": [1, 0.5],
+    "Exp": [INF, NAN],
+    "Tan": [INF],
+    "Erf": [NAN],
+    "Softplus": [NAN],
+}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_hidden_elements_count_as_if_they_were_harmless(seed: int) -> None:
+    """Random elementwise graphs behind a mask: the same as with other numbers at the elements that it hides."""
+    rng = np.random.default_rng(seed)
+    operators = [rng.choice(list(SINGULAR)), *rng.choice([name for name in SINGULAR if name != "Acosh"], 2)]
+    lines = [f"a{k} = {operator}({'x' if k == 0 else f's{k - 1}'})" for k, operator in enumerate(operators)]
+    lines = [
+        f"{line} m{k} = Mul(a{k}, a{k}) n{k} = Add(m{k}, q) r{k} = Reciprocal(n{k}) s{k} = Mul(r{k}, half)"
+        for k, line in enumerate(lines)
+    ]
+    source = model(
+        "(double[N,3] x, bool[N,3] mask, double[3,4] w) => (double[N,4] y) <double zero = {0}, double q = {0.25}, "
+        f"double half = {{0.2}}> {{ {' '.join(lines)} h = Where(mask, s2, zero) p = MatMul(h, w) y = Sin(p) }}"
+    )
+    mask = rng.random((5, 3)) < 0.6
+    harmless = rng.uniform(1.1, 1.9, (5, 3)) if operators[0] == "Acosh" else rng.uniform(0.1, 0.8, (5, 3))
+    bad = rng.choice(SINGULAR[operators[0]], (5, 3))
+    w = rng.normal(size=(3, 4))
+    feeds = {"mask": mask, "w": w}
+    masked = np.where(mask, harmless, bad)
+    ends = {"y_grad": rng.normal(size=(5, 4))}
+    plain, strong = (refgrad.gradient(source, ["x", "w"], strong_zero=on) for on in (False, True))
+    expected = run(plain, {**feeds, **ends, "x": harmless}, "numpy")
+    found = run(strong, {**feeds, **ends, "x": masked}, "numpy")
+    for name, value in expected.items():
+        assert np.isfinite(value).all()
+        np.testing.assert_array_equal(found[name], value)
+    [second] = run(
+        refgrad.hvp(source, ["x"], strong_zero=True), {**feeds, "x": masked, "x_vector": np.ones((5, 3))}, "numpy"
+    ).values()
+    [due] = run(refgrad.hvp(source, ["x"]), {**feeds, "x": harmless, "x_vector": mask * 1.0}, "numpy").values()
+    np.testing.assert_array_equal(second, due)

@@ -187,10 +187,11 @@ class _Guards:
         else:
             hits = summed(is_nonzero, is_bad, False)
             sides = summed(lambda value: emit("Sign", value), signs, False)
-            beyond = emit("Mul", summed(lambda value: value, signs, True), self._constant(float("inf"), kind))
-            of_one_sign = emit("Equal", emit("Abs", sides), hits)
-            exact = emit("Where", of_one_sign, beyond, raw)
-            exact = emit("Where", emit("Equal", hits, zero), rest, exact)
+            none = emit("Equal", hits, zero)
+            # Not times a constant ∞: ONNX Runtime would make it a factor of the contraction.
+            beyond = emit("Div", summed(lambda value: value, signs, True), emit("Cast", none, to=kind))
+            exact = emit("Where", emit("Equal", emit("Abs", sides), hits), beyond, raw)
+            exact = emit("Where", none, rest, exact)
         emit("Where", emit("IsNaN", raw), exact, raw)
         return iter(made)
 
