@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from onnx import ModelProto
@@ -19,10 +20,11 @@ from refgrad.protos.walk import names_of, nested, subgraphs
 from refgrad.reverse.assembly import assemble
 from refgrad.reverse.budget import budget, within
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import prepare, refuse
+from refgrad.reverse.leaks import leaks
+from refgrad.reverse.path import Path, prepare, refuse
 from refgrad.reverse.recompute import cut, segments, with_bodies
 from refgrad.reverse.record import Record, RecordingEmitter
-from refgrad.reverse.report import Report, ZeroGradient
+from refgrad.reverse.report import Report, UselessGradient
 from refgrad.reverse.rows import in_rows
 from refgrad.reverse.strong_zero import with_strong_zeros
 from refgrad.reverse.sweep import Gradients, sweep
@@ -184,11 +186,11 @@ def _made(
 
     def differentiated(
         graph: Graph, given: Sequence[frozenset[str]] | None = None, plainly: bool = False
-    ) -> tuple[ModelProto, tuple[ZeroGradient, ...]]:
+    ) -> tuple[ModelProto, tuple[UselessGradient, ...]]:
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
-        found = zeros(path, sources, targets, quantization)
+        found = _useless(path, graph, sources, targets, quantization)
         chosen = segments(path.graph, False if isinstance(recompute, str) else recompute) if given is None else given
         split = in_rows(path.graph, chosen) if chosen else None
         if split is not None:
@@ -224,20 +226,20 @@ def _made(
                 made, found = differentiated(graph, chosen)
         elif made is None:
             made, found = differentiated(graph)
-    say_zeros(found, wrt is not None)
+    say_useless(found, wrt is not None)
     return made
 
 
 @explained
 def recorded(
     model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str], conventions: Conventions = DEFAULT
-) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
-    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and which gradients are 0.
+) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
+    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and what is of no use.
 
     :raises RefgradError: what `gradient` refuses.
     """
 
-    def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
+    def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
         sources, targets, path = prepare(graph, wrt, outputs, conventions.quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
@@ -253,7 +255,7 @@ def recorded(
         made = assemble(swept, (), keep_outputs=True)
         if conventions.strong_zero:
             with_strong_zeros(made, swept.seeds)
-        return made, swept, zeros(path, sources, targets, conventions.quantization)
+        return made, swept, _useless(path, graph, sources, targets, conventions.quantization)
 
     with _no_collection():
         strong_zero = conventions.strong_zero
@@ -265,11 +267,17 @@ def recorded(
         return differentiated(graph)
 
 
-def say_zeros(found: Sequence[ZeroGradient], named: bool) -> None:
-    """Warn of gradients that are 0 whatever is fed; where no output depends on a name, only if the caller `named` it."""
-    for zero in found:
-        if zero.stops or named:
-            notice(str(zero))
+def _useless(
+    path: Path, graph: Graph, wrt: Sequence[str], outputs: Sequence[str], quantization: str
+) -> tuple[UselessGradient, ...]:
+    return *zeros(path, wrt, outputs, quantization), *leaks(path, graph, wrt, outputs, quantization)
+
+
+def say_useless(found: Sequence[UselessGradient], named: bool) -> None:
+    """Warn of gradients that are of no use; where no output depends on a name, only if the caller `named` it."""
+    for one in found:
+        if one.stops or named:
+            notice(str(one))
 
 
 @limited
@@ -298,8 +306,14 @@ def preflight(
     sources, targets, path = prepare(graph, wrt, outputs, quantization)
     if graph.functions and (path.blocked or path.blocked_within):
         sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
-    found = () if path.blocked or path.blocked_within else zeros(path, sources, targets, quantization)
-    return Report(tuple(sources), tuple(targets), path.rows, found)
+    report = Report(tuple(sources), tuple(targets), path.rows)
+    if path.blocked or path.blocked_within:
+        return report
+    return replace(
+        report,
+        zeros=zeros(path, sources, targets, quantization),
+        leaks=leaks(path, graph, sources, targets, quantization),
+    )
 
 
 def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:

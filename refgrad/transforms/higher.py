@@ -20,7 +20,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of, refill
 from refgrad.reverse.assembly import names_in, note
-from refgrad.reverse.gradient import gradient, preflight, say_zeros, transposable
+from refgrad.reverse.gradient import gradient, preflight, say_useless, transposable
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.worker import limited
 
@@ -177,7 +177,7 @@ def jacobian(
     made, found = read(model), {}
     report = preflight(made, wrt, outputs, quantization=Conventions(**conventions).quantization)
     _refuse_sequences(made, (*report.wrt, *report.outputs))
-    say_zeros(report.zeros, wrt is not None)
+    say_useless((*report.zeros, *report.leaks), wrt is not None)
     for output in report.outputs:
         made, found[output] = _by_element(made, report.wrt, output, output, conventions)
     return _of_elements(made, found, (), keep_outputs)

@@ -25,7 +25,7 @@ from refgrad.protos.walk import attribute_value, reads_of
 from refgrad.reverse.gradient import preflight, recorded
 from refgrad.reverse.path import Path
 from refgrad.reverse.record import with_contributions
-from refgrad.reverse.report import ZeroGradient
+from refgrad.reverse.report import UselessGradient
 from refgrad.reverse.sweep import Gradients
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.tables.registry import RULES
@@ -94,8 +94,8 @@ def walk(
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
     names = _sources(proto, output, given, chosen.quantization) if wrt is None else wrt
-    gradient, found, zeros = recorded(proto, names, [output], chosen)
-    notes += map(str, zeros)
+    gradient, found, useless = recorded(proto, names, [output], chosen)
+    notes += map(str, useless)
     cotangent = np.zeros(shown.shape, shown.dtype)
     cotangent.reshape(-1)[place] = 1
     seeds = {found.cotangents[output]: cotangent}
@@ -108,7 +108,7 @@ def walk(
     values |= {t.name: array_of(t) for t in whole.graph.initializer if t.name not in values}
     title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
     more = tuple(whole.graph.node[len(gradient.graph.node) :])
-    return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, zeros)
+    return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, useless)
 
 
 # What is differentiated, and where
@@ -284,7 +284,7 @@ class _Reading:
         place: int,
         notes: list[str],
         differences: bool,
-        zeros: Sequence[ZeroGradient],
+        useless: Sequence[UselessGradient],
     ) -> Walk:
         """The steps of the walk."""
         totals = self.sweep.totals
@@ -301,7 +301,7 @@ class _Reading:
         if differences:
             steps, said = self._with_differences(steps, cotangents, kinked, output, place)
             notes += said
-        notes += _flat(steps, cotangents, self.values, self.found.adjoints, zeros)
+        notes += _flat(steps, cotangents, self.values, self.found.adjoints, useless)
         return Walk(
             model=model,
             gradient=self.gradient,
@@ -539,10 +539,10 @@ def _flat(
     cotangents: Mapping[str, Cotangent],
     values: Mapping[str, Any],
     wrt: Iterable[str],
-    zeros: Sequence[ZeroGradient],
+    useless: Sequence[UselessGradient],
 ) -> list[str]:
     """Which gradients are 0 in every element at these feeds, though not everywhere, and at which step that begins."""
-    told = {name for zero in zeros for name in zero.names}
+    told = {name for one in useless for name in one.names}
     flat = [
         name
         for name in wrt
