@@ -548,19 +548,26 @@ def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def rows_of(name: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the results of a benchmark, and the same as a table."""
+    rows = json.loads((RESULTS / f"{name}.json").read_text())
+    # lists and tables inside of a row stay in the file
+    header = list(
+        dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict)) and key != "place")
+    )
+    return rows, table(header, [[str(row.get(key, "")) for key in header] for row in rows])
+
+
 def benchmarks() -> str:
     """Return docs/benchmarks.md, from the results that the benchmarks wrote."""
     parts = []
     for title, name, note in BENCHMARKS:
         file = RESULTS / f"{name}.json"
         if file.exists():
-            rows = json.loads(file.read_text())
-            if places := {row.pop("place") for row in rows if "place" in row}:
+            rows, body = rows_of(name)
+            if places := {row["place"] for row in rows if "place" in row}:
                 note += f" Measured on {' and '.join(sorted(places))}."
-            # lists and tables inside of a row stay in the file
-            header = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict))))
-            body = [[str(row.get(key, "")) for key in header] for row in rows]
-            parts.append(f"## {title}\n\n{note}\n\n{table(header, body)}")
+            parts.append(f"## {title}\n\n{note}\n\n{body}")
     return (
         "# Benchmarks\n\nEach figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, "
         "2 cores).\n\n" + "\n".join(parts)
@@ -702,7 +709,7 @@ def fill(text: str, section: str, body: str) -> str:
 def generated() -> dict[Path, str]:
     """Every generated file with its content."""
     readme, deployed_page = ROOT / "README.md", ROOT / "docs" / "deployed.md"
-    export_page = ROOT / "docs" / "export.md"
+    export_page, nan_page = ROOT / "docs" / "export.md", ROOT / "docs" / "nan_in_a_gradient.md"
     return {
         readme: fill(readme.read_text(), "operators", operators_summary()),
         ROOT / "docs" / "benchmarks.md": benchmarks(),
@@ -714,6 +721,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "kinks.md": kinks(),
         export_page: fill(export_page.read_text(), "counts", exported()),
         **runtimes(),
+        nan_page: fill(nan_page.read_text(), "strong_zero", "\n" + rows_of("strong_zero")[1]),
         deployed_page: fill(deployed_page.read_text(), "results", deployed()),
         ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "mutants.md": mutants(),

@@ -101,8 +101,7 @@ class Body:
             Values(path.graph, path.adjoint_types, op.values.inputs if taken is None else ()),
             op.dialect,
             op.emission.taken if taken is None else taken,
-            kinks=op.kinks,
-            quantization=op.quantization,
+            conventions=op.conventions,
             needed=path.needed,
         )
         within.mapped = op.mapped

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from onnx import TensorProto, helper
 
 from refgrad.formulas.masks import kept
 from refgrad.formulas.norms import quotient
+from refgrad.formulas.squares import is_sum_of_squares
 from refgrad.protos.types import smallest_normal
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
@@ -123,6 +125,8 @@ def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
     y = float(known.item())
     if y in (0, 1):
         return d_Z if y else None
+    if op.strong_zero and 0.5 <= y < 1 and is_sum_of_squares(op.graph, X):
+        return _unless_zero(op, X, lambda base: op.Mul(d_Z, op.Mul(op.Pow(base, y - 1), y)))
     return op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y))
 
 
@@ -167,14 +171,25 @@ def abs_(op: Emitter, d_Y: str, X: str) -> str:
 
 
 @rule("Sqrt")
-def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
+def sqrt(op: Emitter, d_Y: str, X: str, Y: str) -> str:
     """dx = dy·(½/y)
 
-    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it. Where dy has the factor
-    y, as that of y² has, nothing is divided.
+    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it, or use `strong_zero`.
+    With it, the slope of the root of a sum of squares, such as a variance, is 0 at 0: the least subgradient of the norm.
+    Where dy has the factor y, as that of y² has, nothing is divided.
     """
     rest = quotient(op, d_Y, Y)
-    return op.Mul(d_Y, op.Div(0.5, Y)) if rest is None else op.Mul(rest, 0.5)
+    if rest is not None:
+        return op.Mul(rest, 0.5)
+    if op.strong_zero and is_sum_of_squares(op.graph, X):
+        return _unless_zero(op, Y, lambda root: op.Mul(d_Y, op.Div(0.5, root)))
+    return op.Mul(d_Y, op.Div(0.5, Y))
+
+
+def _unless_zero(op: Emitter, value: str, slope: Callable[[str], str]) -> str:
+    """The slope at `value`, and 0 where `value` is 0."""
+    at_zero = op.Equal(value, 0.0)
+    return op.Where(at_zero, 0.0, slope(op.Where(at_zero, 1.0, value)))
 
 
 @rule("Exp")

@@ -25,6 +25,7 @@ from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient
+from refgrad.tables.conventions import Conventions
 from refgrad.tables.randomness import may_draw
 from refgrad.transforms.split import split
 
@@ -39,6 +40,9 @@ _OF_ML_DTYPES: dict[torch.dtype, tuple[torch.dtype, Any]] = {
 _TO_TORCH = {np.dtype(narrow): (bits, kind) for kind, (bits, narrow) in _OF_ML_DTYPES.items()}
 
 
+OF_TORCH = Conventions(kinks="torch")
+
+
 @dataclass(frozen=True)
 class Settings:
     """How gradients are made, and by whom everything is run."""
@@ -46,8 +50,7 @@ class Settings:
     backend: Backend
     options: Mapping[str, Any] = field(default_factory=dict)
     recompute: bool | str | tuple[str, ...] = False
-    kinks: str = "torch"
-    quantization: str = "zero"
+    conventions: Conventions = OF_TORCH
 
 
 class _Fed(NamedTuple):
@@ -180,8 +183,7 @@ class Function:
 
     @property
     def _how(self) -> dict[str, Any]:
-        of = self.settings
-        return {"recompute": of.recompute, "kinks": of.kinks, "quantization": of.quantization}
+        return {"recompute": self.settings.recompute, **self.settings.conventions.options}
 
     def _prepared(self, model: ModelProto) -> Prepared:
         return self.settings.backend.prepare(model, **self.settings.options)
