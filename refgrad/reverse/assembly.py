@@ -13,7 +13,7 @@ from onnx import ModelProto, TypeProto, ValueInfoProto, helper
 from refgrad.forward.graph import Graph, needed_nodes
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
-from refgrad.protos.walk import every_node, import_domain
+from refgrad.protos.walk import every_node, import_domain, rename_repeats
 from refgrad.reverse.emitted import COTANGENT_OF, Writer, listed, needed_emitted
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
@@ -67,6 +67,8 @@ def assemble(
     if MICROSOFT in domains:
         import_domain(final, MICROSOFT)
     _add_values(final, found, live, kept, again, weights, primals)
+    if found.path.passages:  # what a body computes again has the names that it has in the forward body
+        rename_repeats(target)
     gradients = {name: sweep.names[value] for name, value in found.adjoints.items()}
     note(final, graph.source, gradients=gradients, cotangents=found.cotangents)
     return final
