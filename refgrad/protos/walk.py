@@ -195,12 +195,14 @@ def rename_shadows(graph: GraphProto) -> None:
     _rename(graph, set(), {}, names_of(graph), siblings=False)
 
 
-def rename_repeats(graph: GraphProto) -> None:
+def rename_repeats(graph: GraphProto, given: Iterable[str] = ()) -> None:
     """Rename the values of a subgraph that have the name of an outer value, or of a value in an earlier subgraph.
 
     onnx takes the number that it propagated for a name in one subgraph for the number of that name in every other.
+
+    :param given: the names of further outer values, of which none is in an earlier subgraph.
     """
-    _rename(graph, set(), {}, names_of(graph), siblings=True)
+    _rename(graph, set(given), {}, names_of(graph) | {*given}, siblings=True)
 
 
 def _rename(graph: GraphProto, seen: set[str], names: dict[str, str], taken: set[str], *, siblings: bool) -> None:
