@@ -66,7 +66,7 @@ class Graphs(Tally):
 
 def _blamed(written: bytes, fault: Fault) -> Fault:
     """The fault, as one of ONNX Runtime if the model alone ends its process."""
-    if fault.step != "onnxruntime" or fault.kind != "crashed":
+    if fault.step != "onnxruntime" or fault.kind not in ("crashed", "out of memory"):
         return fault
     with Worker(_SHRINKING) as worker:
         try:

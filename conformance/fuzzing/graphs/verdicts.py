@@ -160,7 +160,9 @@ class _Question:
         for name, value in forward.items():
             size = np.max(np.abs(self.values[name]), initial=1.0)
             self._compare("forward", name, value, self.values[name], size, self._lost(self.model, self.at, name))
-        made: ModelProto = self._valid(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs))
+        # A part of the graphs is differentiated with options that change the form of the gradient, not its value.
+        how = {3: {"recompute": True}, 5: {"keep_outputs": True}}.get(sample.seed % 8, {})
+        made: ModelProto = self._valid(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs, **how))
         self._against_steps(step, made, names_in(made))
         return made
 
