@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Set
 
 import onnx
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions, keep_functions
@@ -68,6 +68,9 @@ def normalise(
     for tensor in large.values():  # onnx sees the others
         refuse_misfit(tensor)
     skeleton = skeleton_of(source, large)
+    for value in filter(lacks_shape, skeleton.graph.input):  # of one with a value the shape is known
+        for tensor in (t for t in source.graph.initializer if t.name == value.name):
+            value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
     used, has_bodies = op_types(skeleton.graph)
     if has_bodies:
         rename_shadows(skeleton.graph)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
-from refgrad.errors import NoGradientError, OptionError, RuleError, choices
+from refgrad.errors import InvalidModelError, NoGradientError, OptionError, RuleError, choices
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.notices import notice
 from refgrad.protos.malformed import explained
-from refgrad.protos.walk import names_of, nested, subgraphs
-from refgrad.reverse.assembly import assemble
+from refgrad.protos.walk import lacks_shape, names_of, nested, subgraphs
+from refgrad.reverse.assembly import assemble, names_in
 from refgrad.reverse.budget import budget, within
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.leaks import leaks
@@ -36,6 +37,7 @@ from refgrad.worker import limited
 
 COTANGENTS = ("input", "ones", "yield")
 WEIGHTS = ("overridable", "constants", "inputs")
+_ANY_RANK = ContextVar("any_rank", default=False)
 
 
 @limited
@@ -110,7 +112,7 @@ def gradient(
     :param max_memory: how many bytes this may take, beside those of the libraries; with it or `max_seconds` everything is done
         in another process, which may crash: for models from strangers (docs/security.md).
     :param max_seconds: how long this may take, the start of that process (about a second) included.
-    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it; or an input declares no shape.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
@@ -226,8 +228,34 @@ def _made(
                 made, found = differentiated(graph, chosen)
         elif made is None:
             made, found = differentiated(graph)
+    adjoints = {adjoint: name for names in names_in(made) for name, adjoint in names.items()}
+    _refuse_shapeless((*made.graph.output, *made.graph.input), adjoints)
     say_useless(found, wrt is not None)
     return made
+
+
+@contextmanager
+def of_any_rank() -> Iterator[None]:
+    """Let `gradient` take inputs of unknown rank in the block: its result is run or becomes a part of a model, as it is."""
+    token = _ANY_RANK.set(True)
+    try:
+        yield
+    finally:
+        _ANY_RANK.reset(token)
+
+
+def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, str]) -> None:
+    """Refuse a gradient of which an input or an output would have no shape: onnx.checker takes no such model.
+
+    :param adjoints: the value that each cotangent and gradient belongs to.
+    :raises InvalidModelError: naming the value whose shape has to be declared.
+    """
+    for value in filter(lacks_shape, () if _ANY_RANK.get() else values):
+        raise InvalidModelError(
+            f"{adjoints.get(value.name, value.name)!r} declares no shape, and onnx.checker refuses a gradient with an input "
+            "or output that has none. Declare its axes, by names where the sizes are not known. If it has now more axes and "
+            "now fewer, make a model for each number of axes."
+        )
 
 
 @explained
@@ -303,6 +331,7 @@ def preflight(
     """
     _check_options(("quantization", quantization, QUANTIZATION))
     graph = normalise(model, keep=quantization == "zero")
+    _refuse_shapeless(graph.inputs.values(), {})
     sources, targets, path = prepare(graph, wrt, outputs, quantization)
     if graph.functions and (path.blocked or path.blocked_within):
         sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)

@@ -24,7 +24,7 @@ from refgrad.notices import quiet
 from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
-from refgrad.reverse.gradient import gradient
+from refgrad.reverse.gradient import gradient, of_any_rank
 from refgrad.tables.conventions import Conventions
 from refgrad.tables.randomness import may_draw
 from refgrad.transforms.split import split
@@ -151,7 +151,7 @@ class Function:
     def parts(self, wrt: tuple[str, ...]) -> _Parts:
         """The gradient by `wrt` in two parts."""
         if wrt not in self._parts:
-            with quiet() if self._is_derivative else nullcontext():
+            with quiet() if self._is_derivative else nullcontext(), of_any_rank():
                 found = split(self.model, wrt, self.targets, **self._how)
             cotangents, gradients = names_in(found.backward)
             taken = {value.name for value in found.backward.graph.input}
@@ -176,7 +176,7 @@ class Function:
                     "The model draws random numbers, and a further derivative would draw others. Take autograd.grad without "
                     "create_graph and without torch.func, or let torch draw them, as an input of the model."
                 )
-            with quiet():  # it was said of the first gradient
+            with quiet(), of_any_rank():  # it was said of the first gradient
                 model = gradient(self.model, wrt, self.targets, **self._how)
             self._derivatives[wrt] = Function(model, self.settings, is_derivative=True)
         return self._derivatives[wrt]

@@ -451,5 +451,7 @@ def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
     refill(graph.node, nodes[::-1])
     live.update(value.name for value in graph.input)
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in live])
-    live.difference_update(outputs)
-    refill(graph.value_info, [value for value in graph.value_info if value.name in live])
+    left = [value for name, value in values.items() if name not in outputs]  # of which a node may need the type
+    inputs = {value.name for value in graph.input}
+    declared = {value.name: value for value in (*graph.value_info, *left) if value.name in live}
+    refill(graph.value_info, [v for name, v in declared.items() if name not in inputs and name not in outputs])
