@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from mpmath import mp
 
@@ -188,3 +189,23 @@ def test_a_cumulative_product_that_overflows_behind_a_zero(reverse: int, exclusi
     with np.errstate(over="ignore"):
         limit = np.array(expected).astype(np.float32)
     np.testing.assert_allclose(got[::-1] if reverse else got, limit, rtol=1e-6)
+
+
+# NaN
+
+
+@pytest.mark.parametrize("operator", ["Max", "Min"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("then", ["Identity", "Sqrt"])  # through Sqrt a cotangent may be infinite
+def test_a_nan_is_seen_whatever_type_and_operators(operator: str, dtype: type, then: str) -> None:
+    a, b = np.array([np.nan, 4.0, 1.0], dtype), np.array([1.0, np.nan, 1.0], dtype)
+    case = node_case(operator, a, b)
+    model = case.model
+    output = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node(then, [output], ["z"]))
+    model.graph.output[0].name = "z"
+    gradient = refgrad.gradient(model, cotangent="ones")
+    for backend in BACKENDS:
+        for got in get_backend(backend).prepare(gradient).run(dict(case.feeds)).values():
+            assert np.isnan(got[:2]).all()
+            assert got[2] == (0.5 if then == "Identity" else 0.25)

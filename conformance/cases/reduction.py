@@ -56,7 +56,7 @@ def cases() -> Iterator[Case]:
             yield node_case(op_type, positive(), opset=NEWEST, shapes=shapes)
             yield node_case(op_type, positive(2, 0), ints(0), opset=NEWEST, constant=["axes"], shapes=shapes)
         for zeros in ((0.0, 2.0, 3.0), (0.0, 0.0, 3.0), (0.0, 0.0, 0.0)):
-            x = np.array([zeros, (1.0, 2.0, 3.0)], np.float32)
+            x = np.array([zeros, (1.0, -2.0, 3.0)], np.float32)
             title = f"ReduceProd-{zeros}-{shapes}"
             yield node_case("ReduceProd", x, ints(1), opset=NEWEST, shapes=shapes, name=title)
             yield node_case("ReduceProd", x, opset=17, axes=[-1], shapes=shapes, name=f"{title}-attribute")

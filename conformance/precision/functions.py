@@ -44,6 +44,9 @@ class Function:
         return f"{operator} ({shown})" if shown else operator
 
 
+_SETTLED = 2**20  # beyond it, erf differs from ±1 by less than any type holds, and mpmath's overflows
+
+
 def _single(number: float) -> Number:
     """An attribute, which a model holds in float32."""
     return mpf(float(np.float32(number)))
@@ -134,8 +137,12 @@ def _shrink(lambd: float, bias: float) -> Callable[[Number], Number]:
     return lambda x: x + b if x < -border else x - b if x > border else mpf(0)
 
 
+def _erfc(x: Number) -> Number:
+    return mp.erfc(x) if abs(x) < _SETTLED else mpf(0) if x > 0 else mpf(2)
+
+
 def _normal(x: Number) -> Number:
-    return mp.erfc(-x / mp.sqrt(2)) / 2
+    return _erfc(-x / mp.sqrt(2)) / 2
 
 
 def _gelu(x: Number) -> Number:
@@ -232,7 +239,7 @@ FUNCTIONS: tuple[Function, ...] = (
     Function("Asinh", lambda x: mp.sign(x) * mp.log1p(abs(x) + x * x / (1 + mp.sqrt(1 + x * x)))),
     Function("Acosh", _within(mp.acosh, 1, float("inf")), ends=(1.0,)),
     Function("Atanh", _atanh, ends=(-1.0, 1.0)),
-    Function("Erf", mp.erf),
+    Function("Erf", lambda x: 1 - _erfc(x) if x > 0 else _erfc(-x) - 1),
     # rows
     _all("ReduceSum", lambda *row: mpmath.fsum(row)),
     _all("ReduceMean", lambda *row: mpmath.fsum(row) / 3),

@@ -63,13 +63,13 @@ def mean(op: Emitter, d_mean: str, data_0: list[str]) -> list[str]:
 
 @rule("Max", broadcast=True)
 def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:
-    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
     return _shared(op, d_max, data_0, max)
 
 
 @rule("Min", broadcast=True)
 def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:
-    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
     return _shared(op, d_min, data_0, min)
 
 
@@ -77,8 +77,11 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
     if len(inputs) == 1:
         return [d_y]
     attained = [op.Equal(x, y) for x in inputs]
-    share = op.Div(d_y, op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained)))
-    return [kept(op, hit, share) for hit in attained]
+    ties = op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained))
+    share = op.Div(d_y, ties)
+    # Where y is NaN none is equal to it, and 0/0 is NaN. ONNX Runtime's builder has 0 there.
+    none = 0.0 if op.dialect == "ort" else op.Div(0.0, ties)
+    return [kept(op, hit, share, other=none) for hit in attained]
 
 
 @rule("Clip", broadcast=True)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from refgrad.formulas.masks import kept
 from refgrad.formulas.products import of_others
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
@@ -44,20 +45,20 @@ def _count(op: Emitter, data: str, axes: str | None, noop_with_empty_axes: int) 
 def reduce_max(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/k where x = y, else 0; k elements are equal to y. NaN where y is NaN: k is 0, and 0/k is the other branch."""
+    """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
     d_y, y = _kept(op, d_reduced, reduced, axes, keepdims)
     attained = op.Equal(data, y)
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
     )
-    return op.Where(attained, op.Div(d_y, ties), op.Div(0.0, ties))
+    return kept(op, attained, op.Div(d_y, ties), other=op.Div(0.0, ties))
 
 
 @rule("ReduceMin", wrt=["data"])
 def reduce_min(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/k where x = y, else 0; k elements are equal to y. NaN where y is NaN"""
+    """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
     return reduce_max(op, d_reduced, data, reduced, axes, keepdims, noop_with_empty_axes)
 
 
