@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.kinks import at
 from refgrad.tables.kinks import CONVENTIONS, KINKS, Kink, Point
+from refgrad.tables.missing import MISSING
 from refgrad.transforms import ortbuilder
 
 pytestmark = pytest.mark.torch
@@ -72,7 +74,7 @@ def test_a_constant_exponent_of_zero() -> None:
 def runs_right(made: Case) -> bool:
     """Whether ONNX Runtime gets the function itself right: 1.19.2 has NaN for ReduceLogSumExp of −∞."""
     results = [get_backend(name).prepare(made.model).run(made.feeds) for name in ("numpy", "ort-cpu")]
-    return all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
+    return all(np.array_equal(results[0][name], results[1][name], equal_nan=True) for name in results[0])
 
 
 @pytest.mark.parametrize("kink", [k for k in KINKS if k.ort is not None], ids=lambda k: f"{k.operator}: {k.where}")
@@ -142,3 +144,14 @@ def functional(torch: Any, kink: Kink) -> Callable[..., Any]:
 
 def test_torch_disagrees_only_where_the_reason_says_so() -> None:
     assert {k.operator for k in KINKS if not k.agreed} == {"Pow", "ReduceLogSumExp"}
+
+
+@pytest.mark.parametrize("row", MISSING, ids=lambda row: row.operator)
+@pytest.mark.parametrize("dialect", ["onnx", "ort"])
+def test_ours_where_a_number_is_missing(row: Kink, dialect: str) -> None:
+    test_ours(replace(row, ours=row.choice("onnxruntime")) if dialect == "ort" else row, dialect)
+
+
+@pytest.mark.parametrize("row", [row for row in MISSING if row.torch is not None], ids=lambda row: row.operator)
+def test_torch_where_a_number_is_missing(row: Kink) -> None:
+    test_torch(row)

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from refgrad.formulas.masks import kept
 from refgrad.formulas.norms import quotient
 from refgrad.formulas.squares import is_sum_of_squares
+from refgrad.formulas.types import in_range
 from refgrad.protos.types import smallest_normal
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
@@ -66,13 +67,13 @@ def mean(op: Emitter, d_mean: str, data_0: list[str]) -> list[str]:
 
 @rule("Max", broadcast=True)
 def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:
-    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
     return _shared(op, d_max, data_0, max)
 
 
 @rule("Min", broadcast=True)
 def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:
-    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
     return _shared(op, d_min, data_0, min)
 
 
@@ -80,8 +81,11 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
     if len(inputs) == 1:
         return [d_y]
     attained = [op.Equal(x, y) for x in inputs]
-    share = op.Div(d_y, op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained)))
-    return [kept(op, hit, share) for hit in attained]
+    ties = op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained))
+    share = op.Div(d_y, ties)
+    # Where y is NaN none is equal to it, and 0/0 is NaN. ONNX Runtime's builder has 0 there.
+    none = 0.0 if op.dialect == "ort" else op.Div(0.0, ties)
+    return [kept(op, hit, share, other=none) for hit in attained]
 
 
 @rule("Clip", broadcast=True)
@@ -242,8 +246,10 @@ def acos(op: Emitter, d_output: str, input: str) -> str:
 
 @rule("Atan")
 def atan(op: Emitter, d_output: str, input: str) -> str:
-    """dx = dy/(1 + x²)"""
-    return op.Div(d_output, op.Add(op.Mul(input, input), 1.0))
+    """dx = dy/(1 + x²), of float16 in float32: there x² overflows from 256 on"""
+    kind = op.type(d_output)
+    d, x = (_from_half(op, value) for value in (d_output, input))
+    return op.as_type(op.Div(d, op.Add(op.Mul(x, x), 1.0)), kind)
 
 
 @rule("Sinh")
@@ -253,9 +259,9 @@ def sinh(op: Emitter, d_output: str, input: str) -> str:
 
 
 @rule("Cosh")
-def cosh(op: Emitter, d_output: str, input: str, output: str) -> str:
-    """dx = dy·sinh x, which is y·tanh x"""
-    return op.Mul(d_output, op.Mul(output, op.Tanh(input)))
+def cosh(op: Emitter, d_output: str, input: str) -> str:
+    """dx = dy·sinh x; the derivatives of y·tanh x would be ∞·0 where y overflows"""
+    return op.Mul(d_output, op.Sinh(input))
 
 
 @rule("Asinh")
@@ -272,8 +278,15 @@ def acosh(op: Emitter, d_output: str, output: str) -> str:
 
 @rule("Atanh")
 def atanh(op: Emitter, d_output: str, input: str) -> str:
-    """dx = dy/((1 − x)·(1 + x))"""
-    return op.Div(d_output, _one_minus_square(op, input))
+    """dx = dy/((1 − x)·(1 + x)), of float16 in float32: there the second derivative is the difference of two infinities"""
+    kind = op.type(d_output)
+    d, x = (_from_half(op, value) for value in (d_output, input))
+    return op.as_type(op.Div(d, _one_minus_square(op, x)), kind)
+
+
+def _from_half(op: Emitter, value: str) -> str:
+    """The value, float16 as float: for what leaves the range of float16 on the way."""
+    return op.as_type(value, TensorProto.FLOAT) if op.type(value) == TensorProto.FLOAT16 else value
 
 
 def _one_minus_square(op: Emitter, x: str) -> str:
@@ -317,10 +330,19 @@ def cum_prod(op: Emitter, d_y: str, x: str, axis: str, exclusive: int, reverse: 
         return d_y
     terms, factors, distance = following(d_y, 1) if exclusive else d_y, following(x, 1), 1
     while distance < (size if isinstance(size, int) else 2**31):
-        terms = op.Add(terms, op.Mul(factors, following(terms, distance)))
-        factors = op.Mul(factors, following(factors, distance))
+        terms = op.Add(terms, _product(op, factors, following(terms, distance)))
+        factors = _product(op, factors, following(factors, distance))
         distance *= 2
-    return op.Mul(op.CumProd(x, axis, exclusive=1, reverse=reverse or None), terms)
+    return _product(op, op.CumProd(x, axis, exclusive=1, reverse=reverse or None), terms)
+
+
+def _product(op: Emitter, a: str, b: str) -> str:
+    """a·b, and 0 where one is 0 and the other has overflowed: the numbers that it is a product of are finite."""
+
+    def held(value: str, other: str) -> str:
+        return op.Where(op.Equal(other, 0.0), in_range(op, value), value)
+
+    return op.Mul(held(a, b), held(b, a))
 
 
 @rule("Dropout", wrt=["data", "ratio"])

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from refgrad.formulas.masks import kept
+from refgrad.formulas.products import of_others
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
@@ -43,20 +45,20 @@ def _count(op: Emitter, data: str, axes: str | None, noop_with_empty_axes: int) 
 def reduce_max(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/k where x = y, else 0; k elements are equal to y"""
+    """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
     d_y, y = _kept(op, d_reduced, reduced, axes, keepdims)
     attained = op.Equal(data, y)
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
     )
-    return op.Where(attained, op.Div(d_y, ties), 0.0)
+    return kept(op, attained, op.Div(d_y, ties), other=op.Div(0.0, ties))
 
 
 @rule("ReduceMin", wrt=["data"])
 def reduce_min(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/k where x = y, else 0; k elements are equal to y"""
+    """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
     return reduce_max(op, d_reduced, data, reduced, axes, keepdims, noop_with_empty_axes)
 
 
@@ -64,23 +66,15 @@ def reduce_min(
 def reduce_prod(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1, or s where one other is 0, or 0 where more are)
+    """dx_i = dy·Π_{j≠i} x_j"""
 
-    s, the sum of the others that are 0, has the value 0 and the derivative of their product. (Derivatives of third order
-    where three elements are 0 are lost.)
-    """
-    zero = op.Equal(data, 0.0)
-    nonzero, zeros = op.Where(zero, 1.0, data), op.Where(zero, data, 0.0)
-    product = op.reduce("ReduceProd", nonzero, axes, noop_with_empty_axes)
+    def total(x: str) -> str:
+        return op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
 
-    def others(x: str) -> str:
-        total = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
-        return op.Sub(total, x)
+    def product(x: str) -> str:
+        return op.reduce("ReduceProd", x, axes, noop_with_empty_axes)
 
-    count = others(op.Cast(zero, to=op.type(data)))
-    factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), others(zeros), 0.0))
-    d_y = op.keep_dims(d_reduced, axes, keepdims)
-    return op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor)
+    return of_others(op, op.keep_dims(d_reduced, axes, keepdims), data, total, product)
 
 
 @rule("ReduceL1", wrt=["data"])
@@ -110,11 +104,11 @@ def reduce_sum_square(
 
 @rule("ReduceLogSum", wrt=["data"])
 def reduce_log_sum(
-    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+    op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/Σx along every reduced axis, and Σx = exp y"""
-    d_sum = op.Div(d_reduced, op.Exp(reduced))
-    return reduce_sum(op, d_sum, data, axes, keepdims, noop_with_empty_axes)
+    """dx = dy/Σx along every reduced axis; exp y would have lost as many digits of Σx as y has before the point"""
+    total = op.ReduceSum(data, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+    return reduce_sum(op, op.Div(d_reduced, total), data, axes, keepdims, noop_with_empty_axes)
 
 
 @rule("ReduceLogSumExp", wrt=["data"])
