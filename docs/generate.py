@@ -38,9 +38,11 @@ from refgrad.conformance.running.nodemodels import FIXED, excluded, moved, node_
 from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.sources import node_tests, of_findings, select, tables
 from refgrad.protos.upgrade import FIXES
-from refgrad.tables.kinks import KINKS, Point
+from refgrad.tables.kinks import KINKS, Kink, Point
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.torch_functions import ASKED, FOLLOWED, UNTOLD
+from refgrad.tables.torch_functions import RELEASE as TORCH_RELEASE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -66,12 +68,43 @@ def operators() -> str:
 
 def kinks() -> str:
     """Return docs/kinks.md."""
-    rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in KINKS]
-    return (
-        "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each "
-        "input for a\ncotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no "
-        "gradient there.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
-    )
+    rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _asked(k), _point(k.ort), k.reason) for k in KINKS]
+    followed = [
+        (k.operator, k.where, f"`{name}`", f"`{question}`", _point(k.torch), _point(k.ours), k.reason)
+        for name, question, k in FOLLOWED
+    ]
+    titles = ("operator", "where", "refgrad", "torch", "torch's function", "ONNX Runtime", "why")
+    of_followed = ("operator", "where", "exported for", "torch's function", "torch", "refgrad", "why")
+    return f"""# Kinks
+
+Where a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each input for a
+cotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no gradient there.
+
+The column of torch is what torch {TORCH_RELEASE} answers to the expression beside it, in which x, y and z are the inputs of the
+operator. The column of ONNX Runtime is what the gradient builder of onnxruntime-training {VERSIONS[TRAINING]}, its last
+release, answers. The sessions `torch` and `training` ask them (`tests/test_kinks.py`). Other releases may choose otherwise.
+
+{table(titles, rows)}
+## Functions of torch that share an operator
+
+torch's exporter writes relu6, hardtanh and clamp as Clip, and they choose differently. With `kinks="torch"` a node is
+differentiated as the function that it was exported for, where the model tells that function:
+
+- in the metadata that the exporter writes (`pkg.torch.onnx.fx_node`, `pkg.torch.onnx.class_hierarchy`, `namespace`);
+- without metadata in the name of a result or a node, such as `relu6`, `hardtanh_2`, `node_max_1__0` or `/relu6/Clip`;
+- by an ArgMax beside a ReduceMax of the same axis, which is how the TorchScript exporter writes `max(dim)` with its indices.
+
+Every other node counts as the function in the table above.
+
+{table(of_followed, followed)}
+The model does not tell these functions, and `kinks="torch"` does not follow them:
+
+{table(("function", "exported as", "torch"), UNTOLD)}"""
+
+
+def _asked(kink: Kink) -> str:
+    question = ASKED.get((kink.operator, kink.where))
+    return "" if question is None else f"`{question}`"
 
 
 def opsets() -> str:

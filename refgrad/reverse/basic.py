@@ -20,6 +20,7 @@ from refgrad.reverse.primitives import Primitives
 from refgrad.reverse.values import Values, tensor_type
 from refgrad.tables.conventions import DEFAULT, Conventions
 from refgrad.tables.schemas import find_schema
+from refgrad.tables.torch_functions import exported_function
 
 
 class BasicEmitter(Operators):
@@ -72,6 +73,12 @@ class BasicEmitter(Operators):
     def kinks(self) -> str:
         """Whose choice is taken where a derivative does not exist."""
         return self.conventions.kinks
+
+    @property
+    def torch_function(self) -> str:
+        """The function of torch that the forward node was exported for, with kinks="torch"; "" where nothing tells it."""
+        node = self._forward if self.kinks == "torch" else None
+        return "" if node is None else exported_function(node.proto)
 
     @property
     def quantization(self) -> str:

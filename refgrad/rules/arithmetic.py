@@ -65,6 +65,10 @@ def mean(op: Emitter, d_mean: str, data_0: list[str]) -> list[str]:
     return [op.Mul(d_mean, 1 / len(data_0))] * len(data_0)
 
 
+_CLAMPS = ("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor")  # torch's, whose bounds are tensors
+_FLAT_AT_THE_ENDS = ("hardtanh", "relu6")
+
+
 @rule("Max", broadcast=True)
 def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:
     """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
@@ -80,6 +84,9 @@ def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:
 def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
     if len(inputs) == 1:
         return [d_y]
+    if len(inputs) == 2 and op.torch_function in _CLAMPS:
+        unchanged = op.Equal(inputs[0], y)
+        return [kept(op, unchanged, d_y), kept(op, unchanged, d_y, unless=True)]
     attained = [op.Equal(x, y) for x in inputs]
     ties = op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained))
     share = op.Div(d_y, ties)
@@ -100,7 +107,10 @@ def clip(
         return kept(op, op.GreaterOrEqual(input, min), d_output), kept(op, op.Less(input, min), d_output), None
     if min is None:
         return kept(op, op.LessOrEqual(input, max), d_output), None, kept(op, op.Less(max, input), d_output)
-    inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
+    if op.torch_function in _FLAT_AT_THE_ENDS:
+        inside = op.And(op.Greater(input, min), op.Less(input, max))
+    else:
+        inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
     lowered = op.Less(max, op.Max(input, min))
     raised = kept(op, op.Less(input, min), d_output)
     return kept(op, inside, d_output), kept(op, lowered, raised, unless=True), kept(op, lowered, d_output)
@@ -117,7 +127,10 @@ def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
 def pow_(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> tuple[str | None, str]:
     """dX = dZ·Y·X^(Y − 1), dY = dZ·Z·log X, and 0 where X = 0"""
     log = op.Log(op.Where(op.Equal(X, 0.0), 1.0, X))
-    return _d_base(op, d_Z, X, Y), op.as_type(op.Mul(d_Z, op.Mul(Z, log)), op.type(Y))
+    d_base = _d_base(op, d_Z, X, Y)
+    if d_base is not None and op.torch_function == "linalg_vector_norm":
+        d_base = op.Where(op.Equal(X, 0.0), 0.0, d_base)
+    return d_base, op.as_type(op.Mul(d_Z, op.Mul(Z, log)), op.type(Y))
 
 
 def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:

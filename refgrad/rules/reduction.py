@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from refgrad.formulas.masks import kept
 from refgrad.formulas.products import of_others
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
+from refgrad.tables.torch_functions import exported_function
 
 
 @rule("ReduceSum", wrt=["data"])
@@ -46,12 +50,48 @@ def reduce_max(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
+    if op.kinks == "torch" and (along := _of_an_index(op, data, axes, keepdims, noop_with_empty_axes)):
+        return _at_the_first(op, d_reduced, data, along)
     d_y, y = _kept(op, d_reduced, reduced, axes, keepdims)
     attained = op.Equal(data, y)
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
     )
     return kept(op, attained, op.Div(d_y, ties), other=op.Div(0.0, ties))
+
+
+def _of_an_index(op: Emitter, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int) -> Sequence[int]:
+    """The axes along which the node stands for a function of torch that returns, or keeps, an index; none if for another."""
+    shape, known = op.shape(data), op.constant(axes)
+    if shape is None or (axes is not None and known is None):
+        return ()
+    rank = len(shape)
+    every = () if noop_with_empty_axes else range(rank)
+    along = sorted(int(axis) % rank for axis in (known if known is not None and known.size else every))
+    if op.torch_function in ("max.dim", "min.dim") and len(along) == 1:
+        return along
+    if op.torch_function == "adaptive_max_pool" and along == list(range(rank - len(along), rank)):
+        return along
+    if op.torch_function or len(along) != 1:
+        return ()
+    asked = {"axis": along[0], "keepdims": keepdims, "select_last_index": 0}
+    for reader in op.graph.readers(data):  # the TorchScript exporter writes the other result of max(dim) beside it
+        if reader.key == ("", op.rule.replace("Reduce", "Arg")) and not exported_function(reader.proto):
+            found = {"axis": 0, "keepdims": 1, "select_last_index": 0} | reader.attributes
+            if {**found, "axis": found["axis"] % rank} == asked:
+                return along
+    return ()
+
+
+def _at_the_first(op: Emitter, d_reduced: str, data: str, along: Sequence[int]) -> str:
+    """The cotangent at the first of the elements that are the largest, or the smallest, along the axes, 0 elsewhere."""
+    lead = [0] * along[0]
+    rows = data if len(along) == 1 else op.Reshape(data, [*lead, -1])
+    wide = op.as_type(rows, TensorProto.FLOAT) if op.type(rows) in SIXTEEN_BIT else rows
+    first = (op.ArgMax if op.rule == "ReduceMax" else op.ArgMin)(wide, axis=along[0], keepdims=1)
+    d_first = op.Reshape(d_reduced, op.shape_of(first))
+    d_rows = op.grad.GatherElementsGrad(d_first, op.shape_of(rows), first, axis=along[0])
+    return d_rows if rows == data else op.reshape_like(d_rows, data)
 
 
 @rule("ReduceMin", wrt=["data"])

@@ -449,7 +449,8 @@ class _Reading:
             return ()
         found = []
         with np.errstate(all="ignore"):
-            for kink, mask in kinks_at(node.proto, node.inputs, inputs, node.attributes, asked, self.gradient):
+            whose = self.found.op.kinks
+            for kink, mask in kinks_at(node.proto, node.inputs, inputs, node.attributes, asked, self.gradient, whose):
                 found.append(kink)
                 kinked[kink.input] = kinked.get(kink.input, np.zeros(mask.shape, bool)) | mask
         return tuple(found)
