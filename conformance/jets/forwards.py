@@ -281,9 +281,7 @@ def _group_normalization(node: Any, x: Any, scale: Any, bias: Any) -> Any:
 
 def _lrn(node: Any, x: Any) -> Any:
     before, after = (node.size - 1) // 2, node.size // 2
-    sums = [
-        np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(x.shape[1])
-    ]
+    sums = [np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(x.shape[1])]
     total = np.stack(sums, axis=1) * (node.alpha / node.size) + _constant(node.bias)
     return x * total ** _constant(-node.beta)
 

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.jets.forwards import call, series
-from refgrad.conformance.jets.series import LostError, Series, UndefinedError, mpf, precision
+from refgrad.conformance.jets.series import LostError, Series, UndefinedError, UnknownError, mpf, precision
 from refgrad.conformance.oracles.program import Program
 
 ORDERS = (1, 2, 3)
 EXISTS, KINK, INFINITE, UNDEFINED = STATUSES = ("exists", "kink", "infinite", "undefined")
 _LENGTHS = (5, 9, 14)  # of the series: more where leading terms cancel
-_SAME = 1e-9  # two coefficients are the same: relative to the largest
+_REACH, _SAMPLES, _DEGREE = 1 / 16, 12, 8  # of an interpolation
+_SAME = 1e-8  # two coefficients are the same: relative to the largest
 _ENOUGH, _MOST = 8, 40  # directions of a plane that are looked at, and that are tried
 _FIRST = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, -1.0), (0.625, 1.375), (-0.75, 1.625))
 
@@ -32,7 +33,12 @@ Pair = tuple[float, float]
 
 
 class Function:
-    """The function of a question: t ↦ Σ <cotangent, output> along x + t·u + t²·v + t³·w, as a series."""
+    """The function of a question: t ↦ Σ <cotangent, output> along x + t·u + t²·v + t³·w, as a series.
+
+    The error of the coefficient of t^k is `noise`·`steepness`^(k − 1).
+    """
+
+    noise, steepness = 1e-30, 1.0
 
     def __init__(self, program: Program, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> None:
         self._program, self._at, self._cotangents = program, dict(at), cotangents
@@ -65,6 +71,52 @@ class Function:
         return total
 
 
+class Sampled:
+    """The same for a function that is a polynomial of low degree in t on each side of the point, like a bilinear sample.
+
+    Its series is interpolated from values in float64 at small t > 0: exact up to rounding, and refused where it does not fit.
+
+    :param run: the outputs at a point.
+    """
+
+    noise, steepness = 1e-10 / _REACH, 2 / _REACH
+
+    def __init__(
+        self,
+        run: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        at: Mapping[str, Any],
+        cotangents: Mapping[str, np.ndarray],
+    ) -> None:
+        self._run, self._at, self._cotangents = run, dict(at), cotangents
+
+    def along(self, *path: Direction) -> Series:
+        """The series along a curve, as `Function.along`.
+
+        :raises UnknownError: the function is not such a polynomial.
+        """
+        if not path:
+            return Series.of(self._value({}))
+        places = (1 - np.cos(np.pi * np.arange(1, _SAMPLES + 1) / _SAMPLES)) / 2  # closer at the ends (Chebyshev)
+        values = []
+        for t in places * _REACH:
+            moves: dict[str, np.ndarray] = {}
+            for power, step in enumerate(path, 1):
+                for name, x in step.items():
+                    moves[name] = moves.get(name, 0.0) + t**power * x
+            values.append(self._value(moves))
+        powers = places[:, None] ** np.arange(_DEGREE + 1)
+        found = np.linalg.lstsq(powers, np.array(values), rcond=None)[0]
+        size = max(1.0, float(np.max(np.abs(values))))
+        if not np.max(np.abs(powers @ found - values)) <= 1e-12 * size:
+            raise UnknownError("the function is not a polynomial beside the point")
+        terms = {(k, 0): mpf(c / _REACH**k) for k, c in enumerate(found) if abs(c) > 1e-13 * size}
+        return Series(terms, _DEGREE + 1)
+
+    def _value(self, moves: Mapping[str, np.ndarray]) -> float:
+        results = self._run({name: x + moves[name] if name in moves else x for name, x in self._at.items()})
+        return float(sum(np.sum(c * results[name]) for name, c in self._cotangents.items()))
+
+
 def _curve(x: np.ndarray, steps: Sequence[np.ndarray]) -> np.ndarray:
     made = series(x)
     for power, step in enumerate(steps, 1):
@@ -78,7 +130,7 @@ def _curve(x: np.ndarray, steps: Sequence[np.ndarray]) -> np.ndarray:
 class Plane:
     """What the series say on the plane of u and v; without v on the line of u."""
 
-    function: Function
+    function: Function | Sampled
     value: Series | None  # at the point; None where the function is undefined
     u: Direction
     v: Direction | None = None
@@ -134,7 +186,9 @@ class Plane:
 
     def _worse(self, order: int) -> str:
         """Infinite if a line is, else a kink."""
-        if self.value is not None and (self.value.infinite or any(_diverges(line, order) for line in self.lines.values())):
+        if self.value is not None and (
+            self.value.infinite or any(_diverges(line, order) for line in self.lines.values())
+        ):
             return INFINITE
         return KINK
 
@@ -159,7 +213,7 @@ class Plane:
         if np.linalg.matrix_rank(powers) < len(counts):
             return None
         found = np.linalg.lstsq(powers, values, rcond=None)[0]
-        if np.max(np.abs(powers @ found - values)) > _SAME * max(float(np.max(np.abs(values))), 1e-30):
+        if np.max(np.abs(powers @ found - values)) > self._slack(order, float(np.max(np.abs(values)))):
             return None
         scale = math.factorial(order)
         return tuple(float(c) * scale / math.comb(order, m) for c, m in zip(found, counts, strict=True))
@@ -181,9 +235,13 @@ class Plane:
             known = {k: form for k, form in forms.items() if form is not None}
             expected = sum(c * _evaluated(known[len(d)], d, self.v is None) for c, d in _parts(steps, order))
             size = max(1.0, *(abs(x) for form in known.values() for x in form))
-            if abs(float(line.coefficient(order)) - expected) > _SAME * size:
+            if abs(float(line.coefficient(order)) - expected) > self._slack(order, size):
                 return False
         return True
+
+    def _slack(self, order: int, size: float) -> float:
+        """How far two coefficients of t^order may differ that are the same."""
+        return max(_SAME * size, self.function.noise * self.function.steepness ** (order - 1))
 
 
 def _independent(lines: Mapping[Pair, Series]) -> Callable[[Pair], bool]:
@@ -193,9 +251,7 @@ def _independent(lines: Mapping[Pair, Series]) -> Callable[[Pair], bool]:
 
 def _diverges(line: Series, order: int) -> bool:
     """Whether the derivative of an order along a line is infinite."""
-    return any(
-        e < 0 or (e < order and e != int(e)) or (e <= order and k) for e, k in line.terms
-    ) or bool(line.infinite)
+    return any(e < 0 or (e < order and e != int(e)) or (e <= order and k) for e, k in line.terms) or bool(line.infinite)
 
 
 def _parts(steps: Sequence[Pair], order: int) -> list[tuple[float, list[Pair]]]:
