@@ -86,8 +86,8 @@ def against_directions(
         return Judged(DISAGREED, note=f"shape {got.shape}, {name!r} has {expected}")
     if not np.all(np.isfinite(got)):
         return Judged(DISAGREED, note=f"{np.count_nonzero(~np.isfinite(got))} {NOT_FINITE}")
-    both_zero = Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
-    return gravest([both_zero, *(_along(truth, name, got, said, tolerance, exact, sided) for said in found)])
+    judged = [_along(truth, name, got, said, tolerance, exact, sided) for said in found]
+    return gravest(judged or [Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")])
 
 
 def _along(

@@ -11,6 +11,7 @@ from onnx import ModelProto, ValueInfoProto
 from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions, keep_functions
 from refgrad.forward.graph import MIN_OPSET, Graph, overridable_initializers, view
+from refgrad.forward.guards import free_limits
 from refgrad.forward.inference import infer, ranks
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.attributes import refuse_absurd_attributes
@@ -74,6 +75,7 @@ def normalise(
     if keep and checked.functions and versions_of(checked).get("", 1) >= max(lowest, _KEPT_OPSET):
         checked, functions = keep_functions(checked)
     upgraded = upgrade(_inlined(checked), lowest)
+    free_limits(upgraded, used)
     settled = replace_misplaced(upgraded, lambda model: ranks(infer(functions.inlined(model))))
     made = view(source, settled, large, functions, outer, captures)
     if not shapeless:

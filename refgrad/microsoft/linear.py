@@ -147,8 +147,6 @@ def cdist(op: FunctionEmitter, A: str, B: str, *, metric: str = "sqeuclidean") -
     if metric not in ("sqeuclidean", "euclidean"):
         raise UnsupportedFormError(f"its metric {metric!r} is not covered; there are sqeuclidean and euclidean")
     difference = op.Sub(op.Unsqueeze(A, [1]), op.Unsqueeze(B, [0]))
-    squared = op.ReduceSum(op.Mul(difference, difference), [2], keepdims=0)
     if metric == "sqeuclidean":
-        return squared
-    same = op.Equal(squared, 0.0)  # whose root has no derivative
-    return op.Where(same, 0.0, op.Sqrt(op.Where(same, 1.0, squared)))
+        return op.ReduceSum(op.Mul(difference, difference), [2], keepdims=0)
+    return op.Squeeze(op.reduce("ReduceL2", difference, [2]), [2])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
+import numpy as np
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -17,6 +19,11 @@ Type = tuple[int, int | None]  # an element type, 0 where it is unknown, and a r
 
 
 _SIZE = 64  # counts for a dimension that is not known
+
+
+def smallest_normal(kind: np.dtype) -> float:
+    """The smallest positive number of a float type whose reciprocal is a number of the type too."""
+    return float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
 
 
 def nbytes(kind: int, shape: Shape | None) -> int:

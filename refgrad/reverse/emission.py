@@ -36,7 +36,8 @@ _OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", 
 class Emission:
     """The nodes of a gradient graph in order. The same pure node is never added twice.
 
-    `made` has the values that they compute, `constants` the initializers that they read, `taken` every name that is not free.
+    `made` has the node of each value that they compute, `constants` the initializers that they read, `taken` every name that
+    is not free.
     """
 
     def __init__(self, values: Values, taken: set[str]) -> None:
@@ -44,7 +45,7 @@ class Emission:
         self.taken = taken
         self.nodes: list[Emitted] = []
         self.constants: dict[str, TensorProto] = {}
-        self.made: set[str] = set()
+        self.made: dict[str, Emitted] = {}
         self.owner = "", ""
         self._reads: Sequence[str] = ()  # the inputs of the forward node
         self._types = values.types
@@ -104,8 +105,10 @@ class Emission:
             taken.add(name)
         made = (name,) if outputs == 1 else tuple([fresh(f"{name}_{k}", taken) for k in range(outputs)])
         self._seen[key] = made
-        self.made.update(made)
-        self.nodes.append(Emitted(op_type, domain, names, made, settings, name, self.owner, optional_outputs))
+        node = Emitted(op_type, domain, names, made, settings, name, self.owner, optional_outputs)
+        for value in made:
+            self.made[value] = node
+        self.nodes.append(node)
         if op_type in _OTHER_TYPE:
             kind = self._result_type(op_type, names, attributes)
         else:

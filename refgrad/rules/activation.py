@@ -70,8 +70,10 @@ def thresholded_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
 
 
 @rule("Shrink")
-def shrink(op: Emitter, d_output: str, input: str, lambd: float) -> str:
-    """dx = dy where |x| > λ, else 0"""
+def shrink(op: Emitter, d_output: str, input: str, lambd: float, bias: float) -> str:
+    """dx = dy where |x| > λ, else 0; dy for λ = bias = 0, where the operator changes nothing"""
+    if lambd == bias == 0:
+        return d_output
     return kept(op, op.Greater(op.Abs(input), lambd), d_output)
 
 

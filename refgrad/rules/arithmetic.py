@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from refgrad.formulas.masks import kept
+from refgrad.formulas.norms import quotient
+from refgrad.protos.types import smallest_normal
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
 from refgrad.tables.registry import rule
@@ -116,13 +118,22 @@ def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
     known, guarded = op.constant(Y), op.kinks != "onnxruntime"
     if known is None or known.size != 1 or not (guarded or known.item()):
         exponent = op.as_type(Y, op.type(X))
-        # 0·X^0: not 0·X^−1 = 0·inf at X = 0
-        lowered = op.Sub(op.Where(op.Equal(exponent, 0.0), 1.0, exponent) if guarded else exponent, 1.0)
+        lowered = op.Sub(_nonzero_at_zero(op, exponent, X) if guarded else exponent, 1.0)
         return op.Mul(d_Z, op.Mul(op.Pow(X, lowered), exponent))
     y = float(known.item())
     if y in (0, 1):
         return d_Z if y else None
     return op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y))
+
+
+def _nonzero_at_zero(op: Emitter, exponent: str, X: str) -> str:
+    """The exponent, but 1 for 0 where 1/X is no number of the type: 0·X⁰ is 0 there, and 0·X⁻¹ would be NaN.
+
+    Where X is not 0 the exponent stays, for the mixed derivative of X^Y at Y = 0 is 1/X.
+    """
+    tiny = smallest_normal(helper.tensor_dtype_to_np_dtype(op.type(X)))
+    alone = op.And(op.Equal(exponent, 0.0), op.Less(op.Abs(X), tiny))
+    return op.Where(alone, 1.0, exponent)
 
 
 @rule("Identity")
@@ -159,9 +170,11 @@ def abs_(op: Emitter, d_Y: str, X: str) -> str:
 def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
     """dx = dy·(½/y)
 
-    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it.
+    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it. Where dy has the factor
+    y, as that of y² has, nothing is divided.
     """
-    return op.Mul(d_Y, op.Div(0.5, Y))
+    rest = quotient(op, d_Y, Y)
+    return op.Mul(d_Y, op.Div(0.5, Y)) if rest is None else op.Mul(rest, 0.5)
 
 
 @rule("Exp")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from refgrad.formulas.norms import over_norm_power
 from refgrad.formulas.pooling import over_windows
 from refgrad.formulas.windows import make_windows
 from refgrad.reverse.emit import Emitter
@@ -110,8 +111,5 @@ def _power(op: Emitter, X: str, p: int) -> str:
 
 
 def _share(op: Emitter, d_Y: str, Y: str, p: int) -> str:
-    """dY/Y^(p−1). Where Y is 0 the whole window is 0, and any number will do."""
-    if p == 1:
-        return d_Y
-    norm = op.Where(op.Equal(Y, 0), 1, Y)
-    return op.Div(d_Y, norm if p == 2 else op.Pow(norm, p - 1))
+    """dY/Y^(p−1), 0 where the whole window is 0."""
+    return d_Y if p == 1 else over_norm_power(op, d_Y, Y, p - 1)

@@ -66,7 +66,7 @@ PRIMITIVES: dict[str, Primitive] = {
         "dY, means, X; count -> dX",
         "dY divided by how many elements of X each of the means is of: count, if it is known",
     ),
-    "OverNorm": _primitive("dY, Y -> dS", "dY/Y; something finite where Y = 0, for what it multiplies is 0 too"),
+    "OverNorm": _primitive("dY, Y -> dS", "dY/Y, 0 where the norm Y is 0"),
     # quantization
     "FakeQuantGrad": _primitive("dY, mask -> dX", "dY where mask, else 0"),
     "MatMulNBitsGrad": _primitive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refgrad.formulas.norms import over_norm_power
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -13,5 +14,4 @@ def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str
 
 @lowering("OverNorm")
 def over_norm(op: Emitter, dY: str, Y: str) -> str:
-    """The division is never by 0, so that this has a derivative too."""
-    return op.Div(dY, op.Where(op.Equal(Y, 0.0), 1.0, Y))
+    return over_norm_power(op, dY, Y, 1)

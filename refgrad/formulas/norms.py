@@ -1,0 +1,40 @@
+"""Quotients by a norm, which has no derivative at 0, while many functions of it have."""
+
+from __future__ import annotations
+
+from refgrad.formulas.types import wide_type
+from refgrad.forward.factors import cofactor, written
+from refgrad.reverse.emit import Emitter
+
+
+def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None:
+    """`value`/`factor`^power in the shape of `factor`, where `value` is emitted as a product with that power; else None.
+
+    Nothing is divided: the result is right where the factor is 0, and so is its derivative. Dialect "ort" writes the
+    division, as ONNX Runtime's builder does.
+    """
+    if op.dialect != "onnx":
+        return None
+    made, forward, rest = op.emission.made, op.graph.producer, value
+    for _ in range(power):
+        found = cofactor(rest, factor, lambda name: made.get(name) or forward.get(name), op.constant)
+        if found is None:
+            return None
+        rest = written(found, lambda operator, *operands: str(op.emit(operator, "", operands, 1, {})))
+    known, size = op.static(rest), op.static(factor)
+    return rest if size == () or (size is not None and known == size) else op.Expand(rest, op.shape_of(factor))
+
+
+def over_norm_power(op: Emitter, dY: str, Y: str, power: int) -> str:
+    """dY/Y^power, and 0 where the norm Y is 0.
+
+    A function of a norm is smooth at 0 where its derivative dY has the factor Y^power: then nothing is divided. Otherwise a
+    derivative by Y is NaN where Y = 0: there the norm has no second derivative.
+    """
+    rest = quotient(op, dY, Y, power)
+    if rest is not None:
+        return rest
+    kind, wide = op.type(dY), wide_type(op, Y)  # 1/Y soon leaves the range of float16
+    d_y, y = op.as_type(dY, wide), op.as_type(Y, wide)
+    inverse = op.Reciprocal(y if power == 1 else op.Pow(y, float(power)))
+    return op.as_type(op.Mul(d_y, op.Where(op.Equal(y, 0.0), 0.0, inverse)), kind)

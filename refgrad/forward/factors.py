@@ -1,0 +1,100 @@
+"""Division of a product by one of its factors, without dividing: right where the factor is 0, with every derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+_DEEPEST = 6  # operators between a product and its factor; each doubles what is looked at
+_HIGHEST = 8  # power of which a factor is taken
+
+_VIEWS = ("Identity", "Squeeze", "Unsqueeze")
+Expression = str | tuple["str | Expression", ...]  # a value's name, or an operator and its operands
+
+
+class Operation(Protocol):
+    """A node, as far as this looks at it."""
+
+    @property
+    def op_type(self) -> str:
+        """The operator."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The values that it reads."""
+
+
+def cofactor(
+    value: str,
+    factor: str,
+    producer: Callable[[str], Operation | None],
+    constant: Callable[[str], np.ndarray | None],
+    depth: int = _DEEPEST,
+) -> Expression | None:
+    """The other factors of `value` where its nodes show it as a product with `factor`, else None.
+
+    It may have a smaller shape than `value`, which it broadcasts to.
+
+    :param producer: the node that computes a value, None for an input.
+    :param constant: the array behind a value that is known before the model runs.
+    """
+    node = producer(value) if depth else None
+    if node is None:
+        return None
+
+    def within(name: str) -> Expression | None:
+        return cofactor(name, factor, producer, constant, depth - 1)
+
+    reads = node.inputs
+    match node.op_type:
+        case "Identity":
+            return within(reads[0])
+        case "Squeeze" | "Unsqueeze":
+            inner = within(reads[0])
+            return None if inner is None else (node.op_type, ("Expand", inner, ("Shape", reads[0])), *reads[1:])
+        case "Neg":
+            inner = within(reads[0])
+            return None if inner is None else ("Neg", inner)
+        case "Mul":
+            for one, other in (reads, reads[::-1]):
+                if viewed(one, producer) == factor:
+                    return other
+            for one, other in (reads, reads[::-1]):
+                inner = within(one)
+                if inner is not None:
+                    return "Mul", inner, other
+            return None
+        case "Div":
+            inner = within(reads[0])
+            return None if inner is None else ("Div", inner, reads[1])
+        case "Add" | "Sum":
+            terms = [within(name) for name in reads]
+            found = [term for term in terms if term is not None]
+            return None if len(found) < len(terms) or len(terms) < 2 else (node.op_type, *found)
+        case "Pow":
+            exponent = constant(reads[1])
+            power = exponent.item() if exponent is not None and exponent.size == 1 else 0
+            if viewed(reads[0], producer) != factor or power not in range(2, _HIGHEST + 1):
+                return None
+            rest: Expression = reads[0]
+            for _ in range(int(power) - 2):
+                rest = "Mul", rest, reads[0]
+            return rest
+    return None
+
+
+def viewed(value: str, producer: Callable[[str], Operation | None]) -> str:
+    """The value whose elements `value` has, behind operators that put axes of size 1 in or leave them out."""
+    while (node := producer(value)) is not None and node.op_type in _VIEWS:
+        value = node.inputs[0]
+    return value
+
+
+def written(expression: Expression, emit: Callable[..., str]) -> str:
+    """The value of an expression: `emit(operator, *operands)` adds a node and returns the name of its result."""
+    if isinstance(expression, str):
+        return expression
+    operator, *operands = expression
+    return emit(operator, *(written(operand, emit) for operand in operands))

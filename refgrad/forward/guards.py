@@ -1,0 +1,178 @@
+"""Guards that change a derivative: a Where that replaces 0 by a number, in a product that is 0 there.
+
+Gradient models have them, of norms and of powers, as many builders write them. A product e·f(e) with f(0) = c in place of its
+limit has the right value at 0, but its derivative there is c. Here f is written so that it has its limit where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from refgrad.forward.factors import cofactor, viewed, written
+from refgrad.protos.external import array_of
+from refgrad.protos.reading import is_large
+from refgrad.protos.types import smallest_normal
+from refgrad.protos.walk import fresh, names_of, nested, refill, subgraphs
+
+_NORMS = ("ReduceL2",)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A node as `refgrad.forward.factors` looks at it."""
+
+    proto: NodeProto
+
+    @property
+    def op_type(self) -> str:
+        return "" if self.proto.domain else self.proto.op_type
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self.proto.input)
+
+
+def free_limits(model: ModelProto, used: Set[str]) -> None:
+    """Write such products in place so that their derivatives at 0 are right.
+
+    :param used: the operators of the model.
+    """
+    if {"Where", "Equal", "Mul"} <= used and not used.isdisjoint(("Div", "Pow")):
+        taken = names_of(model.graph) | {node.name for node in nested(model.graph.node)}
+        _rewrite(model.graph, {}, {}, taken)
+
+
+def _rewrite(
+    graph: GraphProto, producers: Mapping[str, _Read], constants: Mapping[str, np.ndarray], taken: set[str]
+) -> None:
+    own = {name: _Read(node) for node in graph.node for name in node.output if name}
+    known = {t.name: array_of(t) for t in graph.initializer if not is_large(t)}
+    overridden = {value.name for value in graph.input}
+    known |= {
+        node.output[0]: array_of(node.attribute[0].t)
+        for node in graph.node
+        if node.op_type == "Constant" and not node.domain and node.attribute[0].name == "value"
+    }
+    scope = _Scope(
+        {**producers, **own}, {**constants, **{k: v for k, v in known.items() if k not in overridden}}, taken
+    )
+    nodes: list[NodeProto] = []
+    changed = False
+    for node in graph.node:
+        for inner in (g for attribute in node.attribute for g in subgraphs(attribute)):
+            _rewrite(inner, scope.producers, scope.constants, taken)
+        if node.op_type == "Mul" and not node.domain:
+            freed = scope.product(node)
+            changed |= freed is not node
+            node = freed
+            nodes.extend(scope.made)
+            scope.made.clear()
+        nodes.append(node)
+    if changed:
+        refill(graph.node, nodes)
+
+
+class _Scope:
+    """What is known of the values that a graph may read, and the nodes that a rewriting adds before a product."""
+
+    def __init__(self, producers: Mapping[str, _Read], constants: Mapping[str, np.ndarray], taken: set[str]) -> None:
+        self.producers, self.constants, self.taken = producers, constants, taken
+        self.made: list[NodeProto] = []
+
+    def product(self, node: NodeProto) -> NodeProto:
+        """The node, reading a factor that has its limit in place of a guarded one."""
+        for one, other in (tuple(node.input), tuple(node.input)[::-1]):
+            freed = self._power(one, other) or self._over_norm(one, other)
+            if freed is not None:
+                read = NodeProto()
+                read.CopyFrom(node)
+                read.input[:] = [freed if name == one else name for name in node.input]
+                return read
+        return node
+
+    def _power(self, factor: str, exponent: str) -> str | None:
+        """b^(e' − 1) beside e, where e' is e but another number where e = 0.
+
+        That is needed only where 1/b is no number of the type, as at b = 0.
+        """
+        base, lowered = self._operands(factor, "Pow")
+        raised, one = self._operands(lowered, "Sub")
+        guard = self._guard(raised)
+        if guard is None or guard[0] != exponent or self.constants.get(one) is None:
+            return None
+        _, zero, instead, is_zero = guard
+        kind = self.constants[zero].dtype
+        if kind.kind not in "fV":
+            return None
+        tiny = self._constant(np.array(smallest_normal(kind), kind))
+        alone = self._emit(
+            "And", is_zero, self._emit("Less", self._emit("Abs", base), self._emit("CastLike", tiny, base))
+        )
+        return self._emit("Pow", base, self._emit("Sub", self._emit("Where", alone, instead, exponent), one))
+
+    def _over_norm(self, factor: str, data: str) -> str | None:
+        """q/l' beside x, where l' is the norm l of x but another number where l = 0: q/l without a division.
+
+        That is for a product q with l.
+        """
+        read = self.producers.get(factor)
+        if read is not None and read.op_type in ("Unsqueeze", "Squeeze", "Identity"):
+            inner = self._over_norm(read.inputs[0], data)
+            if inner is None:
+                return None
+            shaped = self._emit("Expand", inner, self._emit("Shape", read.inputs[0]))
+            return self._emit(read.op_type, shaped, *read.inputs[1:])
+        condition, zero, quotient = self._operands(factor, "Where", 3)
+        numerator, divisor = self._operands(quotient or factor, "Div")
+        if quotient:  # 0 where the norm is 0, else q/l
+            norm = self._asks_for_zero(condition)
+            if norm is None or not self._is_zero(zero) or norm[0] != divisor:
+                return None
+            length = divisor
+        else:
+            guard = self._guard(divisor)
+            if guard is None:
+                return None
+            length = guard[0]
+        made = self.producers.get(viewed(length, self.producers.get))
+        if made is None or made.op_type not in _NORMS or made.inputs[0] != data:
+            return None
+        rest = cofactor(numerator, viewed(length, self.producers.get), self.producers.get, self.constants.get)
+        return None if rest is None else written(rest, self._emit)
+
+    def _guard(self, value: str) -> tuple[str, str, str, str] | None:
+        """x, 0, c and x = 0 of Where(x = 0, c, x)."""
+        condition, instead, otherwise = self._operands(value, "Where", 3)
+        asked = self._asks_for_zero(condition)
+        return None if asked is None or asked[0] != otherwise else (*asked, instead, condition)
+
+    def _asks_for_zero(self, condition: str) -> tuple[str, str] | None:
+        """x and 0 of Equal(x, 0)."""
+        one, other = self._operands(condition, "Equal")
+        for value, zero in ((one, other), (other, one)):
+            if value and self._is_zero(zero):
+                return value, zero
+        return None
+
+    def _is_zero(self, name: str) -> bool:
+        known = self.constants.get(name)
+        return known is not None and known.size == 1 and not known.any()
+
+    def _operands(self, value: str, op_type: str, count: int = 2) -> tuple[str, ...]:
+        """The inputs of the node of that operator that computes a value; empty names where another one does."""
+        read = self.producers.get(value)
+        return read.inputs if read is not None and read.op_type == op_type else ("",) * count
+
+    def _emit(self, op_type: str, *inputs: str) -> str:
+        name = fresh(f"{inputs[0]}_{op_type}", self.taken)
+        self.made.append(helper.make_node(op_type, inputs, [name], name=name))
+        return name
+
+    def _constant(self, array: np.ndarray) -> str:
+        name = fresh("smallest_normal", self.taken)
+        self.made.append(helper.make_node("Constant", [], [name], name=name, value=numpy_helper.from_array(array)))
+        return name

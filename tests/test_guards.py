@@ -1,0 +1,188 @@
+"""Second derivatives at points where a formula replaces a number, such as a denominator of 0: what exists has to be right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import refgrad
+from refgrad.backends import available, get_backend
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1, "ai.onnx.ml" : 5]> '
+BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + text)
+
+
+def run(model: onnx.ModelProto, backend: str = "numpy", **feeds: Any) -> dict[str, np.ndarray]:
+    with np.errstate(all="ignore"):
+        return get_backend(backend).prepare(model).run({name: np.asarray(x) for name, x in feeds.items()})
+
+
+def hessian(text: str, **feeds: Any) -> dict[str, np.ndarray]:
+    return run(refgrad.hessian(parsed(text), list(feeds)), **feeds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("x", "y"), [(23.0, 0.0), (2.0, 1.0), (0.5, 2.0), (1e-30, 0.0), (1.0, 0.0)])
+def test_the_mixed_derivative_of_a_power(x: float, y: float, backend: str) -> None:
+    """∂²(x^y)/∂x∂y = x^(y−1)·(1 + y·log x), smooth for x > 0."""
+    model = refgrad.hessian(parsed("p (double x, double y) => (double z) { z = Pow(x, y) }"))
+    got = run(model, backend, x=x, y=y)
+    mixed = x ** (y - 1) * (1 + y * math.log(x))
+    np.testing.assert_allclose([got["z_by_x_by_y"], got["z_by_y_by_x"]], mixed, rtol=1e-12)
+    np.testing.assert_allclose(got["z_by_x_by_x"], y * (y - 1) * x ** (y - 2), rtol=1e-12)
+
+
+def test_third_derivatives_of_a_power() -> None:
+    """∂³(x^y)/∂x²∂y = x^(y−2)·(2·y − 1 + y·(y − 1)·log x)"""
+    third = refgrad.jacobian(refgrad.hessian(parsed("p (double x, double y) => (double z) { z = Pow(x, y) }")))
+    for x, y in ((2.0, 0.0), (3.0, 1.0), (0.5, 2.0)):
+        got = run(third, x=x, y=y)
+        expected = x ** (y - 2) * (2 * y - 1 + y * (y - 1) * math.log(x))
+        for order in ("x_by_x_by_y", "x_by_y_by_x", "y_by_x_by_x"):
+            np.testing.assert_allclose(got[f"z_by_{order}"], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["float16", "float", "double"])
+def test_a_power_of_zero_of_a_base_whose_reciprocal_overflows(kind: str) -> None:
+    dtype = {"float16": np.float16, "float": np.float32, "double": np.float64}[kind]
+    model = refgrad.gradient(parsed(f"p ({kind}[3] x, {kind}[3] y) => ({kind}[3] z) {{ z = Pow(x, y) }}"), ["x"])
+    tiny = np.finfo(dtype).smallest_subnormal
+    x, zeros = np.array([tiny, -tiny, 0], dtype), np.zeros(3, dtype)
+    np.testing.assert_array_equal(run(model, x=x, y=zeros, z_grad=zeros + 1)["x_grad"], zeros)
+
+
+# Squares of norms, and other smooth functions of them, with their Hessians at 0
+SMOOTH = {
+    "ReduceL2": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) y = Mul(l, l)", 2.0),
+    "a power of ReduceL2": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) y = Pow(l, two)", 2.0),
+    "of symbolic size": ("(double[N] x)", "l = ReduceL2<keepdims=0>(x) y = Mul(l, l)", 2.0),
+    "with its axis": (
+        "(double[3] x)",
+        "l = ReduceL2<keepdims=1>(x, axis) s = Squeeze(l, axis) m = Mul(s, s) y = Identity(m)",
+        2.0,
+    ),
+    "a bell": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) m = Mul(l, l) n = Neg(m) y = Exp(n)", -2.0),
+    "a sum": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) m = Mul(l, l) n = Pow(m, two) y = Add(m, n)", 2.0),
+    "a root": ("(double[3] x)", "s = ReduceSumSquare<keepdims=0>(x) l = Sqrt(s) y = Mul(l, l)", 2.0),
+    "LpPool": (
+        "(double[3] x)",
+        "i = Unsqueeze(x, two_axes) l = LpPool<kernel_shape=[3]>(i) m = Mul(l, l) y = Squeeze(m)",
+        2.0,
+    ),
+    "GlobalLpPool": (
+        "(double[3] x)",
+        "i = Unsqueeze(x, two_axes) l = GlobalLpPool(i) m = Mul(l, l) y = Squeeze(m)",
+        2.0,
+    ),
+    "LpPool, p = 4": (
+        "(double[3] x)",
+        "i = Unsqueeze(x, two_axes) l = LpPool<kernel_shape=[3], p=4>(i) m = Pow(l, four) y = Squeeze(m)",
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_functions_of_a_norm_at_zero(name: str) -> None:
+    inputs, nodes, curvature = SMOOTH[name]
+    constants = "<double two = {2}, double four = {4}, int64[1] axis = {0}, int64[2] two_axes = {0, 1}>"
+    got = hessian(f"n {inputs} => (double y) {constants} {{ {nodes} }}", x=np.zeros(3))
+    np.testing.assert_allclose(got["y_by_x_by_x"], curvature * np.eye(3), atol=1e-14)
+
+
+def test_one_row_of_zeros() -> None:
+    text = """n (double[2, 2] x) => (double y) <int64[1] axis = {1}> {
+        l = ReduceL2(x, axis) m = Mul(l, l) y = ReduceSum<keepdims=0>(m)
+    }"""
+    got = hessian(text, x=[[0.0, 0.0], [3.0, 4.0]])["y_by_x_by_x"]
+    np.testing.assert_allclose(got.reshape(4, 4), 2 * np.eye(4), atol=1e-14)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_square_of_a_distance(backend: str) -> None:
+    text = """d (float[1, 2] a, float[1, 2] b) => (float y) {
+        c = com.microsoft.CDist<metric="euclidean">(a, b) s = Mul(c, c) y = ReduceSum<keepdims=0>(s)
+    }"""
+    ones = np.ones((1, 2), np.float32)
+    got = run(refgrad.hessian(parsed(text)), backend, a=ones, b=ones)
+    np.testing.assert_allclose(got["y_by_a_by_a"].reshape(2, 2), 2 * np.eye(2))
+    np.testing.assert_allclose(got["y_by_a_by_b"].reshape(2, 2), -2 * np.eye(2))
+
+
+NORMS = (
+    "l = ReduceL2<keepdims=0>(x) y = Identity(l)",
+    "i = Unsqueeze(x, axes) l = LpPool<kernel_shape=[3]>(i) y = Squeeze(l)",
+    "i = Unsqueeze(x, axes) l = GlobalLpPool<p=3>(i) y = Squeeze(l)",
+    "l = ReduceL2<keepdims=0>(x) y = Cosh(l)",
+)
+
+
+@pytest.mark.parametrize("nodes", NORMS)
+def test_no_finite_number_where_a_norm_has_no_second_derivative(nodes: str) -> None:
+    text = f"n (double[3] x) => (double y) <int64[2] axes = {{0, 1}}> {{ {nodes} }}"
+    first = run(refgrad.gradient(parsed(text)), x=np.zeros(3), y_grad=1.0)["x_grad"]
+    np.testing.assert_array_equal(first, 0.0)  # the least subgradient
+    assert not np.isfinite(hessian(text, x=np.zeros(3))["y_by_x_by_x"]).any()
+    tangents = run(refgrad.jvp(parsed(text), ["x"]), x=np.zeros(3), x_tangent=np.ones(3))
+    np.testing.assert_array_equal(tangents["y_tangent"], 0.0)
+
+
+# Gradients as other builders write them: a product whose other factor is 0 where a guard stands
+GUARDED_POWER = """
+p (double b, double e) => (double d) <double zero = {0}, double one = {1}> {
+    c = Equal(e, zero) w = Where(c, one, e) s = Sub(w, one) p = Pow(b, s) d = Mul(p, e)
+}"""
+GUARDED_NORM = """
+n (float[2] x) => (float[2] d) <float zero = {0}, float one = {1}, float two = {2}> {
+    l = ReduceL2<keepdims=0>(x) c = Equal(l, zero) w = Where(c, one, l) m = Mul(l, two) q = Div(m, w) d = Mul(x, q)
+}"""
+SELECTED_NORM = """
+n (float[2, 2] x) => (float[2, 2] d) <float zero = {0}, float two = {2}, int64[1] axis = {1}> {
+    l = ReduceL2<keepdims=0>(x, axis) c = Equal(l, zero) m = Mul(two, l) r = Div(m, l) q = Where(c, zero, r)
+    u = Unsqueeze(q, axis) d = Mul(u, x)
+}"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_guarded_power_of_a_model(backend: str) -> None:
+    power = parsed(GUARDED_POWER)
+    first = refgrad.jacobian(power, ["b", "e"], keep_outputs=True)
+    got = run(first, backend, b=2.0, e=0.0)
+    np.testing.assert_allclose(got["d_by_e"], 0.5)
+    second = run(refgrad.jacobian(first, ["b", "e"], ["d_by_b", "d_by_e"]), backend, b=2.0, e=0.0)
+    np.testing.assert_allclose(second["d_by_e_by_e"], 2 * math.log(2) / 2, rtol=1e-12)
+    np.testing.assert_allclose([second["d_by_e_by_b"], second["d_by_b_by_e"]], -0.25, rtol=1e-12)
+    for b in (0.0, np.finfo(float).smallest_subnormal):  # where the guard is needed
+        assert run(first, backend, b=b, e=0.0)["d"] == 0 == run(power, backend, b=b, e=0.0)["d"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_guarded_norms_of_a_model(backend: str) -> None:
+    norm = refgrad.jacobian(parsed(GUARDED_NORM), ["x"])
+    np.testing.assert_array_equal(run(norm, backend, x=np.zeros(2, np.float32))["d_by_x"], 2 * np.eye(2))
+    rows = run(refgrad.jacobian(parsed(SELECTED_NORM), ["x"]), backend, x=np.array([[0, 0], [3, 4]], np.float32))
+    np.testing.assert_allclose(rows["d_by_x"].reshape(4, 4), 2 * np.eye(4), rtol=1e-6, atol=1e-6)
+
+
+def test_other_guards_stay() -> None:
+    """A norm of something else, and a numerator without the factor: the derivative of what is written."""
+    other = GUARDED_NORM.replace("d = Mul(x, q)", "h = Add(x, one) d = Mul(h, q)")
+    wrong = GUARDED_NORM.replace("m = Mul(l, two)", "m = Add(l, two)")
+    for text in (other, wrong):
+        written = [node.op_type for node in parsed(text).graph.node]
+        made = [node.op_type for node in refgrad.gradient(parsed(text), ["x"], keep_outputs=True).graph.node]
+        assert made[: len(written) - 1] == written[:-1]
+
+
+def test_shrink_that_changes_nothing() -> None:
+    model = parsed("s (double[2] x) => (double[2] y) { y = Shrink<lambd=0.0, bias=0.0>(x) }")
+    np.testing.assert_array_equal(run(refgrad.gradient(model), x=np.zeros(2), y_grad=np.ones(2))["x_grad"], 1.0)
