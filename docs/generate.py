@@ -79,9 +79,9 @@ def kinks() -> str:
         "gradient there.\n\n"
         + table(("operator", "where", "order", "refgrad", "torch", "ONNX Runtime", "why"), rows)
         + "\n"
-        "## Second and third derivatives\n\nAt a point of the table above, the derivatives of order 2 and 3 are 0: the slope that "
-        "was chosen does not change. These are\nthe other choices. [Special points](special_points.md) lists what refgrad "
-        "returns, order by order.\n\n" + table(("operator", "where", "order", "refgrad", "why"), higher)
+        "## Second and third derivatives\n\nAt a point of the table above, the derivatives of order 2 and 3 are 0: the slope "
+        "that was chosen does not change. These are\nthe other choices. [Special points](special_points.md) lists what "
+        "refgrad returns, order by order.\n\n" + table(("operator", "where", "order", "refgrad", "why"), higher)
     )
 
 
@@ -98,18 +98,18 @@ def special_points() -> str:
     sums = {status: sum(totals[f"{order} {status}"] for order in ORDERS) for status in STATUSES}
     lines = [(*key.split(" | ", 1), ", ".join(cells)) for key, cells in found["choices"].items()]
     return (
-        "# Special points\n\nRun `nox -s jets` to judge the derivatives of order 1 to 3 at the special points of every operator, "
-        "or `nox -s jets -- Pow`\nfor one operator. Taylor arithmetic with 50 digits along random curves says whether a "
-        "derivative exists; it does not know the\nrules. Where the derivative exists, refgrad returned it, for every input, every "
-        "pair of inputs, and all inputs together.\n\n"
+        "# Special points\n\nRun `nox -s jets` to judge the derivatives of order 1 to 3 at the special points of every "
+        "operator, or `nox -s jets -- Pow`\nfor one operator. Taylor arithmetic with 50 digits along random curves says "
+        "whether a derivative exists; it does not know the\nrules. Where the derivative exists, refgrad returned it, for "
+        "every input, every pair of inputs, and all inputs together.\n\n"
         f"{sum(sums.values())} derivatives were judged: {sums['exists']} exist, {sums['kink']} differ by side or direction, "
         f"{sums['infinite']} are infinite, and {sums['undefined']} are at\npoints where the function is undefined.\n\n"
         "## Counts\n\nThe three numbers of a cell are the orders 1, 2 and 3.\n\n"
         + table(("operator", *STATUSES), rows)
-        + "\n## Where no derivative exists\n\nWhat refgrad returns: `nan`, `inf`, `zero`, `one side` (the derivative of one side), "
-        "`mean` (of both sides), `asymmetric` (it\ndepends on the order in which the inputs are taken) or `finite` (another number). "
-        "Every finite number has a row in\n[Kinks](kinks.md), except where the function itself is undefined.\n\n"
-        + table(("operator", "point", "inputs and order"), lines)
+        + "\n## Where no derivative exists\n\nWhat refgrad returns: `nan`, `inf`, `zero`, `one side` (the derivative of one "
+        "side), `mean` (of both sides), `asymmetric` (it\ndepends on the order in which the inputs are taken) or `finite` "
+        "(another number). Every finite number has a row in\n[Kinks](kinks.md), except where the function itself is "
+        "undefined.\n\n" + table(("operator", "point", "inputs and order"), lines)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from refgrad.conformance.jets.judging import Verdict, judged
 from refgrad.conformance.jets.planes import EXISTS
-from refgrad.conformance.jets.points import SpecialPoint
+from refgrad.conformance.jets.point import SpecialPoint
 from refgrad.conformance.jets.zeros import every_point
 
 _POINTS: list[SpecialPoint] = []  # of this process

@@ -46,7 +46,11 @@ def call(node: Any, inputs: Sequence[Any], around: Any = None) -> Sequence[Any]:
 def _moves(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_moves, value))
-    return isinstance(value, Series) or getattr(value, "dtype", None) == object
+    return isinstance(value, Series) or _is_objects(value)
+
+
+def _is_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
 
 def _each(function: Callable[..., Any]) -> Forward:
@@ -65,7 +69,7 @@ def _with(function: Callable[..., Any]) -> Forward:
 
 
 def _as_series(value: Any) -> Any:
-    return value if getattr(value, "dtype", None) == object else series(value)
+    return value if _is_objects(value) else series(value)
 
 
 def _constant(value: float) -> Series:

@@ -7,13 +7,12 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from refgrad.conformance.jets.forwards import FORWARDS
 from refgrad.conformance.jets.planes import EXISTS, ORDERS, STATUSES, Direction, Function, Plane, Sampled
-from refgrad.conformance.jets.points import SpecialPoint
+from refgrad.conformance.jets.point import SpecialPoint
 from refgrad.conformance.jets.series import UndefinedError
 from refgrad.conformance.jets.values import Derivatives
 from refgrad.conformance.oracles.program import Program

@@ -1,7 +1,7 @@
 """The derivatives of Σ <cotangent, output> at a point, on a plane of directions, from series along lines and curves.
 
-On the plane of u and v the coefficient of t^k along x + t·(α·u + β·v) is a function aₖ(α, β). The derivative of order k exists if
-aₖ is a homogeneous polynomial of degree k, the same for t > 0 and t < 0, and the derivatives of lower order exist. It is
+On the plane of u and v the coefficient of t^k along x + t·(α·u + β·v) is a function aₖ(α, β). The derivative of order k exists
+if aₖ is a homogeneous polynomial of degree k, the same for t > 0 and t < 0, and the derivatives of lower order exist. It is
 infinite where a power of t below k is not whole, or comes with log t.
 """
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from refgrad.conformance.jets.judging import Verdict
 from refgrad.conformance.jets.planes import EXISTS, UNDEFINED
 from refgrad.tables.kink_choices import KINK_CHOICES
-from refgrad.tables.kinks import KINKS
+from refgrad.tables.kinks import KINKS, Point
 
-_FIRST = {(kink.operator, kink.where) for kink in KINKS}
+
+def _has_finite(point: Point) -> bool:
+    """Whether a row of KINKS has a finite number."""
+    return any(np.any(np.isfinite(np.array(x, float))) for x in point if x is not None)
+
+
+_FIRST = {(kink.operator, kink.where) for kink in KINKS if _has_finite(kink.ours)}
 _HIGHER = {
     (kink.operator, where, order): kink for kink in KINK_CHOICES for where in kink.where for order in kink.orders
 }

@@ -330,7 +330,8 @@ class Series:
         return Series({(_whole(e + shift), k): d for (e, k), d in made.terms.items()}, made.order + shift)
 
     def log(self) -> Series:
-        """The logarithm; that of c·t^e·(1 + r) is log c + e·log t + log(1 + r)."""
+        """The logarithm."""
+        # log(c·t^e·(1 + r)) = log c + e·log t + log(1 + r)
         if not self.terms:
             if self.order < inf:
                 raise LostError

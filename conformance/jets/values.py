@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from onnx import ModelProto
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.jets.planes import Direction
-from refgrad.errors import RefgradError
 from refgrad.notices import quiet
 from refgrad.reverse.assembly import names_in
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from refgrad.conformance.case import Case, is_float
-from refgrad.conformance.jets.points import AT_ZERO, POINTS, SpecialPoint
+from refgrad.conformance.jets.point import SpecialPoint
+from refgrad.conformance.jets.points import AT_ZERO, POINTS
 from refgrad.conformance.running.sources import tables
 
 _LARGEST = 256  # elements of all floats that are fed

@@ -64,10 +64,10 @@ def reduce_min(
 def reduce_prod(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1, or s where one other is 0, or 0 where more are)
+    """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1; s where one other is 0; p where two are; 0 where more are)
 
-    s, the sum of the others that are 0, has the value 0 and the derivative of their product. (Derivatives of third order
-    where three elements are 0 are lost.)
+    s is the sum of the others that are 0, and p = (s² − Σ of their squares)/2 the product of two: they are 0 and have the
+    derivatives of the product. (Derivatives of fourth order where four elements are 0 are lost.)
     """
     zero = op.Equal(data, 0.0)
     nonzero, zeros = op.Where(zero, 1.0, data), op.Where(zero, data, 0.0)
@@ -78,7 +78,10 @@ def reduce_prod(
         return op.Sub(total, x)
 
     count = others(op.Cast(zero, to=op.type(data)))
-    factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), others(zeros), 0.0))
+    one = others(zeros)
+    two = op.Mul(op.Sub(op.Mul(one, one), others(op.Mul(zeros, zeros))), 0.5)
+    factor = op.Where(op.Equal(count, 2.0), two, 0.0)
+    factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), one, factor))
     d_y = op.keep_dims(d_reduced, axes, keepdims)
     return op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor)
 
