@@ -144,6 +144,12 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def jets(session: nox.Session) -> None:
+    """Derivatives of order 1 to 3 at special points, by Taylor arithmetic: what exists, and what refgrad says; minutes."""
+    stock(session, "python", "-m", "refgrad.conformance.jets", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def lowered(session: nox.Session) -> None:
     """Every operator lowered, and what those of training computed in the session `training`, on stock onnxruntime."""
     stock(

@@ -30,6 +30,7 @@ from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import RELEASES, TRAINING, VERSIONS, Finding
+from refgrad.conformance.jets.planes import ORDERS, STATUSES
 from refgrad.conformance.lacking import read_reasons
 from refgrad.conformance.mutating.mutants import COLUMNS, WRONG_RESULT, Mutant, defined, family, ruled
 from refgrad.conformance.parity.structure import EXCUSES
@@ -38,6 +39,7 @@ from refgrad.conformance.running.nodemodels import FIXED, excluded, moved, node_
 from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.sources import node_tests, of_findings, select, tables
 from refgrad.protos.upgrade import FIXES
+from refgrad.tables.kink_choices import KINK_CHOICES
 from refgrad.tables.kinks import KINKS, Kink, Point
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
@@ -68,12 +70,18 @@ def operators() -> str:
 
 def kinks() -> str:
     """Return docs/kinks.md."""
-    rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _asked(k), _point(k.ort), k.reason) for k in KINKS]
+    rows = [
+        (k.operator, k.where, "1", _point(k.ours), _point(k.torch), _asked(k), _point(k.ort), k.reason) for k in KINKS
+    ]
+    higher = [
+        (k.operator, "; ".join(k.where), ", ".join(map(str, k.orders)), ", ".join(k.choices), k.reason)
+        for k in KINK_CHOICES
+    ]
     followed = [
         (k.operator, k.where, f"`{name}`", f"`{question}`", _point(k.torch), _point(k.ours), k.reason)
         for name, question, k in FOLLOWED
     ]
-    titles = ("operator", "where", "refgrad", "torch", "torch's function", "ONNX Runtime", "why")
+    titles = ("operator", "where", "order", "refgrad", "torch", "torch's function", "ONNX Runtime", "why")
     of_followed = ("operator", "where", "exported for", "torch's function", "torch", "refgrad", "why")
     return f"""# Kinks
 
@@ -85,6 +93,12 @@ operator. The column of ONNX Runtime is what the gradient builder of onnxruntime
 release, answers. The sessions `torch` and `training` ask them (`tests/test_kinks.py`). Other releases may choose otherwise.
 
 {table(titles, rows)}
+## Second and third derivatives
+
+At a point of the table above, the derivatives of order 2 and 3 are 0: the slope that was chosen does not change. These are
+the other choices. [Special points](special_points.md) lists what refgrad returns, order by order.
+
+{table(("operator", "where", "order", "refgrad", "why"), higher)}
 ## Functions of torch that share an operator
 
 torch's exporter writes relu6, hardtanh and clamp as Clip, and they choose differently. With `kinks="torch"` a node is
@@ -105,6 +119,34 @@ The model does not tell these functions, and `kinks="torch"` does not follow the
 def _asked(kink: Kink) -> str:
     question = ASKED.get((kink.operator, kink.where))
     return "" if question is None else f"`{question}`"
+
+
+def special_points() -> str:
+    """Return docs/special_points.md."""
+    found = json.loads((ROOT / "docs" / "special_points.json").read_text(encoding="utf-8"))
+    counts = found["counts"]
+    totals: Counter[str] = Counter()
+    rows = []
+    for operator, by in counts.items():
+        totals.update(by)
+        cells = ["/".join(str(by.get(f"{order} {status}", 0)) for order in ORDERS) for status in STATUSES]
+        rows.append((operator, *cells))
+    sums = {status: sum(totals[f"{order} {status}"] for order in ORDERS) for status in STATUSES}
+    lines = [(*key.split(" | ", 1), ", ".join(cells)) for key, cells in found["choices"].items()]
+    return (
+        "# Special points\n\nRun `nox -s jets` to judge the derivatives of order 1 to 3 at the special points of every "
+        "operator, or `nox -s jets -- Pow`\nfor one operator. Taylor arithmetic with 50 digits along random curves says "
+        "whether a derivative exists; it does not know the\nrules. Where the derivative exists, refgrad returned it, for "
+        "every input, every pair of inputs, and all inputs together.\n\n"
+        f"{sum(sums.values())} derivatives were judged: {sums['exists']} exist, {sums['kink']} differ by side or direction, "
+        f"{sums['infinite']} are infinite, and {sums['undefined']} are at\npoints where the function is undefined.\n\n"
+        "## Counts\n\nThe three numbers of a cell are the orders 1, 2 and 3.\n\n"
+        + table(("operator", *STATUSES), rows)
+        + "\n## Where no derivative exists\n\nWhat refgrad returns: `nan`, `inf`, `zero`, `one side` (the derivative of one "
+        "side), `mean` (of both sides), `asymmetric` (it\ndepends on the order in which the inputs are taken) or `finite` "
+        "(another number). Every finite number has a row in\n[Kinks](kinks.md), except where the function itself is "
+        "undefined.\n\n" + table(("operator", "point", "inputs and order"), lines)
+    )
 
 
 def opsets() -> str:
@@ -761,6 +803,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
         ROOT / "docs" / "parity.md": parity(),
+        ROOT / "docs" / "special_points.md": special_points(),
         **scoreboard(),
     }
 

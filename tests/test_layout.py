@@ -48,6 +48,7 @@ STAIRCASE = (
     (
         "refgrad.conformance.exporting",
         "refgrad.conformance.fuzzing",
+        "refgrad.conformance.jets",
         "refgrad.conformance.lacking",
         "refgrad.conformance.mutating",
         "refgrad.conformance.parity",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 from onnx import TensorProto, helper
 
 from refgrad.formulas.masks import kept
@@ -99,7 +100,7 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
 def clip(
     op: Emitter, d_output: str, input: str, min: str | None, max: str | None
 ) -> tuple[str, str | None, str | None]:
-    """dx = dy where min ≤ x ≤ max, else 0; dmax = dy where max(x, min) > max; dmin = dy where x < min ≤ max"""
+    """dx = dy where min ≤ x ≤ max and min < max, else 0; dmax = dy where max(x, min) > max; dmin = dy where x < min ≤ max"""
     # The output is not compared with the input: a runtime may have rounded one of them and not the other.
     if min is None and max is None:
         return d_output, None, None
@@ -111,6 +112,9 @@ def clip(
         inside = op.And(op.Greater(input, min), op.Less(input, max))
     else:
         inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
+        low, high = op.constant(min), op.constant(max)
+        if low is None or high is None or not np.all(low < high):  # where min = max, every x gives the same
+            inside = op.And(inside, op.Less(min, max))
     lowered = op.Less(max, op.Max(input, min))
     raised = kept(op, op.Less(input, min), d_output)
     return kept(op, inside, d_output), kept(op, lowered, raised, unless=True), kept(op, lowered, d_output)
