@@ -93,8 +93,8 @@ def _softplus(x: Series) -> Series:
 def _gelu(node: Any, x: Series) -> Series:
     if getattr(node, "approximate", "none") == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + mpf(0.044715) * x * x * x)
-        return x * (1 + inner.tanh()) / 2
-    return x * (1 + (x / CONTEXT.sqrt(2)).erf()) / 2
+        return _constant(0.5) * x * (1 + inner.tanh())
+    return _constant(0.5) * x * (1 + (x / CONTEXT.sqrt(2)).erf())
 
 
 def _between(x: Series, low: Any, high: Any) -> Series:
@@ -128,9 +128,8 @@ def _modulo(node: Any, x: Series, y: Series) -> Series:
 
 
 def _shrink(node: Any, x: Series) -> Series:
-    if x > node.lambd:
-        return x - node.bias
-    return x + node.bias if x < -node.lambd else _constant(0.0)
+    moved = x if x > node.lambd or x < -node.lambd else _constant(0.0)
+    return moved - node.bias * moved.sign
 
 
 def _fold(function: Callable[[Any, Any], Any]) -> Forward:
@@ -172,7 +171,7 @@ def _reduction(function: Callable[[list[Any]], Any]) -> Forward:
     def forward(node: Any, x: Any, axes: Any = None) -> Any:
         axes = getattr(node, "axes", None) if axes is None else axes
         chosen: Axes = None if axes is None or np.size(axes) == 0 else tuple(int(a) for a in np.reshape(axes, -1))
-        if chosen is None and getattr(node, "noop_with_empty_axes", 0):
+        if chosen is None and bool(getattr(node, "noop_with_empty_axes", False)):
             return np.frompyfunc(lambda element: function([element]), 1, 1)(x)
         return over(function, x, chosen, bool(getattr(node, "keepdims", 1)))
 
@@ -295,7 +294,8 @@ def _lrn(node: Any, x: Any) -> Any:
 
 def _pool(function: Callable[[Any, list[Any]], Any], fill: float) -> Forward:
     def forward(node: Any, x: Any) -> Any:
-        seen = windows(node, x, Series.of(fill))
+        border: Any = Series.of(fill)
+        seen = windows(node, x, border)
         return over(lambda row: function(node, row), seen, tuple(range(x.ndim, seen.ndim)), False)
 
     return forward

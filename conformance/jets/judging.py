@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,7 +162,7 @@ def _side(plane: Plane, said: Mapping[tuple[int, ...], float], order: int) -> st
         return "asymmetric"
     factorial = (1, 1, 2, 6)[order]
     own = {
-        pair: sum(x * np.prod([pair[k] for k in chosen]) for chosen, x in said.items()) / factorial
+        pair: sum(x * math.prod(pair[k] for k in chosen) for chosen, x in said.items()) / factorial
         for pair in plane.lines
     }
     there = {pair: plane.coefficient(pair, order) for pair in plane.lines}

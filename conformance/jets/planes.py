@@ -223,16 +223,15 @@ class Plane:
         forms = {k: self.form(k) for k in range(1, order + 1)}
         rng = np.random.default_rng(self.seed + 1)
         for _ in range(2):
-            steps = [tuple(float(x) for x in np.round(rng.standard_normal(2), 3)) for _ in range(3)]
-            if self.v is None:
-                steps = [(a, 0.0) for a, _ in steps]
+            drawn = np.round(rng.standard_normal((3, 2)), 3).tolist()
+            steps: list[Pair] = [(a, 0.0 if self.v is None else b) for a, b in drawn]
             try:
                 line = self.function.along(*map(self.direction, steps))
             except UndefinedError:
                 continue
             if _diverges(line, order):
                 return False
-            known = {k: form for k, form in forms.items() if form is not None}
+            known: dict[int, tuple[float, ...]] = {k: form for k, form in forms.items() if form is not None}
             expected = sum(c * _evaluated(known[len(d)], d, self.v is None) for c, d in _parts(steps, order))
             size = max(1.0, *(abs(x) for form in known.values() for x in form))
             if abs(float(line.coefficient(order)) - expected) > self._slack(order, size):

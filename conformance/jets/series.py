@@ -22,7 +22,7 @@ NOISE = CONTEXT.mpf(10) ** -38  # what is left of a sum by cancellation, relativ
 LENGTH = 6  # how many powers of t beyond its leading one a series keeps, unless `precision` says otherwise
 
 Exponent: TypeAlias = int | Fraction
-Terms: TypeAlias = Mapping[tuple[Exponent, int], Any]
+Terms: TypeAlias = Mapping[Any, Any]  # c by (e, k)
 
 _length = [LENGTH]
 
@@ -66,7 +66,7 @@ def _whole(exponent: Exponent) -> Exponent:
     return int(exponent) if isinstance(exponent, Fraction) and exponent.denominator == 1 else exponent
 
 
-def _of_numbers(operation: Callable[[Series, Any], Series]) -> Callable[[Series, Any], Series]:
+def _of_numbers(operation: Callable[[Any, Any], Series]) -> Callable[[Any, Any], Series]:
     """A binary operation that leaves arrays to NumPy, which takes them element by element."""
 
     @wraps(operation)
@@ -81,7 +81,7 @@ class Series:
 
     __slots__ = ("order", "terms")
 
-    def __init__(self, terms: Terms, order: float = inf) -> None:
+    def __init__(self, terms: Terms, order: Any = inf) -> None:
         if terms and len(terms) > 1:
             cut = min(order, min(e for e, _ in terms) + _length[-1])
             kept = {key: c for key, c in terms.items() if key[0] < cut}
@@ -423,7 +423,7 @@ class Series:
 
     def arccos(self) -> Series:
         """The inverse cosine."""
-        return CONTEXT.pi / 2 - self.arcsin()
+        return -(self.arcsin() - CONTEXT.pi / 2)
 
     def arcsinh(self) -> Series:
         """The inverse hyperbolic sine."""

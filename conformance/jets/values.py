@@ -26,7 +26,8 @@ class Derivatives:
         self, model: ModelProto, wrt: Sequence[str], at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]
     ) -> None:
         self._wrt, self._at, self._cotangents = tuple(wrt), dict(at), dict(cotangents)
-        self._model, self._prepared = model, {}
+        self._model = model
+        self._prepared: dict[int, Any] = {}
         self._models: dict[int, tuple[ModelProto, list[dict[str, str]], dict[str, str]]] = {}
         self._known: dict[tuple[int, tuple[int, ...]], dict[str, np.ndarray]] = {}
 
