@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import onnx.printer
+import precision_page
 import stubs
 from benchmark_tables import BENCHMARKS
 
@@ -39,6 +40,7 @@ from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.sources import node_tests, of_findings, select, tables
 from refgrad.protos.upgrade import FIXES
 from refgrad.tables.kinks import KINKS, Point
+from refgrad.tables.missing import MISSING
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
 
@@ -70,7 +72,19 @@ def kinks() -> str:
     return (
         "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each "
         "input for a\ncotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no "
-        "gradient there.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
+        "gradient there.\n\n"
+        + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
+        + missing()
+    )
+
+
+def missing() -> str:
+    """Return the section of docs/kinks.md on NaN."""
+    rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in MISSING]
+    return (
+        "\n## Where an input is NaN\n\nAn operator that computes with its input has the gradient NaN there. These compare it, "
+        "and have the gradients below, whatever\nthe option `kinks` says; the column of ONNX Runtime is what dialect `ort` "
+        "has.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
     )
 
 
@@ -720,6 +734,9 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
         ROOT / "docs" / "parity.md": parity(),
+        ROOT / "docs" / "precision.md": precision_page.page(
+            json.loads((RESULTS / "precision.json").read_text()), table
+        ),
         **scoreboard(),
     }
 
