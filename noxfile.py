@@ -317,7 +317,7 @@ def benchmarks(session: nox.Session) -> None:
         "training_exports",
     ):
         session.run("python", f"benchmarks/{script}.py")
-    for script in ("run_time", "split", "torch_module"):
+    for script in ("run_time", "split", "torch_module", "strong_zero"):
         session.run("python", f"benchmarks/{script}.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
     for script in ("interpreter", "interpreter_memory"):
         session.run("python", f"benchmarks/{script}.py", str(TORCH_MODELS))

@@ -94,6 +94,13 @@ BENCHMARKS = (
         "kernel's own scratch memory is a few MiB at most: it shows in the last column, without weights and feeds.",
     ),
     (
+        "A cotangent of 0 that stays 0",
+        "strong_zero",
+        "`gradient(..., strong_zero=True)` against the same without it, for the input and all parameters, on ONNX Runtime with "
+        'two threads (benchmarks/strong_zero.py). "nodes" are those of the main graph. The branches of the If behind a sum of '
+        "products count apart: they run where it is NaN.",
+    ),
+    (
         "Memory of a gradient that computes values again",
         "recompute",
         "`gradient(..., recompute=)` for the input and all weights, in float32: a transformer of 48 layers (hidden 256, "

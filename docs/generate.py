@@ -40,9 +40,11 @@ from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.sources import node_tests, of_findings, select, tables
 from refgrad.protos.upgrade import FIXES
 from refgrad.tables.kink_choices import KINK_CHOICES
-from refgrad.tables.kinks import KINKS, Point
+from refgrad.tables.kinks import KINKS, Kink, Point
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.torch_functions import ASKED, FOLLOWED, UNTOLD
+from refgrad.tables.torch_functions import RELEASE as TORCH_RELEASE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -68,21 +70,55 @@ def operators() -> str:
 
 def kinks() -> str:
     """Return docs/kinks.md."""
-    rows = [(k.operator, k.where, "1", _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in KINKS]
+    rows = [
+        (k.operator, k.where, "1", _point(k.ours), _point(k.torch), _asked(k), _point(k.ort), k.reason) for k in KINKS
+    ]
     higher = [
         (k.operator, "; ".join(k.where), ", ".join(map(str, k.orders)), ", ".join(k.choices), k.reason)
         for k in KINK_CHOICES
     ]
-    return (
-        "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each "
-        "input for a\ncotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no "
-        "gradient there.\n\n"
-        + table(("operator", "where", "order", "refgrad", "torch", "ONNX Runtime", "why"), rows)
-        + "\n"
-        "## Second and third derivatives\n\nAt a point of the table above, the derivatives of order 2 and 3 are 0: the slope "
-        "that was chosen does not change. These are\nthe other choices. [Special points](special_points.md) lists what "
-        "refgrad returns, order by order.\n\n" + table(("operator", "where", "order", "refgrad", "why"), higher)
-    )
+    followed = [
+        (k.operator, k.where, f"`{name}`", f"`{question}`", _point(k.torch), _point(k.ours), k.reason)
+        for name, question, k in FOLLOWED
+    ]
+    titles = ("operator", "where", "order", "refgrad", "torch", "torch's function", "ONNX Runtime", "why")
+    of_followed = ("operator", "where", "exported for", "torch's function", "torch", "refgrad", "why")
+    return f"""# Kinks
+
+Where a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each input for a
+cotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no gradient there.
+
+The column of torch is what torch {TORCH_RELEASE} answers to the expression beside it, in which x, y and z are the inputs of the
+operator. The column of ONNX Runtime is what the gradient builder of onnxruntime-training {VERSIONS[TRAINING]}, its last
+release, answers. The sessions `torch` and `training` ask them (`tests/test_kinks.py`). Other releases may choose otherwise.
+
+{table(titles, rows)}
+## Second and third derivatives
+
+At a point of the table above, the derivatives of order 2 and 3 are 0: the slope that was chosen does not change. These are
+the other choices. [Special points](special_points.md) lists what refgrad returns, order by order.
+
+{table(("operator", "where", "order", "refgrad", "why"), higher)}
+## Functions of torch that share an operator
+
+torch's exporter writes relu6, hardtanh and clamp as Clip, and they choose differently. With `kinks="torch"` a node is
+differentiated as the function that it was exported for, where the model tells that function:
+
+- in the metadata that the exporter writes (`pkg.torch.onnx.fx_node`, `pkg.torch.onnx.class_hierarchy`, `namespace`);
+- without metadata in the name of a result or a node, such as `relu6`, `hardtanh_2`, `node_max_1__0` or `/relu6/Clip`;
+- by an ArgMax beside a ReduceMax of the same axis, which is how the TorchScript exporter writes `max(dim)` with its indices.
+
+Every other node counts as the function in the table above.
+
+{table(of_followed, followed)}
+The model does not tell these functions, and `kinks="torch"` does not follow them:
+
+{table(("function", "exported as", "torch"), UNTOLD)}"""
+
+
+def _asked(kink: Kink) -> str:
+    question = ASKED.get((kink.operator, kink.where))
+    return "" if question is None else f"`{question}`"
 
 
 def special_points() -> str:
@@ -587,19 +623,26 @@ def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def rows_of(name: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the results of a benchmark, and the same as a table."""
+    rows = json.loads((RESULTS / f"{name}.json").read_text())
+    # lists and tables inside of a row stay in the file
+    header = list(
+        dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict)) and key != "place")
+    )
+    return rows, table(header, [[str(row.get(key, "")) for key in header] for row in rows])
+
+
 def benchmarks() -> str:
     """Return docs/benchmarks.md, from the results that the benchmarks wrote."""
     parts = []
     for title, name, note in BENCHMARKS:
         file = RESULTS / f"{name}.json"
         if file.exists():
-            rows = json.loads(file.read_text())
-            if places := {row.pop("place") for row in rows if "place" in row}:
+            rows, body = rows_of(name)
+            if places := {row["place"] for row in rows if "place" in row}:
                 note += f" Measured on {' and '.join(sorted(places))}."
-            # lists and tables inside of a row stay in the file
-            header = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict))))
-            body = [[str(row.get(key, "")) for key in header] for row in rows]
-            parts.append(f"## {title}\n\n{note}\n\n{table(header, body)}")
+            parts.append(f"## {title}\n\n{note}\n\n{body}")
     return (
         "# Benchmarks\n\nEach figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, "
         "2 cores).\n\n" + "\n".join(parts)
@@ -741,7 +784,7 @@ def fill(text: str, section: str, body: str) -> str:
 def generated() -> dict[Path, str]:
     """Every generated file with its content."""
     readme, deployed_page = ROOT / "README.md", ROOT / "docs" / "deployed.md"
-    export_page = ROOT / "docs" / "export.md"
+    export_page, nan_page = ROOT / "docs" / "export.md", ROOT / "docs" / "nan_in_a_gradient.md"
     return {
         readme: fill(readme.read_text(), "operators", operators_summary()),
         ROOT / "docs" / "benchmarks.md": benchmarks(),
@@ -753,6 +796,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "kinks.md": kinks(),
         export_page: fill(export_page.read_text(), "counts", exported()),
         **runtimes(),
+        nan_page: fill(nan_page.read_text(), "strong_zero", "\n" + rows_of("strong_zero")[1]),
         deployed_page: fill(deployed_page.read_text(), "results", deployed()),
         ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "mutants.md": mutants(),

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, ONNX_AD
 from refgrad.conformance.findings.finding import ORT, REFERENCE, VERSIONS
+from refgrad.tables.torch_functions import RELEASE
 
 ROOT = Path(__file__).parent.parent
 LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -23,6 +24,10 @@ def release(name: str) -> str:
     [specifier] = PINS[name].specifier
     assert specifier.operator == "=="
     return specifier.version
+
+
+def test_the_table_of_kinks_is_about_the_release_of_torch_that_is_installed():
+    assert release("torch").rpartition(".")[0] == RELEASE
 
 
 def test_findings_are_about_the_releases_that_are_installed():

@@ -751,3 +751,15 @@ def test_the_page_runs_from_an_empty_folder(tmp_path, monkeypatch):
     assert count > 30
     assert not failed
     assert (tmp_path / "saliency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_quantization_is_taken() -> None:
+    rounded = parsed(
+        "g (float[N] x) => (float[N] y) <float s = {0.5}, int8 z = {0}> "
+        "{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Mul(d, d) }"
+    )
+    f = function(rounded, quantization="straight-through", backend="numpy")
+    x = np.array([0.3, 1.1, -2.0], np.float32)
+    assert jax.grad(lambda x: f(x).sum())(x).tolist() == (2 * np.round(x / 0.5) * 0.5).tolist()
+    with pytest.raises(OptionError, match="no quantization 'ste'; there are 'zero'"):
+        function(rounded, quantization="ste")

@@ -65,6 +65,8 @@ SPECIAL = (
     Special("Clip", "infinite", ((-inf, 0.5, inf), -1.0, 1.0), ((0.0, 1.0, 0.0), 1.0, 1.0)),
     Special("Where", "missing", ((True, False), (inf, nan), (nan, inf)), (None, (1.0, 0.0), (0.0, 1.0))),
     Special("CumProd", "zero", ((2.0, 0.0, 3.0), 0), ((1.0, 8.0, 0.0), None), opset=26),
+    Special("CumProd", "overflow", ((1.0, 0.0, 1e30, 1e30, 1e30), 0), ((1.0, inf, 0.0, 0.0, 0.0), None), opset=26),
+    Special("Cosh", "overflow", ((-800.0, 800.0),), ((-inf, inf),)),
     Special("CumSum", "infinite", ((1.0, inf, nan), 0), ((3.0, 2.0, 1.0), None)),
 )  # fmt: skip
 

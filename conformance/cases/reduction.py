@@ -35,6 +35,9 @@ SPECIAL = (
     Special("ReduceMin", "infinite", ((inf, 1.0, -inf),), ((0.0, 0.0, 1.0),)),
     Special("ReduceSumSquare", "overflow", ((1e30, -1e30),), ((2e30, -2e30),)),
     Special("ReduceProd", "zero", ((0.0, 2.0, 3.0),), ((6.0, 0.0, 0.0),)),
+    Special("ReduceProd", "overflow", ((1e30, 1e20),), ((1e20, 1e30),)),
+    Special("ReduceProd", "underflow", ((1e-30, 1e-20),), ((1e-20, 1e-30),)),
+    Special("ReduceProd", "overflow-beside-zero", ((1e30, 1e30, 3.0, 0.0),), ((0.0, 0.0, 0.0, inf),), 1e-20),
     Special("ReduceL1", "overflow", ((3e38, -3e38, inf),), ((1.0, -1.0, 1.0),)),
     Special("ReduceL2", "overflow", ((3e30, 4e30),), ((0.6, 0.8),)),
     Special("ReduceL2", "underflow", ((3e-30, 4e-30),), ((0.6, 0.8),)),
@@ -53,7 +56,7 @@ def cases() -> Iterator[Case]:
             yield node_case(op_type, positive(), opset=NEWEST, shapes=shapes)
             yield node_case(op_type, positive(2, 0), ints(0), opset=NEWEST, constant=["axes"], shapes=shapes)
         for zeros in ((0.0, 2.0, 3.0), (0.0, 0.0, 3.0), (0.0, 0.0, 0.0)):
-            x = np.array([zeros, (1.0, 2.0, 3.0)], np.float32)
+            x = np.array([zeros, (1.0, -2.0, 3.0)], np.float32)
             title = f"ReduceProd-{zeros}-{shapes}"
             yield node_case("ReduceProd", x, ints(1), opset=NEWEST, shapes=shapes, name=title)
             yield node_case("ReduceProd", x, opset=17, axes=[-1], shapes=shapes, name=f"{title}-attribute")

@@ -62,6 +62,7 @@ from refgrad.markup import BAD, html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import every_node
 from refgrad.reverse.gradient import gradient as differentiate
+from refgrad.reverse.gradient import of_any_rank
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 from refgrad.worker import SECONDS
@@ -204,7 +205,8 @@ def check(
     if feeds is not None:
         feeds = check_feeds(feeds, inputs_of(proto))
         proto, feeds = with_values(proto, feeds)
-    gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
+    with of_any_rank():  # the feeds have one
+        gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
     # A loop that goes on while a condition holds need not end at random feeds.
     with bounded_loops(_ENOUGH) if feeds is None else nullcontext():
         try:

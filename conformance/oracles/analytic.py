@@ -258,8 +258,8 @@ def erf(z: np.ndarray) -> Any:
 
 
 def _power(x: np.ndarray, y: np.ndarray) -> Any:
-    if not _is_complex(y):
-        base, exponent = np.broadcast_arrays(x, y)
+    if not np.any(np.imag(y)):
+        base, exponent = np.broadcast_arrays(x, np.real(y))
         _away(base[exponent % 1 != 0], 0)
         return np.where(exponent == 0, 1.0, np.power(base, exponent))
     _refuse(bool(np.all(x.real > 0)), "a power of what is not above 0")

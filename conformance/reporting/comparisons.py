@@ -167,6 +167,8 @@ def show_births(found: NonFinite, console: Console, verbose: bool = False) -> No
             _print(console, f"   source: {birth.source}")
     if len(shown) < len(found.births):
         _print(console, f"and {len(found.births) - len(shown)} more: --verbose prints all")
+    if found.cure:
+        _print(console, found.cure)
     if found.elsewhere:
         _print(console, found.elsewhere)
     if found.note:

@@ -21,6 +21,7 @@ from refgrad.conformance.questions.feeds import SIZE, random_feeds
 from refgrad.conformance.questions.point import inputs_of, with_values
 from refgrad.conformance.systems.executors import get_executor
 from refgrad.conformance.tracing.causes import Cause, cause_of
+from refgrad.conformance.tracing.curing import OPTION, cured
 from refgrad.conformance.tracing.watching import (
     Compute,
     Watching,
@@ -31,6 +32,7 @@ from refgrad.conformance.tracing.watching import (
     label_of,
 )
 from refgrad.errors import BackendError, NoGradientError, RefgradError
+from refgrad.forward.normalise import normalise
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import nested
@@ -92,12 +94,14 @@ class NonFinite:
     """Which results are not finite on an executor, and where that comes from: the first births first.
 
     `elsewhere` says that the executor's own run and the walk, node by node, do not agree; `note` why a part was left out.
+    `cure` says what a run with the option `strong_zero` gave, where a gradient is not finite.
     """
 
     results: tuple[str, ...]
     births: tuple[Birth, ...]
     elsewhere: str = ""
     note: str = ""
+    cure: str = ""
 
     @property
     def roots(self) -> tuple[Birth, ...]:
@@ -154,7 +158,7 @@ def nonfinite(
             made = differentiate(proto, _asked(proto, given) if wrt is None else wrt, outputs, keep_outputs=True)
         except NoGradientError as error:
             note = f"The gradient is left out: {error}"
-    seeds, _ = names_in(made)
+    seeds, gradients = names_in(made) if made is not proto else ({}, {})
     if seeds:
         results = NumpyBackend().prepare(proto).run(given)
         rng = np.random.default_rng([seed, 0])
@@ -162,10 +166,14 @@ def nonfinite(
             n: np.asarray(rng.standard_normal(results[o].shape)).astype(results[o].dtype) for o, n in seeds.items()
         }
     names = {value.name for value in made.graph.input}
-    walk = _Walk(made, {name: value for name, value in given.items() if name in names}, backend, proto)
+    fed = {name: value for name, value in given.items() if name in names}
+    walk = _Walk(made, fed, backend, proto)
     found, reached = walk.births()
     whole, elsewhere = _whole(made, walk.feeds, backend, reached)
-    return NonFinite(tuple(whole), tuple(found), elsewhere, note)
+    cure = ""
+    if any(name in gradients.values() for name in whole):
+        cure = cured(proto, made, fed, backend, list(gradients), outputs)
+    return NonFinite(tuple(whole), tuple(found), elsewhere, note, cure)
 
 
 def _asked(model: ModelProto, feeds: Mapping[str, Any]) -> list[str] | None:
@@ -232,7 +240,7 @@ class _Walk:
         self.feeds = dict(feeds)
         self._backend, self._in_double = backend, in_double
         self._is_interpreter = isinstance(backend, NumpyBackend)
-        self._forward = {label_of(node): node for node in nested(source.graph.node)}
+        self._forward = {label_of(node): node for node in nested(_named(source).graph.node)}
         self._nodes = {first_output(node): node for node in nested(self.model.graph.node)}
         self._main = {first_output(node) for node in self.model.graph.node}
         self._inner = {first_output(node) for body in bodies(self.model) for node in body.node}
@@ -322,7 +330,7 @@ class _Walk:
         if forward and kind in ("0 · ∞", "0/0") and (where := self._dead_branch(origin)):
             kind = "a dead branch"
             text = f"{text}; {where!r} does not take this branch, whose derivative is infinite, and 0 · ∞ is no number"
-            remedy = "put a harmless value into the branch before this operator, with a Where on its input"
+            remedy = f"{OPTION}, or a harmless value in the branch before this operator, by a Where on its input"
         return Birth(
             label, f"{domain}.{op_type}" if domain else op_type, output, cause.at, float(value[cause.at]), cause.count,
             dict(list(cause.operands.items())[:_OPERANDS]), text, remedy, kind, forward, "", step,
@@ -391,6 +399,14 @@ class _Walk:
                         remedy="scale, work with logarithms, or compute this part in a wider type",
                     )  # fmt: skip
         return replace(one, cause=f"{one.cause}; in double it is {float(due[one.at]):.6g}")
+
+
+def _named(model: ModelProto) -> ModelProto:
+    """`model` with the names of nodes that its gradient has; itself if it has none."""
+    try:
+        return normalise(model).model
+    except RefgradError:
+        return model
 
 
 def _under(at: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

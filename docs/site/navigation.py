@@ -14,6 +14,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("walking", "Walking through a backward pass"),
             ("export", "Testing your runtime"),
             ("locating", "Finding a mismatch"),
+            ("nan_in_a_gradient", ""),
             ("training", "Training"),
             ("fine_tuning", ""),
             ("train_command", ""),

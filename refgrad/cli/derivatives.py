@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, Unpack
 
 import typer
 from onnx import ModelProto
 
 import refgrad
 from refgrad import recipes
-from refgrad.cli.options import Json, Keep, Kinks, Model, Of, Outputs, Quantization, Result, Verbose, Wrt, names
+from refgrad.cli.options import Json, Keep, Model, Of, Outputs, Result, Verbose, Wrt, names, with_conventions
 from refgrad.cli.output import save
 from refgrad.errors import OptionError
+from refgrad.tables.conventions import ConventionOptions
 
 Command: TypeAlias = Callable[..., None]
 
 
+@with_conventions
 def grad(
     model: Model,
     output: Result,
@@ -36,8 +38,6 @@ def grad(
         ),
     ] = None,
     keep_outputs: Keep = False,
-    kinks: Kinks = "refgrad",
-    quantization: Quantization = "zero",
     recompute: Annotated[
         bool,
         typer.Option(
@@ -70,6 +70,7 @@ def grad(
     ] = "overridable",
     verbose: Verbose = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
 
@@ -91,10 +92,9 @@ def grad(
         dialect=dialect,
         cotangent=cotangent or ("input" if of is None else "ones"),
         keep_outputs=keep_outputs,
-        kinks=kinks,
-        quantization=quantization,
         recompute=recompute_within if recompute_within is not None else names(recompute_nodes) or recompute,
         weights=weights,
+        **conventions,
     )
     save(made, output, model, as_json, verbose)
 
@@ -108,18 +108,15 @@ def _of_outputs(derivative: Callable[..., ModelProto], text: str) -> Command:
         wrt: Wrt = None,
         outputs: Outputs = None,
         keep_outputs: Keep = False,
-        kinks: Kinks = "refgrad",
-        quantization: Quantization = "zero",
         verbose: Verbose = False,
         as_json: Json = False,
+        **conventions: Unpack[ConventionOptions],
     ) -> None:
-        made = derivative(
-            model, names(wrt), names(outputs), keep_outputs=keep_outputs, kinks=kinks, quantization=quantization
-        )
+        made = derivative(model, names(wrt), names(outputs), keep_outputs=keep_outputs, **conventions)
         save(made, output, model, as_json, verbose)
 
     command.__doc__ = text
-    return command
+    return with_conventions(command)
 
 
 def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
@@ -131,21 +128,20 @@ def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
         wrt: Wrt = None,
         of: Of = None,
         keep_outputs: Keep = False,
-        kinks: Kinks = "refgrad",
-        quantization: Quantization = "zero",
         verbose: Verbose = False,
         as_json: Json = False,
+        **conventions: Unpack[ConventionOptions],
     ) -> None:
         source: Path | ModelProto = model
         target = of
         if of is not None and "[" in of:
             source = selected = recipes.select(model, of)
             target = selected.graph.output[0].name
-        made = derivative(source, names(wrt), target, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
+        made = derivative(source, names(wrt), target, keep_outputs=keep_outputs, **conventions)
         save(made, output, model, as_json, verbose)
 
     command.__doc__ = text
-    return command
+    return with_conventions(command)
 
 
 def _rewritten(rewrite: Callable[..., ModelProto], text: str) -> Command:

@@ -35,7 +35,8 @@ def preflight(
 ) -> None:
     """List the operators of MODEL on the way to its outputs. Each has a rule, a derivative of zero, or a reason for refusal.
 
-    Below the table it says which gradients are 0 whatever is fed, and what to do about it.
+    Below the table it says which gradients are 0 whatever is fed, or nothing but what leaks through rounding, and what to
+    do about it.
 
     The exit code is 2 if an operator is refused.
     """
@@ -44,8 +45,8 @@ def preflight(
         print_json({"ok": report.ok, **asdict(report)})
     else:
         print_table(report.table(None if verbose else _NODES), verbose, least=len(report.refused))
-        for zero in report.zeros:
-            say(zero)
+        for useless in (*report.zeros, *report.leaks):
+            say(useless)
     raise typer.Exit(AGREES if report.ok else REFUSED)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, overload
+from typing import Annotated, Any, get_type_hints, overload
 
 import typer
 
 from refgrad.cli.output import Files
 from refgrad.conformance.questions.feeds import SIZE
 from refgrad.errors import OptionError
+from refgrad.tables.conventions import DEFAULT
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False), Files.MODEL]
 Wrt = Annotated[
@@ -46,6 +49,9 @@ Keep = Annotated[bool, typer.Option("--keep-outputs", help="The new model also r
 Kinks = Annotated[
     str, typer.Option(help="Whose value to take where no derivative exists: refgrad, torch or onnxruntime.")
 ]
+StrongZero = Annotated[
+    bool, typer.Option("--strong-zero", help="Let an element whose cotangent is 0 contribute 0, and not 0 * inf = NaN.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything instead of a summary.")]
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 Result = Annotated[
@@ -60,6 +66,32 @@ Of = Annotated[
         "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input. Default: the only float output.",
     ),
 ]
+
+
+_CONVENTIONS = {"kinks": Kinks, "quantization": Quantization, "strong_zero": StrongZero}  # a Typer option for each
+
+
+def with_conventions(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose `**conventions` become options: one for each convention of a derivative."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in signature(command).parameters.items()
+        if name != "conventions"
+    ]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(DEFAULT, name), annotation=option)
+        for name, option in _CONVENTIONS.items()
+    ]
+
+    @wraps(command)
+    def taking(**given: Any) -> None:
+        command(**given)
+
+    shown = [*own, *added]
+    taking.__signature__ = Signature(shown)  # type: ignore[attr-defined]  # what Typer reads
+    taking.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return taking
 
 
 def names(given: Sequence[str] | None) -> list[str] | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
 from refgrad import recipes
 from refgrad.backends import get_backend
-from refgrad.cli.options import Json, Model, Of, Result, Verbose
+from refgrad.cli.options import Json, Model, Of, Result, Verbose, with_conventions
 from refgrad.cli.output import App, Files, print_json, print_table, save
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.errors import OptionError
 from refgrad.protos.external import load
+from refgrad.tables.conventions import ConventionOptions
 
 app = App(
     help="Write a model that uses a gradient: a saliency map, an adversarial input, forces, a ranking of weights.",
@@ -38,6 +39,7 @@ Score = Annotated[
 
 
 @app.command("saliency")
+@with_conventions
 def write_saliency(
     model: Model,
     output: Result,
@@ -48,12 +50,14 @@ def write_saliency(
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write a saliency map, |d of / d input|. Without --of it explains the largest element of each sample."""
-    save(recipes.saliency(model, wrt, of, axis=axis), output, model, as_json, verbose)
+    save(recipes.saliency(model, wrt, of, axis=axis, **conventions), output, model, as_json, verbose)
 
 
 @app.command("integrated-gradients")
+@with_conventions
 def write_integrated_gradients(
     model: Model,
     output: Result,
@@ -62,12 +66,14 @@ def write_integrated_gradients(
     steps: Annotated[int, typer.Option(min=1, help="The number of points on the line (midpoint rule).")] = 64,
     verbose: Verbose = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write the integrated gradients. The line starts at a new input, the baseline, which is 0 by default."""
-    save(recipes.integrated_gradients(model, wrt, of, steps=steps), output, model, as_json, verbose)
+    save(recipes.integrated_gradients(model, wrt, of, steps=steps, **conventions), output, model, as_json, verbose)
 
 
 @app.command("fgsm")
+@with_conventions
 def write_fgsm(
     model: Model,
     output: Result,
@@ -82,21 +88,30 @@ def write_fgsm(
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write an adversarial input. It is input + eps * sign(d loss / d input), the fast gradient sign method."""
-    made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip)
+    made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip, **conventions)
     save(made, output, model, as_json, verbose)
 
 
 @app.command("forces")
+@with_conventions
 def write_forces(
-    model: Model, output: Result, wrt: Input = None, of: Of = None, verbose: Verbose = False, as_json: Json = False
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write the forces, -d energy / d positions. The model also returns the outputs of MODEL."""
-    save(recipes.forces(model, wrt, of), output, model, as_json, verbose)
+    save(recipes.forces(model, wrt, of, **conventions), output, model, as_json, verbose)
 
 
 @app.command("sensitivity")
+@with_conventions
 def rank_weights(
     model: Model,
     output: Annotated[
@@ -113,6 +128,7 @@ def rank_weights(
     score: Score = None,
     verbose: Verbose = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Rank the weights by their effect on a loss. Writes a model, or runs it with --feeds and prints the ranking.
 
@@ -121,7 +137,7 @@ def rank_weights(
     """
     if output is not None and feeds is not None:
         raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")
-    made = recipes.sensitivity(model, of, score=score)
+    made = recipes.sensitivity(model, of, score=score, **conventions)
     if output is not None:
         save(made, output, model, as_json, verbose)
     elif feeds is not None:

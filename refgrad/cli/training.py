@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 from onnx import ModelProto
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
-from refgrad.cli.options import Json, Model, Result, Seed, names
+from refgrad.cli.options import Json, Model, Result, Seed, names, with_conventions
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, print_json, say
 from refgrad.errors import OptionError, TrainingError, choices
 from refgrad.protos.files import replacing, save_gradient
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.data import Arrays, open_data
@@ -82,6 +83,7 @@ _Dropout = Annotated[str, typer.Option(metavar="MODE", help="off; training: each
 _ClipValue = Annotated[float | None, typer.Option(help="The largest element of the gradient.")]
 
 
+@with_conventions
 def train(
     model: Model,
     output: Result,
@@ -155,6 +157,7 @@ def train(
     ] = "numpy",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Train MODEL on data, and write it with its new weights."""
     if checkpoint is not None and checkpoint.exists() and not resume:
@@ -167,6 +170,7 @@ def train(
     step = _step(
         proto, loss, _optimizer(optimizer, momentum, weight_decay), penalty, weight_decay, output=of, trainable=chosen,
         clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
+        **conventions,
     )  # fmt: skip
     given = open_data(step, data, label)
     held = None
@@ -209,6 +213,7 @@ def train(
     raise typer.Exit(AGREES)
 
 
+@with_conventions
 def training_model(
     model: Model,
     output: Result,
@@ -232,6 +237,7 @@ def training_model(
         Files.WRITTEN,
     ] = None,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write one step of training of MODEL as a model, for any runtime: forward, loss, gradient and update.
 
@@ -241,6 +247,7 @@ def training_model(
         load_model(model), loss, _optimizer(optimizer, momentum, weight_decay), penalty, weight_decay, output=of,
         trainable=names(trainable), label="label" if label is None else label, clip_norm=clip_norm, clip_value=clip_value,
         accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
+        **conventions,
     )  # fmt: skip
     save_gradient(step.model, output, model)
     if state is not None:

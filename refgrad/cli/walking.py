@@ -5,23 +5,25 @@ from __future__ import annotations
 import re
 import reprlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
 from refgrad.backends.base import graph_inputs, load_model
-from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of
+from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
 from refgrad.cli.output import Files, print_json, refuse_overwriting, say, stdout
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.errors import OptionError
 from refgrad.protos.files import replacing
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.walks.page import Question, answers, page, questions
 from refgrad.walks.records import Walk
 from refgrad.walks.text import show, step_of
 from refgrad.walks.walk import walk as walked
 
 
+@with_conventions
 def walk(
     model: Model,
     feeds: Feeds = None,
@@ -57,6 +59,7 @@ def walk(
     ] = None,
     quiz: Annotated[bool, typer.Option("--quiz", help="The page hides what a step adds until it is guessed.")] = False,
     as_json: Json = False,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Walk the gradient of MODEL backwards: for each node the formula, what it reads, and what it adds to which cotangent.
 
@@ -83,7 +86,17 @@ def walk(
         )
 
     def walked_with(number: int) -> Walk:
-        return walked(proto, given, wrt=names(wrt), of=of, seed=number, differences=differences, size=size, sizes=sizes)
+        return walked(
+            proto,
+            given,
+            wrt=names(wrt),
+            of=of,
+            seed=number,
+            differences=differences,
+            size=size,
+            sizes=sizes,
+            **conventions,
+        )
 
     if html is None:
         found = walked_with(seeds[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
@@ -38,3 +39,9 @@ def widest(op: Emitter, *values: str) -> int:
     """The element type in which values of several float types are computed together."""
     order = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
     return max((op.type(value) for value in values), key=order.index)
+
+
+def in_range(op: Emitter, value: str) -> str:
+    """The value, and where it has overflowed the largest finite number of its type."""
+    most = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(value))).max)
+    return str(op.Clip(value, -most, most))

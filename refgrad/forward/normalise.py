@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Set
 
 import onnx
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions, keep_functions
 from refgrad.forward.graph import MIN_OPSET, Graph, overridable_initializers, view
 from refgrad.forward.guards import free_limits
 from refgrad.forward.inference import infer, ranks
+from refgrad.forward.removable import without_singularities
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.attributes import refuse_absurd_attributes
 from refgrad.protos.external import refuse_misfit
@@ -49,6 +50,7 @@ def normalise(
     functions: Functions | None = None,
     outer: Graph | None = None,
     captures: frozenset[str] = frozenset(),
+    removable: bool = False,
 ) -> Graph:
     """The view of `model` in `opset`, or in its own if that is later. The caller's model is not modified.
 
@@ -56,6 +58,7 @@ def normalise(
     :param keep: leave the calls of functions that are called more than once.
     :param functions: those that it calls, of a model that holds none itself.
     :param outer: the graph that a body lies in; `captures` are the values of it that the body reads.
+    :param removable: write quotients with a removable singularity in another way (`forward/removable.py`).
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     """
     plugins.load()
@@ -65,6 +68,9 @@ def normalise(
     for tensor in large.values():  # onnx sees the others
         refuse_misfit(tensor)
     skeleton = skeleton_of(source, large)
+    for value in filter(lacks_shape, skeleton.graph.input):  # of one with a value the shape is known
+        for tensor in (t for t in source.graph.initializer if t.name == value.name):
+            value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
     used, has_bodies = op_types(skeleton.graph)
     if has_bodies:
         rename_shadows(skeleton.graph)
@@ -77,6 +83,8 @@ def normalise(
     upgraded = upgrade(_inlined(checked), lowest)
     free_limits(upgraded, used)
     settled = replace_misplaced(upgraded, lambda model: ranks(infer(functions.inlined(model))))
+    if removable:
+        without_singularities(settled, large)
     made = view(source, settled, large, functions, outer, captures)
     if not shapeless:
         declare_shapes(made.outputs, made.results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,7 @@ from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read, skeleton_of
 from refgrad.protos.walk import every_node
-from refgrad.reverse.gradient import QUANTIZATION
-from refgrad.tables.kinks import CONVENTIONS
+from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.tables.randomness import IN_TRAINING, may_draw, operator_of
 from refgrad.training.outputs import without_maps
 from refgrad.training.step import trained
@@ -100,10 +99,9 @@ def function(
     *,
     trainable: bool | Sequence[str] = False,
     batch_axis: int | None = None,
-    kinks: str = "refgrad",
-    quantization: str = "zero",
     backend: str = "ort-cpu",
     options: Mapping[str, Any] | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> Function:
     """A function of JAX arrays that computes what `model` does, in jit, grad, vmap, jvp, jacfwd, hessian and the like.
 
@@ -122,10 +120,10 @@ def function(
     :param batch_axis: the axis along which every input and output has a row for each sample, where the rows of the outputs
         depend on the same rows of the inputs alone. You say so; nothing checks it. `vmap` then makes one longer batch of all.
         It does not do so by weights, nor for gradients of weights, which are sums over samples.
-    :param kinks: and `quantization`: the derivatives of both, as in `refgrad.gradient`.
     :param backend: what runs the models: a name that `refgrad.backends.get_backend` knows.
     :param options: arguments of the backend's `prepare`, such as {"threads": 1}. The threads of "ort-cpu" do not spin between
         calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
+    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises InvalidModelError: the model cannot be read, or an input or an output is not a tensor of numbers.
     :raises UnknownNameError: a name in `trainable` that does not exist, or nothing is trainable.
     :raises OptionError: a wrong option; a node draws random numbers; or there is no such batch axis.
@@ -141,7 +139,7 @@ def function(
     >>> jax.hessian(lambda x: f(x).sum())(jnp.array([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    settings = _settings(batch_axis, kinks, quantization, backend, options)
+    settings = _settings(batch_axis, Conventions(**conventions), backend, options)
     if trainable is not False and not isinstance(trainable, bool | str | Sequence):
         raise OptionTypeError(f"trainable is a bool or a list of names, not {trainable!r}.")
     weights: dict[str, np.ndarray] = {}
@@ -168,20 +166,14 @@ def function(
 
 
 def _settings(
-    batch_axis: int | None, kinks: str, quantization: str, backend: str, options: Mapping[str, Any] | None
+    batch_axis: int | None, conventions: Conventions, backend: str, options: Mapping[str, Any] | None
 ) -> Settings:
-    for what, value, known in (
-        ("choice of kinks", kinks, CONVENTIONS),
-        ("quantization", quantization, QUANTIZATION),
-    ):
-        if value not in known:
-            raise OptionError(f"There is no {what} {value!r}; there are {choices(known)}.")
     if batch_axis is not None and (type(batch_axis) is not int or batch_axis < 0):
         raise OptionError(f"batch_axis={batch_axis!r} is not an axis. Give a number from 0 on, or None.")
     given = dict(options or {})
     if isinstance(get_backend(backend), CpuBackend):  # another backend refuses options that it does not have
         given["config"] = SLEEPING | dict(given.get("config", {}))
-    return Settings(backend, given, kinks, quantization, batch_axis)
+    return Settings(backend, given, conventions, batch_axis)
 
 
 def _refuse_unfit(value: Value, what: str) -> None:

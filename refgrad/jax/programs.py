@@ -20,7 +20,8 @@ from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import is_large, skeleton_of
 from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.reverse.assembly import names_in, noted
-from refgrad.reverse.gradient import gradient
+from refgrad.reverse.gradient import gradient, of_any_rank
+from refgrad.tables.conventions import Conventions
 from refgrad.transforms.higher import jvp
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -33,8 +34,7 @@ class Settings:
 
     backend: str
     options: Mapping[str, Any]
-    kinks: str
-    quantization: str
+    conventions: Conventions
     batch_axis: int | None
 
 
@@ -215,7 +215,8 @@ class Derivative(Program):
         inputs, returned = self._parent.names
         names = [inputs[k] for k in wrt], [returned[k] for k in outputs]
         make, settings = jvp if self._is_forward else gradient, self.settings
-        return make(self._parent.model, *names, kinks=settings.kinks, quantization=settings.quantization)
+        with of_any_rank():
+            return make(self._parent.model, *names, **settings.conventions.options)
 
     @cached_property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

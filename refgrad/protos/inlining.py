@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx.inliner
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, helper
 
 from refgrad.errors import InvalidModelError, OptionError
 from refgrad.protos.fitting import refuse_misfit
@@ -40,7 +40,7 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
             node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
     refuse_growth(model)
     for function in model.functions:
-        _name_results(function.node)
+        name_results(function)
     versions = versions_of(model)
     for function in model.functions:
         for imported in function.opset_import:
@@ -64,18 +64,28 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
     return inlined
 
 
-def _name_results(nodes: Sequence[NodeProto]) -> None:
-    """Let a node make every output of a body: the inliner gives an input or an initializer that is one another name."""
+def name_results(function: FunctionProto) -> None:
+    """Let nodes make the outputs of a function, and those of each body in it, each output under a name of its own.
+
+    The inliner gives an input or an initializer that is an output another name, and one output of two that are one value.
+    """
+    bodies: list[FunctionProto | GraphProto] = [function]
+    bodies += (g for node in nested(function.node) for attribute in node.attribute for g in subgraphs(attribute))
     taken: set[str] = set()
-    for graph in (g for node in nested(nodes) for attribute in node.attribute for g in subgraphs(attribute)):
-        made = {name for node in graph.node for name in node.output}
-        for value in graph.output:
-            if value.name in made:
+    for body in bodies:
+        made = {name for node in body.node for name in node.output}
+        for place, output in enumerate(body.output):
+            old = output if isinstance(output, str) else output.name
+            if old in made:
+                made.remove(old)
                 continue
-            taken = taken or names_of(GraphProto(node=nodes))
-            name = fresh(f"{value.name}_out", taken)
-            graph.node.append(helper.make_node("Identity", [value.name], [name], name=name))
-            value.name = name
+            taken = taken or names_of(GraphProto(node=function.node)) | {*function.input, *function.output}
+            name = fresh(f"{old}_out", taken)
+            body.node.append(helper.make_node("Identity", [old], [name], name=name))
+            if isinstance(output, str):
+                body.output[place] = name
+            else:
+                output.name = name
 
 
 def refuse_growth(model: ModelProto) -> None:

@@ -192,18 +192,37 @@ def rename_values(node: NodeProto, names: Mapping[str, str]) -> None:
 
 def rename_shadows(graph: GraphProto) -> None:
     """Rename the values of a subgraph that have the name of an outer value, since nodes move from one graph to another."""
-    _rename_shadows(graph, set(), {}, names_of(graph))
+    _rename(graph, set(), {}, names_of(graph), siblings=False)
 
 
-def _rename_shadows(graph: GraphProto, outer: set[str], names: dict[str, str], taken: set[str]) -> None:
+def rename_repeats(graph: GraphProto, given: Iterable[str] = ()) -> None:
+    """Rename the values of a subgraph that have the name of an outer value, or of a value in an earlier subgraph.
+
+    onnx takes the number that it propagated for a name in one subgraph for the number of that name in every other.
+
+    :param given: the names of further outer values, of which none is in an earlier subgraph.
+    """
+    _rename(graph, set(given), {}, names_of(graph) | {*given}, siblings=True)
+
+
+def _rename(graph: GraphProto, seen: set[str], names: dict[str, str], taken: set[str], *, siblings: bool) -> None:
+    """Give the values of `graph` and its subgraphs that are in `seen` fresh names, in place.
+
+    :param names: the new names of outer values.
+    :param siblings: `seen` gets what is defined here, for the graphs that follow.
+    """
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     own.update(tensor.values.name for tensor in graph.sparse_initializer)
     own.update(name for node in graph.node for name in node.output if name)
     names = {name: new for name, new in names.items() if name not in own}
-    names.update((name, fresh(name, taken)) for name in sorted(own & outer))
+    names.update((name, fresh(name, taken)) for name in sorted(own & seen))
+    if siblings:
+        seen |= own
+    else:
+        seen = seen | own
     tensors = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
     named: list[ValueInfoProto | TensorProto] = [*graph.input, *graph.output, *graph.value_info, *tensors]
-    for one in named:
+    for one in named if names else ():
         one.name = names.get(one.name, one.name)
     for node in graph.node:
         if names:
@@ -211,7 +230,7 @@ def _rename_shadows(graph: GraphProto, outer: set[str], names: dict[str, str], t
             node.output[:] = [names.get(name, name) for name in node.output]
         for attribute in node.attribute:
             for inner in subgraphs(attribute):
-                _rename_shadows(inner, outer | own, names, taken)
+                _rename(inner, seen, names, taken, siblings=siblings)
 
 
 def fresh(name: str, taken: set[str]) -> str:

@@ -8,12 +8,12 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from onnx import ModelProto, TypeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.forward.graph import Graph, needed_nodes
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
-from refgrad.protos.walk import every_node, import_domain
+from refgrad.protos.walk import every_node, import_domain, refill, rename_repeats
 from refgrad.reverse.emitted import COTANGENT_OF, Writer, listed, needed_emitted
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
@@ -67,6 +67,12 @@ def assemble(
     if MICROSOFT in domains:
         import_domain(final, MICROSOFT)
     _add_values(final, found, live, kept, again, weights, primals)
+    if found.path.passages:  # what a body computes again has the names that it has in the forward body
+        rename_repeats(target)
+        for function in final.functions:
+            body = GraphProto(node=function.node)
+            rename_repeats(body, function.input)
+            refill(function.node, body.node)
     gradients = {name: sweep.names[value] for name, value in found.adjoints.items()}
     note(final, graph.source, gradients=gradients, cotangents=found.cotangents)
     return final
@@ -161,7 +167,9 @@ class _Types:
     def __call__(self, name: str) -> TypeProto:
         declared = self._graph.inputs.get(name) or self._graph.outputs.get(name)
         if declared is not None:
-            return adjoint_of(declared.type)
+            kind = adjoint_of(declared.type)
+            unknown = kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")
+            return adjoint_of(self._graph.containers.get(name, declared.type)) if unknown else kind
         kind = self._graph.types[name], self._graph.shapes[name]
         if kind not in self._made:
             self._made[kind] = helper.make_tensor_type_proto(*kind)

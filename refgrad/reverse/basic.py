@@ -18,15 +18,16 @@ from refgrad.reverse.edits import Edits
 from refgrad.reverse.emission import Emission
 from refgrad.reverse.primitives import Primitives
 from refgrad.reverse.values import Values, tensor_type
+from refgrad.tables.conventions import DEFAULT, Conventions
 from refgrad.tables.schemas import find_schema
+from refgrad.tables.torch_functions import exported_function
 
 
 class BasicEmitter(Operators):
     """One method per operator, the primitives (`op.grad`), and what is known of a value.
 
-    `values` holds what is known of values, `emission` what is emitted, `edits` what forward nodes do besides. `kinks` and
-    `quantization` are the options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that store their
-    states alone.
+    `values` holds what is known of values, `emission` what is emitted, `edits` what forward nodes do besides. `conventions`
+    are the options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that store their states alone.
     """
 
     def __init__(
@@ -35,8 +36,7 @@ class BasicEmitter(Operators):
         dialect: str,
         taken: set[str],
         *,
-        kinks: str = "refgrad",
-        quantization: str = "zero",
+        conventions: Conventions = DEFAULT,
         needed: Container[str] | None = None,
         repeated: Container[str] = (),
     ) -> None:
@@ -50,8 +50,7 @@ class BasicEmitter(Operators):
         self.graph = values.graph
         self.opset = values.graph.opset
         self.dialect = dialect
-        self.kinks = kinks
-        self.quantization = quantization
+        self.conventions = conventions
         self.repeated = repeated
         self.mapped = False  # within a SequenceMap; ONNX Runtime runs none in another
         self.declared: dict[str, str] = {}  # emitted values whose type is written down: that of another
@@ -69,6 +68,27 @@ class BasicEmitter(Operators):
         """What is emitted from now on belongs to `rule` and to the node called `node`, which is `forward` if there is one."""
         self.emission.enter(rule, node, forward.inputs if forward is not None else ())
         self._forward = forward
+
+    @property
+    def kinks(self) -> str:
+        """Whose choice is taken where a derivative does not exist."""
+        return self.conventions.kinks
+
+    @property
+    def torch_function(self) -> str:
+        """The function of torch that the forward node was exported for, with kinks="torch"; "" where nothing tells it."""
+        node = self._forward if self.kinks == "torch" else None
+        return "" if node is None else exported_function(node.proto)
+
+    @property
+    def quantization(self) -> str:
+        """The derivative of quantization."""
+        return self.conventions.quantization
+
+    @property
+    def strong_zero(self) -> bool:
+        """Whether an element whose cotangent is 0 contributes 0 whatever it is multiplied by."""
+        return self.conventions.strong_zero
 
     @property
     def rule(self) -> str:

@@ -97,12 +97,13 @@ class Body:
 
         :param taken: the names that it cannot take, where they are not those of the model: of a function.
         """
+        names = op.emission.taken if taken is None else taken
+        names.update(self.outputs)  # some got a name when the body was read
         within = Emitter(
             Values(path.graph, path.adjoint_types, op.values.inputs if taken is None else ()),
             op.dialect,
-            op.emission.taken if taken is None else taken,
-            kinks=op.kinks,
-            quantization=op.quantization,
+            names,
+            conventions=op.conventions,
             needed=path.needed,
         )
         within.mapped = op.mapped

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
-from refgrad.errors import NoGradientError, OptionError, RuleError, choices
+from refgrad.errors import InvalidModelError, NoGradientError, OptionError, RuleError, choices
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.notices import notice
 from refgrad.protos.malformed import explained
-from refgrad.protos.walk import names_of, nested, subgraphs
-from refgrad.reverse.assembly import assemble
+from refgrad.protos.walk import lacks_shape, names_of, nested, subgraphs
+from refgrad.reverse.assembly import assemble, names_in
 from refgrad.reverse.budget import budget, within
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import prepare, refuse
+from refgrad.reverse.leaks import leaks
+from refgrad.reverse.path import Path, prepare, refuse
 from refgrad.reverse.recompute import cut, segments, with_bodies
 from refgrad.reverse.record import Record, RecordingEmitter
-from refgrad.reverse.report import Report, ZeroGradient
+from refgrad.reverse.report import Report, UselessGradient
 from refgrad.reverse.rows import in_rows
+from refgrad.reverse.strong_zero import with_strong_zeros
 from refgrad.reverse.sweep import Gradients, sweep
 from refgrad.reverse.values import Values
 from refgrad.reverse.zeros import zeros
-from refgrad.tables.kinks import CONVENTIONS
+from refgrad.tables.conventions import DEFAULT, QUANTIZATION, Conventions
 from refgrad.tables.registry import DIALECTS
 from refgrad.worker import limited
 
 COTANGENTS = ("input", "ones", "yield")
-QUANTIZATION = ("zero", "straight-through", "clipped")
 WEIGHTS = ("overridable", "constants", "inputs")
+_ANY_RANK = ContextVar("any_rank", default=False)
 
 
 @limited
@@ -48,6 +52,7 @@ def gradient(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    strong_zero: bool = False,
     recompute: bool | str | Sequence[str] = False,
     weights: str = "overridable",
     max_memory: int | None = None,
@@ -70,7 +75,7 @@ def gradient(
     has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
     whose inputs have the same types and sizes, and of which the same is asked. Others are inlined; so are all before
     opset 17, where a rule has to know more of a shape that is an argument, with `recompute`, in dialect "ort", and with
-    another derivative of quantization than "zero".
+    another derivative of quantization than "zero", and with `strong_zero`.
 
     :param model: a model, or the path of one.
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
@@ -87,6 +92,9 @@ def gradient(
     :param quantization: the derivative of quantization, by QuantizeLinear and its like or by Cast to a float of 8 bits or
         fewer: "zero", as it is; "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero
         where the value lay outside the range of the type. Round and Cast to an integer have the derivative zero in any case.
+    :param strong_zero: True: an element whose cotangent is exactly 0 contributes 0 to the gradient, whatever it is multiplied
+        by: where plain reverse mode has 0·∞ = NaN, as behind a Where that hides the root of a negative number. Some quotients
+        that exporters write get the derivative of the function that they compute (docs/nan_in_a_gradient.md).
     :param recompute: which forward nodes the backward pass computes again instead of keeping their values: the gradient is
         the same, takes less memory and more time. True: all of them, in segments of about √n nodes that end where few bytes
         cross. A list: names of nodes or patterns of them ("/layers.3/*"), a segment per entry; a node belongs to the first
@@ -104,13 +112,13 @@ def gradient(
     :param max_memory: how many bytes this may take, beside those of the libraries; with it or `max_seconds` everything is done
         in another process, which may crash: for models from strangers (docs/security.md).
     :param max_seconds: how long this may take, the start of that process (about a second) included.
-    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it; or an input declares no shape.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
-    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", or a
-        `recompute` that is neither a bool, a memory budget nor a list of names; or a budget that no choice of nodes keeps,
-        or for a model of unknown sizes.
+    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", a
+        `strong_zero` that is no bool, or is True in dialect "ort", or a `recompute` that is neither a bool, a memory budget
+        nor a list of names; or a budget that no choice of nodes keeps, or for a model of unknown sizes.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -123,13 +131,54 @@ def gradient(
     >>> [node.op_type for node in grad.graph.node]
     ['Mul', 'Add']
     """
+    return _made(
+        model,
+        wrt,
+        outputs,
+        Conventions(kinks, quantization, strong_zero),
+        dialect=dialect,
+        cotangent=cotangent,
+        keep_outputs=keep_outputs,
+        recompute=recompute,
+        weights=weights,
+    )
+
+
+@explained
+def transposable(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    conventions: Conventions,
+) -> ModelProto:
+    """`gradient` and the outputs of the model, without guards of products: its cotangents are any, if its transpose counts."""
+    return _made(model, wrt, outputs, conventions, keep_outputs=True, guarded=False)
+
+
+def _made(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    conventions: Conventions,
+    *,
+    dialect: str = "onnx",
+    cotangent: str = "input",
+    keep_outputs: bool,
+    recompute: bool | str | Sequence[str] = False,
+    weights: str = "overridable",
+    guarded: bool = True,
+) -> ModelProto:
+    quantization, strong_zero = conventions.quantization, conventions.strong_zero
     _check_options(
         ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
-        ("choice of kinks", kinks, CONVENTIONS),
-        ("quantization", quantization, QUANTIZATION),
         ("choice of weights", weights, WEIGHTS),
     )
+    if strong_zero and dialect != "onnx":
+        raise OptionError(
+            "strong_zero=True guards the products of a gradient, and the training operators of dialect='ort' multiply inside "
+            "their kernels: use dialect='onnx'."
+        )
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
@@ -139,11 +188,11 @@ def gradient(
 
     def differentiated(
         graph: Graph, given: Sequence[frozenset[str]] | None = None, plainly: bool = False
-    ) -> tuple[ModelProto, tuple[ZeroGradient, ...]]:
+    ) -> tuple[ModelProto, tuple[UselessGradient, ...]]:
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
-        found = zeros(path, sources, targets, quantization)
+        found = _useless(path, graph, sources, targets, quantization)
         chosen = segments(path.graph, False if isinstance(recompute, str) else recompute) if given is None else given
         split = in_rows(path.graph, chosen) if chosen else None
         if split is not None:
@@ -153,16 +202,20 @@ def gradient(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             "onnx" if plainly else dialect,
             taken_names(path.graph),
-            kinks=kinks,
-            quantization=quantization,
+            conventions=conventions,
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
         seeds = "input" if plainly and cotangent == "yield" else cotangent
-        return assemble(sweep(path, op, sources, targets, seeds), chosen, keep_outputs, weights), found
+        swept = sweep(path, op, sources, targets, seeds)
+        made = assemble(swept, chosen, keep_outputs, weights)
+        if strong_zero and guarded:
+            with_strong_zeros(made, swept.seeds)
+        return made, found
 
     with _no_collection():
-        graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
+        keep = dialect == "onnx" and quantization == "zero" and not recompute and not strong_zero
+        graph = normalise(model, keep=keep, removable=strong_zero)
         made = None
         if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
             with suppress(NoGradientError, RuleError):
@@ -175,35 +228,66 @@ def gradient(
                 made, found = differentiated(graph, chosen)
         elif made is None:
             made, found = differentiated(graph)
-    say_zeros(found, wrt is not None)
+    adjoints = {adjoint: name for names in names_in(made) for name, adjoint in names.items()}
+    _refuse_shapeless((*made.graph.output, *made.graph.input), adjoints)
+    say_useless(found, wrt is not None)
     return made
+
+
+@contextmanager
+def of_any_rank() -> Iterator[None]:
+    """Let `gradient` take inputs of unknown rank in the block: its result is run or becomes a part of a model, as it is."""
+    token = _ANY_RANK.set(True)
+    try:
+        yield
+    finally:
+        _ANY_RANK.reset(token)
+
+
+def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, str]) -> None:
+    """Refuse a gradient of which an input or an output would have no shape: onnx.checker takes no such model.
+
+    :param adjoints: the value that each cotangent and gradient belongs to.
+    :raises InvalidModelError: naming the value whose shape has to be declared.
+    """
+    for value in filter(lacks_shape, () if _ANY_RANK.get() else values):
+        raise InvalidModelError(
+            f"{adjoints.get(value.name, value.name)!r} declares no shape, and onnx.checker refuses a gradient with an input "
+            "or output that has none. Declare its axes, by names where the sizes are not known. If it has now more axes and "
+            "now fewer, make a model for each number of axes."
+        )
 
 
 @explained
 def recorded(
-    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str]
-) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
-    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and which gradients are 0.
+    model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str], conventions: Conventions = DEFAULT
+) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
+    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and what is of no use.
 
     :raises RefgradError: what `gradient` refuses.
     """
 
-    def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[ZeroGradient, ...]]:
-        sources, targets, path = prepare(graph, wrt, outputs)
+    def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
+        sources, targets, path = prepare(graph, wrt, outputs, conventions.quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
         op = RecordingEmitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             "onnx",
             taken_names(path.graph),
+            conventions=conventions,
             needed=path.needed,
         )
         op.record = Record()
         swept = sweep(path, op, sources, targets, "input", op.record)
-        return assemble(swept, (), keep_outputs=True), swept, zeros(path, sources, targets)
+        made = assemble(swept, (), keep_outputs=True)
+        if conventions.strong_zero:
+            with_strong_zeros(made, swept.seeds)
+        return made, swept, _useless(path, graph, sources, targets, conventions.quantization)
 
     with _no_collection():
-        graph = normalise(model, keep=True)
+        strong_zero = conventions.strong_zero
+        graph = normalise(model, keep=conventions.quantization == "zero" and not strong_zero, removable=strong_zero)
         if graph.functions:
             with suppress(NoGradientError, RuleError):
                 return differentiated(graph)
@@ -211,11 +295,17 @@ def recorded(
         return differentiated(graph)
 
 
-def say_zeros(found: Sequence[ZeroGradient], named: bool) -> None:
-    """Warn of gradients that are 0 whatever is fed; where no output depends on a name, only if the caller `named` it."""
-    for zero in found:
-        if zero.stops or named:
-            notice(str(zero))
+def _useless(
+    path: Path, graph: Graph, wrt: Sequence[str], outputs: Sequence[str], quantization: str
+) -> tuple[UselessGradient, ...]:
+    return *zeros(path, wrt, outputs, quantization), *leaks(path, graph, wrt, outputs, quantization)
+
+
+def say_useless(found: Sequence[UselessGradient], named: bool) -> None:
+    """Warn of gradients that are of no use; where no output depends on a name, only if the caller `named` it."""
+    for one in found:
+        if one.stops or named:
+            notice(str(one))
 
 
 @limited
@@ -241,11 +331,18 @@ def preflight(
     """
     _check_options(("quantization", quantization, QUANTIZATION))
     graph = normalise(model, keep=quantization == "zero")
+    _refuse_shapeless(graph.inputs.values(), {})
     sources, targets, path = prepare(graph, wrt, outputs, quantization)
     if graph.functions and (path.blocked or path.blocked_within):
         sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
-    found = () if path.blocked or path.blocked_within else zeros(path, sources, targets, quantization)
-    return Report(tuple(sources), tuple(targets), path.rows, found)
+    report = Report(tuple(sources), tuple(targets), path.rows)
+    if path.blocked or path.blocked_within:
+        return report
+    return replace(
+        report,
+        zeros=zeros(path, sources, targets, quantization),
+        leaks=leaks(path, graph, sources, targets, quantization),
+    )
 
 
 def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:

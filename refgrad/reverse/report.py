@@ -23,16 +23,19 @@ class OperatorVerdict:
 
 
 @dataclass(frozen=True)
-class ZeroGradient:
-    """Names whose gradient is 0 whatever is fed, and why; as text, a sentence that says so.
+class UselessGradient:
+    """Names whose gradient is right and of no use, and why; as text, a sentence that says so.
 
-    `stops` are the operators between the names and the outputs that let no derivative through. Without any, no output
-    depends on the names. `advice` says what to do.
+    `stops` are the operators between the names and the outputs that let no derivative through. `advice` says what to do.
     """
 
     names: tuple[str, ...]
     stops: tuple[OperatorVerdict, ...]
     advice: str
+
+
+class ZeroGradient(UselessGradient):
+    """Names whose gradient is 0 whatever is fed. Without `stops`, no output depends on the names."""
 
     def __str__(self) -> str:
         several = len(self.names) > 1
@@ -49,17 +52,32 @@ class ZeroGradient:
         return f"{said} whatever is fed: no derivative passes through {why}. {self.advice}"
 
 
+class LeakedGradient(UselessGradient):
+    """Names whose gradient is nothing but what leaks through rounding, by way of scales. `stops` has the first rounding."""
+
+    def __str__(self) -> str:
+        several = len(self.names) > 1
+        [stop] = self.stops
+        return (
+            f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} nothing "
+            f"but what leaks through rounding: no derivative passes through {stop.operator} (node {choices(stop.nodes)}; "
+            f"{stop.reason}), and what is left runs through the scales of what is rounded. {self.advice}"
+        )
+
+
 @dataclass(frozen=True)
 class Report:
     """Every operator that reads a value which depends on `wrt`, on the way to `outputs` or not.
 
-    `zeros` are the names in `wrt` whose gradient is 0 whatever is fed.
+    `zeros` are the names in `wrt` whose gradient is 0 whatever is fed, `leaks` those whose gradient is what leaks through
+    rounding.
     """
 
     wrt: tuple[str, ...]
     outputs: tuple[str, ...]
     rows: tuple[OperatorVerdict, ...]
     zeros: tuple[ZeroGradient, ...] = ()
+    leaks: tuple[LeakedGradient, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -90,4 +108,6 @@ class Report:
         by = f"{abridged(self.outputs)} by {abridged(self.wrt)}"
         title = f"{by}: {'has a gradient' if self.ok else 'has no gradient'}"
         colors = {_DERIVATIVES["none"]: BAD, _DERIVATIVES["missing"]: BAD}
-        return html_table(self.table(), title, map(str, self.zeros), colors, max(ROWS, len(self.refused)))
+        return html_table(
+            self.table(), title, map(str, (*self.zeros, *self.leaks)), colors, max(ROWS, len(self.refused))
+        )

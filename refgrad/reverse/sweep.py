@@ -256,13 +256,17 @@ def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int])
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a sweep found: the adjoint of each name in `wrt`, and the graph inputs that are cotangents, by output."""
+    """What a sweep found: the adjoint of each name in `wrt`, and the graph inputs that are cotangents, by output.
+
+    `seeds` are the element types of all cotangents that it started from, by their names in the result.
+    """
 
     path: Path
     op: Emitter
     sweep: Sweep
     adjoints: dict[str, str]
     cotangents: dict[str, str]
+    seeds: dict[str, int]
 
 
 def sweep(
@@ -275,13 +279,15 @@ def sweep(
 ) -> Gradients:
     """Sweep the path of a model from the cotangents of `outputs` to the gradients of `wrt`."""
     made = Sweep(path, op, record=record)
-    cotangents = _seed(made, op, outputs, cotangent)
+    names = _seed(made, op, outputs, cotangent)
     made.run()
-    return Gradients(path, op, made, {name: made.result(name) for name in wrt}, cotangents)
+    adjoints = {name: made.result(name) for name in wrt}
+    seeds = {name: op.values.adjoint_type(output) for output, name in names.items()}
+    return Gradients(path, op, made, adjoints, names if cotangent == "input" else {}, seeds)
 
 
 def _seed(sweep: Sweep, op: Emitter, outputs: Sequence[str], cotangent: str) -> dict[str, str]:
-    """Give every output its cotangent; the graph inputs that were made, by output."""
+    """Give every output its cotangent; the names of the cotangents in the result, by output."""
     names = {output: op.fresh(f"{output}_grad") for output in outputs}
     op.enter("cotangent", "cotangent")
     if cotangent == "yield":
@@ -298,10 +304,12 @@ def _seed(sweep: Sweep, op: Emitter, outputs: Sequence[str], cotangent: str) -> 
         seeds = dict(zip((o for o in every if o in names), (made,) if isinstance(made, str) else made, strict=True))
     elif cotangent == "ones":
         seeds = {output: op.full_like(output, 1.0) for output in names}
+        if op.strong_zero:  # under names of their own: not every 1 is a cotangent
+            seeds = {output: op.copy(seed) for output, seed in seeds.items()}
     else:
         seeds = names
     for output, seed in seeds.items():
         if cotangent != "input" and seed not in sweep.names:
             sweep.names[seed] = names[output]
         sweep.seed(output, seed)
-    return names if cotangent == "input" else {}
+    return names

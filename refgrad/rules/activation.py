@@ -1,7 +1,8 @@
-"""Activations. A derivative is written in terms of the result where that spares an evaluation."""
+"""Activations. A derivative is written in terms of the result where that spares an evaluation and loses nothing."""
 
 from __future__ import annotations
 
+from refgrad.errors import RuleError
 from refgrad.formulas.masks import kept
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
@@ -29,38 +30,37 @@ def prelu(op: Emitter, d_Y: str, X: str, slope: str) -> tuple[str, str]:
 
 
 @rule("Elu")
-def elu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
-    """dx = dy where x > 0, else dy·(y + α)"""
-    return op.Mul(d_Y, _exponential(op, X, Y, 1.0, alpha))
+def elu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
+    """dx = dy where x > 0, else dy·α·exp x"""
+    return op.Mul(d_Y, _exponential(op, X, 1.0, alpha))
 
 
 @rule("Selu")
-def selu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float, gamma: float) -> str:
-    """dx = γ·dy where x > 0, else dy·(y + γ·α)"""
-    return op.Mul(d_Y, _exponential(op, X, Y, gamma, gamma * alpha))
+def selu(op: Emitter, d_Y: str, X: str, alpha: float, gamma: float) -> str:
+    """dx = γ·dy where x > 0, else dy·γ·α·exp x"""
+    return op.Mul(d_Y, _exponential(op, X, gamma, gamma * alpha))
 
 
 @rule("Celu")
-def celu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
-    """dx = dy where x > 0, else dy·(y/α + 1)"""
-    slope = op.Mul(Y, 1 / alpha)
-    if alpha < 0:  # y/α and x differ in sign
-        return op.Mul(d_Y, op.Where(op.Greater(X, 0.0), 1.0, op.Add(slope, 1.0)))
-    return op.Mul(d_Y, _exponential(op, X, slope, 1.0, 1.0))
+def celu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
+    """dx = dy where x > 0, else dy·exp(x/α)"""
+    if alpha == 0:
+        raise RuleError(
+            f"Celu divides by alpha, and node {op.node!r} has alpha=0. Give it another number; Relu is its limit for 0."
+        )
+    below = op.Clip(X, None, 0.0)
+    return op.Mul(d_Y, op.Exp(below if alpha == 1 else op.Div(below, alpha)))
 
 
-def _exponential(op: Emitter, x: str, y: str, above: float, below: float) -> str:
-    """The slope: `above` where x > 0, else y + `below`, for exp(x) would overflow where that branch is not taken.
+def _exponential(op: Emitter, x: str, above: float, below: float) -> str:
+    """The slope: `above` where x > 0, else `below`·exp x. The result y + `below` has rounded exp x away far below 0.
 
-    Where neither number is negative, y has the sign of x, and min(y, 0) takes the branch.
+    Where x > 0 the exponent is 0: that exponential would overflow.
     """
-    positive = op.Greater(x, 0.0)
-    if above < 0 or below < 0:
-        return op.Where(positive, above, op.Add(y, below))
-    lower = op.Clip(y, None, 0.0)
+    slope = op.Exp(op.Clip(x, None, 0.0))
     if above == below:
-        return op.Add(lower, below)
-    return op.Add(lower, op.Where(positive, op.const(above, like=y), op.const(below, like=y)))
+        return slope if above == 1 else op.Mul(slope, above)
+    return op.Mul(slope, op.Where(op.Greater(x, 0.0), op.const(above, like=x), op.const(below, like=x)))
 
 
 @rule("ThresholdedRelu")
@@ -138,10 +138,10 @@ def swi_glu(op: Emitter, d_Y: str, A: str, B: str, alpha: float) -> tuple[str, s
 
 
 def swish_slope(op: Emitter, x: str, alpha: float) -> tuple[str, str]:
-    """Sigmoid αx, and the derivative of x·sigmoid αx."""
-    scaled = x if alpha == 1 else op.Mul(x, alpha)
-    s = op.Sigmoid(scaled)
-    return s, op.Mul(s, op.Add(op.Mul(scaled, op.Sub(1.0, s)), 1.0))
+    """Sigmoid αx, and the derivative of x·sigmoid αx. α comes last: αx may overflow, where the slope is 0 or 1."""
+    s = op.Sigmoid(x if alpha == 1 else op.Mul(x, alpha))
+    bent = op.Mul(op.Mul(x, s), op.Sub(1.0, s))
+    return s, op.Add(s, bent if alpha == 1 else op.Mul(bent, alpha))
 
 
 @rule("Mish")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from refgrad.formulas.masks import kept
 from refgrad.formulas.norms import quotient
+from refgrad.formulas.squares import is_sum_of_squares
+from refgrad.formulas.types import in_range
 from refgrad.protos.types import smallest_normal
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
@@ -63,24 +66,34 @@ def mean(op: Emitter, d_mean: str, data_0: list[str]) -> list[str]:
     return [op.Mul(d_mean, 1 / len(data_0))] * len(data_0)
 
 
+_CLAMPS = ("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor")  # torch's, whose bounds are tensors
+_FLAT_AT_THE_ENDS = ("hardtanh", "relu6")
+
+
 @rule("Max", broadcast=True)
 def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:
-    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
     return _shared(op, d_max, data_0, max)
 
 
 @rule("Min", broadcast=True)
 def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:
-    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there, none where y is NaN: then dx_i is NaN"""
     return _shared(op, d_min, data_0, min)
 
 
 def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
     if len(inputs) == 1:
         return [d_y]
+    if len(inputs) == 2 and op.torch_function in _CLAMPS:
+        unchanged = op.Equal(inputs[0], y)
+        return [kept(op, unchanged, d_y), kept(op, unchanged, d_y, unless=True)]
     attained = [op.Equal(x, y) for x in inputs]
-    share = op.Div(d_y, op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained)))
-    return [kept(op, hit, share) for hit in attained]
+    ties = op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained))
+    share = op.Div(d_y, ties)
+    # Where y is NaN none is equal to it, and 0/0 is NaN. ONNX Runtime's builder has 0 there.
+    none = 0.0 if op.dialect == "ort" else op.Div(0.0, ties)
+    return [kept(op, hit, share, other=none) for hit in attained]
 
 
 @rule("Clip", broadcast=True)
@@ -95,7 +108,10 @@ def clip(
         return kept(op, op.GreaterOrEqual(input, min), d_output), kept(op, op.Less(input, min), d_output), None
     if min is None:
         return kept(op, op.LessOrEqual(input, max), d_output), None, kept(op, op.Less(max, input), d_output)
-    inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
+    if op.torch_function in _FLAT_AT_THE_ENDS:
+        inside = op.And(op.Greater(input, min), op.Less(input, max))
+    else:
+        inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
     low, high = op.constant(min), op.constant(max)
     if low is None or high is None or not np.all(low < high):  # where min = max, every x gives the same
         inside = op.And(inside, op.Less(min, max))
@@ -115,7 +131,10 @@ def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
 def pow_(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> tuple[str | None, str]:
     """dX = dZ·Y·X^(Y − 1), dY = dZ·Z·log X, and 0 where X = 0"""
     log = op.Log(op.Where(op.Equal(X, 0.0), 1.0, X))
-    return _d_base(op, d_Z, X, Y), op.as_type(op.Mul(d_Z, op.Mul(Z, log)), op.type(Y))
+    d_base = _d_base(op, d_Z, X, Y)
+    if d_base is not None and op.torch_function == "linalg_vector_norm":
+        d_base = op.Where(op.Equal(X, 0.0), 0.0, d_base)
+    return d_base, op.as_type(op.Mul(d_Z, op.Mul(Z, log)), op.type(Y))
 
 
 def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
@@ -127,6 +146,8 @@ def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
     y = float(known.item())
     if y in (0, 1):
         return d_Z if y else None
+    if op.strong_zero and 0.5 <= y < 1 and is_sum_of_squares(op.graph, X):
+        return _unless_zero(op, X, lambda base: op.Mul(d_Z, op.Mul(op.Pow(base, y - 1), y)))
     return op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y))
 
 
@@ -171,14 +192,25 @@ def abs_(op: Emitter, d_Y: str, X: str) -> str:
 
 
 @rule("Sqrt")
-def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
+def sqrt(op: Emitter, d_Y: str, X: str, Y: str) -> str:
     """dx = dy·(½/y)
 
-    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it. Where dy has the factor
-    y, as that of y² has, nothing is divided.
+    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it, or use `strong_zero`.
+    With it, the slope of the root of a sum of squares, such as a variance, is 0 at 0: the least subgradient of the norm.
+    Where dy has the factor y, as that of y² has, nothing is divided.
     """
     rest = quotient(op, d_Y, Y)
-    return op.Mul(d_Y, op.Div(0.5, Y)) if rest is None else op.Mul(rest, 0.5)
+    if rest is not None:
+        return op.Mul(rest, 0.5)
+    if op.strong_zero and is_sum_of_squares(op.graph, X):
+        return _unless_zero(op, Y, lambda root: op.Mul(d_Y, op.Div(0.5, root)))
+    return op.Mul(d_Y, op.Div(0.5, Y))
+
+
+def _unless_zero(op: Emitter, value: str, slope: Callable[[str], str]) -> str:
+    """The slope at `value`, and 0 where `value` is 0."""
+    at_zero = op.Equal(value, 0.0)
+    return op.Where(at_zero, 0.0, slope(op.Where(at_zero, 1.0, value)))
 
 
 @rule("Exp")
@@ -231,8 +263,10 @@ def acos(op: Emitter, d_output: str, input: str) -> str:
 
 @rule("Atan")
 def atan(op: Emitter, d_output: str, input: str) -> str:
-    """dx = dy/(1 + x²)"""
-    return op.Div(d_output, op.Add(op.Mul(input, input), 1.0))
+    """dx = dy/(1 + x²), of float16 in float32: there x² overflows from 256 on"""
+    kind = op.type(d_output)
+    d, x = (_from_half(op, value) for value in (d_output, input))
+    return op.as_type(op.Div(d, op.Add(op.Mul(x, x), 1.0)), kind)
 
 
 @rule("Sinh")
@@ -242,9 +276,9 @@ def sinh(op: Emitter, d_output: str, input: str) -> str:
 
 
 @rule("Cosh")
-def cosh(op: Emitter, d_output: str, input: str, output: str) -> str:
-    """dx = dy·sinh x, which is y·tanh x"""
-    return op.Mul(d_output, op.Mul(output, op.Tanh(input)))
+def cosh(op: Emitter, d_output: str, input: str) -> str:
+    """dx = dy·sinh x; the derivatives of y·tanh x would be ∞·0 where y overflows"""
+    return op.Mul(d_output, op.Sinh(input))
 
 
 @rule("Asinh")
@@ -261,8 +295,15 @@ def acosh(op: Emitter, d_output: str, output: str) -> str:
 
 @rule("Atanh")
 def atanh(op: Emitter, d_output: str, input: str) -> str:
-    """dx = dy/((1 − x)·(1 + x))"""
-    return op.Div(d_output, _one_minus_square(op, input))
+    """dx = dy/((1 − x)·(1 + x)), of float16 in float32: there the second derivative is the difference of two infinities"""
+    kind = op.type(d_output)
+    d, x = (_from_half(op, value) for value in (d_output, input))
+    return op.as_type(op.Div(d, _one_minus_square(op, x)), kind)
+
+
+def _from_half(op: Emitter, value: str) -> str:
+    """The value, float16 as float: for what leaves the range of float16 on the way."""
+    return op.as_type(value, TensorProto.FLOAT) if op.type(value) == TensorProto.FLOAT16 else value
 
 
 def _one_minus_square(op: Emitter, x: str) -> str:
@@ -306,10 +347,19 @@ def cum_prod(op: Emitter, d_y: str, x: str, axis: str, exclusive: int, reverse: 
         return d_y
     terms, factors, distance = following(d_y, 1) if exclusive else d_y, following(x, 1), 1
     while distance < (size if isinstance(size, int) else 2**31):
-        terms = op.Add(terms, op.Mul(factors, following(terms, distance)))
-        factors = op.Mul(factors, following(factors, distance))
+        terms = op.Add(terms, _product(op, factors, following(terms, distance)))
+        factors = _product(op, factors, following(factors, distance))
         distance *= 2
-    return op.Mul(op.CumProd(x, axis, exclusive=1, reverse=reverse or None), terms)
+    return _product(op, op.CumProd(x, axis, exclusive=1, reverse=reverse or None), terms)
+
+
+def _product(op: Emitter, a: str, b: str) -> str:
+    """a·b, and 0 where one is 0 and the other has overflowed: the numbers that it is a product of are finite."""
+
+    def held(value: str, other: str) -> str:
+        return op.Where(op.Equal(other, 0.0), in_range(op, value), value)
+
+    return op.Mul(held(a, b), held(b, a))
 
 
 @rule("Dropout", wrt=["data", "ratio"])

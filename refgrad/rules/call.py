@@ -115,7 +115,7 @@ class Call(Structure):
         node, edit = self.node, op.edits.of(self.node)
         wrt = frozenset(name for name, value in self.reads if value in passage.reads)
         seeded = tuple(self._inner[name] for name in node.outputs if name in cotangents)
-        made = self._once((wrt, seeded, op.kinks), lambda: self._derive(op, wrt, seeded))
+        made = self._once((wrt, seeded, op.conventions), lambda: self._derive(op, wrt, seeded))
         values = dict(self.reads)
         for k, inner in enumerate(self.body.outputs):
             if inner in made.residuals and not "".join(edit.outputs[k : k + 1]):

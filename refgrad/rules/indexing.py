@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.formulas.products import of_others
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
@@ -81,31 +82,27 @@ def _scatter(
 ) -> tuple[str, str]:
     """The adjoints of data and updates, where several updates may meet one element.
 
-    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. To avoid a division by 0, that
-    is the product of the others that are not 0, times 1 if no other is 0, that other if one is, 0 if more are: one zero has
-    the value 0 and still the derivative of a factor. (Derivatives of third order where three are 0 are lost.) max, min: the
-    winners share dy.
+    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. max, min: the winners share
+    dy; where the result is NaN there are none, and the gradient is NaN.
     """
     if reduction == "none":
         return put(d_output, op.zeros_like(updates), None), take(d_output)
     if reduction == "add":
         return d_output, take(d_output)
     if reduction == "mul":
-        zero, none = op.Equal(updates, 0), op.zeros_like(data)
-        factors, zeros = op.Where(zero, 1, updates), op.Where(zero, updates, 0)
-
-        def others(x: str) -> str:
-            return op.Sub(take(put(none, x, "add")), x)
-
-        count = others(op.Cast(zero, to=op.type(data)))
-        rest = op.Where(op.Equal(count, 0), 1, op.Where(op.Equal(count, 1), others(zeros), 0))
-        nonzero = op.Div(take(put(data, factors, "mul")), factors)
-        d_updates = op.Mul(take(d_output), op.Mul(nonzero, rest))
-        return op.Mul(d_output, put(op.full(op.shape_of(data), 1.0, like=data), updates, "mul")), d_updates
+        none, ones = op.zeros_like(data), op.full_like(data, 1.0)
+        d_updates = of_others(
+            op,
+            op.Mul(take(d_output), take(data)),
+            updates,
+            lambda x: take(put(op.as_type(none, op.type(x)), x, "add")),
+            lambda x: take(put(op.as_type(ones, op.type(x)), x, "mul")),
+        )
+        return op.Mul(d_output, put(ones, updates, "mul")), d_updates
     kept, won = op.Equal(data, output), op.Equal(updates, take(output))
     shares = put(op.Cast(kept, to=op.type(data)), op.Cast(won, to=op.type(data)), "add")
-    share = op.Div(d_output, shares)
-    return op.Where(kept, share, 0), op.Where(won, take(share), 0)
+    share, none = op.Div(d_output, shares), op.Div(0.0, shares)
+    return op.Where(kept, share, none), op.Where(won, take(share), take(none))
 
 
 @rule("Compress", wrt=["input"])

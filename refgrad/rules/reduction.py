@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
+from refgrad.formulas.masks import kept
+from refgrad.formulas.products import of_others
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
+from refgrad.tables.torch_functions import exported_function
 
 
 @rule("ReduceSum", wrt=["data"])
@@ -43,20 +49,56 @@ def _count(op: Emitter, data: str, axes: str | None, noop_with_empty_axes: int) 
 def reduce_max(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/k where x = y, else 0; k elements are equal to y"""
+    """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
+    if op.kinks == "torch" and (along := _of_an_index(op, data, axes, keepdims, noop_with_empty_axes)):
+        return _at_the_first(op, d_reduced, data, along)
     d_y, y = _kept(op, d_reduced, reduced, axes, keepdims)
     attained = op.Equal(data, y)
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
     )
-    return op.Where(attained, op.Div(d_y, ties), 0.0)
+    return kept(op, attained, op.Div(d_y, ties), other=op.Div(0.0, ties))
+
+
+def _of_an_index(op: Emitter, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int) -> Sequence[int]:
+    """The axes along which the node stands for a function of torch that returns, or keeps, an index; none if for another."""
+    shape, known = op.shape(data), op.constant(axes)
+    if shape is None or (axes is not None and known is None):
+        return ()
+    rank = len(shape)
+    every = () if noop_with_empty_axes else range(rank)
+    along = sorted(int(axis) % rank for axis in (known if known is not None and known.size else every))
+    if op.torch_function in ("max.dim", "min.dim") and len(along) == 1:
+        return along
+    if op.torch_function == "adaptive_max_pool" and along == list(range(rank - len(along), rank)):
+        return along
+    if op.torch_function or len(along) != 1:
+        return ()
+    asked = {"axis": along[0], "keepdims": keepdims, "select_last_index": 0}
+    for reader in op.graph.readers(data):  # the TorchScript exporter writes the other result of max(dim) beside it
+        if reader.key == ("", op.rule.replace("Reduce", "Arg")) and not exported_function(reader.proto):
+            found = {"axis": 0, "keepdims": 1, "select_last_index": 0} | reader.attributes
+            if {**found, "axis": found["axis"] % rank} == asked:
+                return along
+    return ()
+
+
+def _at_the_first(op: Emitter, d_reduced: str, data: str, along: Sequence[int]) -> str:
+    """The cotangent at the first of the elements that are the largest, or the smallest, along the axes, 0 elsewhere."""
+    lead = [0] * along[0]
+    rows = data if len(along) == 1 else op.Reshape(data, [*lead, -1])
+    wide = op.as_type(rows, TensorProto.FLOAT) if op.type(rows) in SIXTEEN_BIT else rows
+    first = (op.ArgMax if op.rule == "ReduceMax" else op.ArgMin)(wide, axis=along[0], keepdims=1)
+    d_first = op.Reshape(d_reduced, op.shape_of(first))
+    d_rows = op.grad.GatherElementsGrad(d_first, op.shape_of(rows), first, axis=along[0])
+    return d_rows if rows == data else op.reshape_like(d_rows, data)
 
 
 @rule("ReduceMin", wrt=["data"])
 def reduce_min(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/k where x = y, else 0; k elements are equal to y"""
+    """dx = dy/k where x = y, else 0; k elements are equal to y, none where y is NaN: then dx is NaN"""
     return reduce_max(op, d_reduced, data, reduced, axes, keepdims, noop_with_empty_axes)
 
 
@@ -64,26 +106,15 @@ def reduce_min(
 def reduce_prod(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1; s where one other is 0; p where two are; 0 where more are)
+    """dx_i = dy·Π_{j≠i} x_j"""
 
-    s is the sum of the others that are 0, and p = (s² − Σ of their squares)/2 the product of two: they are 0 and have the
-    derivatives of the product. (Derivatives of fourth order where four elements are 0 are lost.)
-    """
-    zero = op.Equal(data, 0.0)
-    nonzero, zeros = op.Where(zero, 1.0, data), op.Where(zero, data, 0.0)
-    product = op.reduce("ReduceProd", nonzero, axes, noop_with_empty_axes)
+    def total(x: str) -> str:
+        return op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
 
-    def others(x: str) -> str:
-        total = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
-        return op.Sub(total, x)
+    def product(x: str) -> str:
+        return op.reduce("ReduceProd", x, axes, noop_with_empty_axes)
 
-    count = others(op.Cast(zero, to=op.type(data)))
-    one = others(zeros)
-    two = op.Mul(op.Sub(op.Mul(one, one), others(op.Mul(zeros, zeros))), 0.5)
-    factor = op.Where(op.Equal(count, 2.0), two, 0.0)
-    factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), one, factor))
-    d_y = op.keep_dims(d_reduced, axes, keepdims)
-    return op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor)
+    return of_others(op, op.keep_dims(d_reduced, axes, keepdims), data, total, product)
 
 
 @rule("ReduceL1", wrt=["data"])
@@ -113,11 +144,11 @@ def reduce_sum_square(
 
 @rule("ReduceLogSum", wrt=["data"])
 def reduce_log_sum(
-    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+    op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """dx = dy/Σx along every reduced axis, and Σx = exp y"""
-    d_sum = op.Div(d_reduced, op.Exp(reduced))
-    return reduce_sum(op, d_sum, data, axes, keepdims, noop_with_empty_axes)
+    """dx = dy/Σx along every reduced axis; exp y would have lost as many digits of Σx as y has before the point"""
+    total = op.ReduceSum(data, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+    return reduce_sum(op, op.Div(d_reduced, total), data, axes, keepdims, noop_with_empty_axes)
 
 
 @rule("ReduceLogSumExp", wrt=["data"])

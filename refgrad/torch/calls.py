@@ -24,7 +24,8 @@ from refgrad.notices import quiet
 from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
-from refgrad.reverse.gradient import gradient
+from refgrad.reverse.gradient import gradient, of_any_rank
+from refgrad.tables.conventions import Conventions
 from refgrad.tables.randomness import may_draw
 from refgrad.transforms.split import split
 
@@ -39,6 +40,9 @@ _OF_ML_DTYPES: dict[torch.dtype, tuple[torch.dtype, Any]] = {
 _TO_TORCH = {np.dtype(narrow): (bits, kind) for kind, (bits, narrow) in _OF_ML_DTYPES.items()}
 
 
+OF_TORCH = Conventions(kinks="torch")
+
+
 @dataclass(frozen=True)
 class Settings:
     """How gradients are made, and by whom everything is run."""
@@ -46,8 +50,7 @@ class Settings:
     backend: Backend
     options: Mapping[str, Any] = field(default_factory=dict)
     recompute: bool | str | tuple[str, ...] = False
-    kinks: str = "torch"
-    quantization: str = "zero"
+    conventions: Conventions = OF_TORCH
 
 
 class _Fed(NamedTuple):
@@ -148,7 +151,7 @@ class Function:
     def parts(self, wrt: tuple[str, ...]) -> _Parts:
         """The gradient by `wrt` in two parts."""
         if wrt not in self._parts:
-            with quiet() if self._is_derivative else nullcontext():
+            with quiet() if self._is_derivative else nullcontext(), of_any_rank():
                 found = split(self.model, wrt, self.targets, **self._how)
             cotangents, gradients = names_in(found.backward)
             taken = {value.name for value in found.backward.graph.input}
@@ -173,15 +176,14 @@ class Function:
                     "The model draws random numbers, and a further derivative would draw others. Take autograd.grad without "
                     "create_graph and without torch.func, or let torch draw them, as an input of the model."
                 )
-            with quiet():  # it was said of the first gradient
+            with quiet(), of_any_rank():  # it was said of the first gradient
                 model = gradient(self.model, wrt, self.targets, **self._how)
             self._derivatives[wrt] = Function(model, self.settings, is_derivative=True)
         return self._derivatives[wrt]
 
     @property
     def _how(self) -> dict[str, Any]:
-        of = self.settings
-        return {"recompute": of.recompute, "kinks": of.kinks, "quantization": of.quantization}
+        return {"recompute": self.settings.recompute, **self.settings.conventions.options}
 
     def _prepared(self, model: ModelProto) -> Prepared:
         return self.settings.backend.prepare(model, **self.settings.options)

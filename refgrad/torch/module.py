@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -21,9 +22,8 @@ from refgrad.protos.files import save_made
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS, type_text
 from refgrad.protos.walk import fresh, names_of, refill
-from refgrad.reverse.gradient import QUANTIZATION
-from refgrad.tables.kinks import CONVENTIONS
-from refgrad.torch.calls import Function, Settings, array_in, from_array, torch_type
+from refgrad.tables.conventions import ConventionOptions
+from refgrad.torch.calls import OF_TORCH, Function, Settings, array_in, from_array, torch_type
 from refgrad.training.dropout import holds_dropout, with_masks
 from refgrad.training.normalization import (
     Statistic,
@@ -59,10 +59,9 @@ class Module(nn.Module):
     :param options: those of the backend, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
         spin between calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
     :param recompute: as in `refgrad.gradient`: less memory, more time.
-    :param kinks: whose derivative is taken where there is none: "torch", "refgrad" or "onnxruntime".
-    :param quantization: the derivative of rounding: "zero", "straight-through" or "clipped".
     :param batch_norm: "training", or "frozen": as in eval mode, whatever the mode.
     :param dropout: "training", or "off": as in eval mode.
+    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`; `kinks` is "torch" by default.
     :raises InvalidModelError: the model cannot be read, or has an input or output that is no tensor of numbers.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     :raises OptionError: an option has a value that there is not.
@@ -87,17 +86,14 @@ class Module(nn.Module):
         backend: str | None = None,
         options: Mapping[str, Any] | None = None,
         recompute: bool | str | Sequence[str] = False,
-        kinks: str = "torch",
-        quantization: str = "zero",
         batch_norm: str = "training",
         dropout: str = "training",
+        **conventions: Unpack[ConventionOptions],
     ) -> None:
         super().__init__()
         for what, value, known in (
             ("batch_norm", batch_norm, BATCH_NORMS),
             ("dropout", dropout, DROPOUTS),
-            ("choice of kinks", kinks, CONVENTIONS),
-            ("quantization", quantization, QUANTIZATION),
         ):
             if value not in known:
                 raise OptionError(f"There is no {what} {value!r}; there are {choices(known)}.")
@@ -111,8 +107,7 @@ class Module(nn.Module):
             executor,
             given,
             recompute if isinstance(recompute, bool | str) else tuple(recompute),
-            kinks,
-            quantization,
+            replace(OF_TORCH, **conventions),
         )
         self._source = model if isinstance(model, ModelProto) else Path(model)
         self._frozen, self._drops = batch_norm == "frozen", dropout == "training"

@@ -21,6 +21,7 @@ from refgrad.errors import FeedError, OptionError
 from refgrad.notices import quiet
 from refgrad.protos.reading import read
 from refgrad.protos.walk import fresh, names_of
+from refgrad.tables.conventions import DEFAULT
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.labels import classes_of
 from refgrad.training.losses import OF_CLASSES
@@ -59,6 +60,9 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         warm_start: bool = False,
+        kinks: str = DEFAULT.kinks,
+        quantization: str = DEFAULT.quantization,
+        strong_zero: bool = DEFAULT.strong_zero,
         backend: str = "numpy",
         verbose: bool = False,
     ) -> None:
@@ -80,6 +84,9 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.warm_start = warm_start
+        self.kinks = kinks
+        self.quantization = quantization
+        self.strong_zero = strong_zero
         self.backend = backend
         self.verbose = verbose
 
@@ -129,6 +136,9 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
             "output": self._output,
             "label": label,
             "sample_weight": self._weight,
+            "kinks": self.kinks,
+            "quantization": self.quantization,
+            "strong_zero": self.strong_zero,
         } | library.settings()
         self._step: StepModel = step_model(source, **settings)
         if penalty := library.penalty(source, list(self._step.weights), self.alpha):
@@ -300,6 +310,7 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]  # sk
     :param batch_size: "auto" is min(200, N). The last batch has what is left.
     :param tol: the training ends when the loss, or with `early_stopping` the score of `validation_fraction` of the samples, has
         not become better by `tol` in more than `n_iter_no_change` epochs in a row. `early_stopping` keeps the best weights.
+    :param kinks: and `quantization`, `strong_zero`: the conventions of `refgrad.gradient`.
     :param backend: the executor: "numpy", "ort-cpu", ...
     :param verbose: show a progress bar.
 
@@ -342,6 +353,9 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         warm_start: bool = False,
+        kinks: str = DEFAULT.kinks,
+        quantization: str = DEFAULT.quantization,
+        strong_zero: bool = DEFAULT.strong_zero,
         backend: str = "numpy",
         verbose: bool = False,
     ) -> None:
@@ -364,6 +378,9 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
             early_stopping=early_stopping,
             validation_fraction=validation_fraction,
             warm_start=warm_start,
+            kinks=kinks,
+            quantization=quantization,
+            strong_zero=strong_zero,
             backend=backend,
             verbose=verbose,
         )

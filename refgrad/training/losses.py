@@ -21,6 +21,7 @@ from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import fresh, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.writer import Writer
 from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
 from refgrad.transforms.scores import makers_of, refuse_probabilities, smallest_step, warn_of_logits
@@ -47,13 +48,14 @@ def differentiated(
     sample_weight: str | None,
     reduction: str,
     settings: Mapping[str, Any] | None = None,
+    conventions: ConventionOptions | None = None,
 ) -> tuple[ModelProto, str]:
     """The model that returns the gradients by `wrt`, which are inputs, and the loss; and what the loss is called there.
 
     :raises OptionError: there is no such loss, or it does not fit the output.
     :raises UnknownNameError: a new name that the model has.
     """
-    source = _with_sigmoids(read(model))
+    source, how = _with_sigmoids(read(model)), conventions or ConventionOptions()
     settings = dict(settings or {})
     if settings and loss not in SCORES:
         raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
@@ -72,7 +74,7 @@ def differentiated(
     elif reduction not in REDUCTIONS:
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
     elif loss in _DIRECT and not settings:
-        return _direct(source, wrt, loss, output, label, sample_weight, reduction)
+        return _direct(source, wrt, loss, output, label, sample_weight, reduction, how)
     else:
         name = fresh("total_loss", names_of(source.graph))
         if loss in OF_CLASSES:
@@ -81,7 +83,7 @@ def differentiated(
             source = add_loss_output(
                 source, loss, name, label, sample_weight, None, output, reduction=reduction, **settings
             )
-    return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs"), name
+    return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs", **how), name
 
 
 def count_of_classes(model: ModelProto | str | os.PathLike[str], output: str | None) -> int | None:
@@ -99,6 +101,7 @@ def _direct(
     label: str,
     sample_weight: str | None,
     reduction: str,
+    conventions: ConventionOptions,
 ) -> tuple[ModelProto, str]:
     """With the derivative of the loss in the place of the cotangent: no node finds out which shapes it has."""
     graph = normalise(source)
@@ -110,7 +113,7 @@ def _direct(
     alone.CopyFrom(source)
     make_room(alone, [name for name in (label, sample_weight) if name is not None], compared)
     source = select_model_inputs_outputs(alone, [compared], [value.name for value in source.graph.input])
-    made = gradient(source, wrt, [compared], keep_outputs=True, weights="inputs")
+    made = gradient(source, wrt, [compared], keep_outputs=True, weights="inputs", **conventions)
     seed = names_in(made)[0][compared]
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
     taken.update(name for name in (label, sample_weight) if name is not None)

@@ -17,6 +17,7 @@ from refgrad.backends import available, get_backend
 from refgrad.errors import ConvergenceError, FeedError, OptionError, TrainingError, choices
 from refgrad.protos.files import replacing
 from refgrad.protos.reading import read
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
@@ -56,6 +57,7 @@ class BaseOptimizer(ABC):
         backend: str | None,
         start: str,
         random_state: int | None,
+        conventions: ConventionOptions,
     ) -> None:
         if training_optimizer_name != "SGDOptimizer":
             raise OptionError(
@@ -74,6 +76,7 @@ class BaseOptimizer(ABC):
         every = validation_every * max_iter if 0 < validation_every < 1 else validation_every
         self.validation_every = max(int(every), 1)
         self.backend, self.start, self.random_state = _executor(device, backend), start, random_state
+        self._conventions = conventions
         self._step = self._step_model(weights_to_train)
         self.weights_to_train = list(self._step.weights if weights_to_train is None else weights_to_train)
         self._state: dict[str, np.ndarray] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from onnx import ModelProto
@@ -12,6 +12,7 @@ from onnx import ModelProto
 from refgrad.backends import Prepared, get_backend
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.protos.files import replacing
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.notebook import BaseOptimizer, fitting
 from refgrad.training.sgd_learning_rate import BaseLearningRate
 from refgrad.training.step import step_model
@@ -36,6 +37,7 @@ class OrtGradientOptimizer(BaseOptimizer):
     :param backend: what runs the step; by default ONNX Runtime, or the interpreter where that is not installed.
     :param start: what `fit` begins with: "normal", numbers from N(0, 1), as in the notebooks, or "model".
     :param random_state: the seed of these numbers and of the order of the samples.
+    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: an argument does not fit.
     :raises UnknownNameError: there is no such output or weight.
 
@@ -77,11 +79,12 @@ class OrtGradientOptimizer(BaseOptimizer):
         backend: str | None = None,
         start: str = "normal",
         random_state: int | None = None,
+        **conventions: Unpack[ConventionOptions],
     ) -> None:
         self.saved_gradient, self.sample_weight_name = saved_gradient, sample_weight_name
         super().__init__(
             model_onnx, weights_to_train, loss_output_name, max_iter, training_optimizer_name, batch_size, learning_rate,
-            device, warm_start, verbose, validation_every, backend, start, random_state,
+            device, warm_start, verbose, validation_every, backend, start, random_state, conventions,
         )  # fmt: skip
         if saved_gradient is not None:
             with replacing(saved_gradient) as temporary:
@@ -108,6 +111,7 @@ class OrtGradientOptimizer(BaseOptimizer):
             trainable=weights,
             output=self.loss_output_name,
             label=data[1],
+            **self._conventions,
         )
 
     def _data(self, X: Any, y: Any, sample_weight: Any) -> dict[str, np.ndarray]:

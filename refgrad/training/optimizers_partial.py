@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from onnx import ModelProto
@@ -14,6 +14,7 @@ from refgrad.backends import get_backend
 from refgrad.errors import OptionError, choices
 from refgrad.notices import quiet
 from refgrad.reverse.gradient import gradient
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.notebook import BaseOptimizer, fitting
 from refgrad.training.sgd_learning_loss import BaseLearningLoss, loss_of
 from refgrad.training.sgd_learning_penalty import BaseLearningPenalty, penalty_of
@@ -84,12 +85,13 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
         backend: str | None = None,
         start: str = "normal",
         random_state: int | None = None,
+        **conventions: Unpack[ConventionOptions],
     ) -> None:
         self.learning_loss, self.learning_penalty = loss_of(learning_loss), penalty_of(learning_penalty)
         self.enable_logging, self.weight_name, self.exc = enable_logging, weight_name, exc
         super().__init__(
             model_onnx, weights_to_train, loss_output_name, max_iter, training_optimizer_name, batch_size, learning_rate,
-            device, warm_start, verbose, validation_every, backend, start, random_state,
+            device, warm_start, verbose, validation_every, backend, start, random_state, conventions,
         )  # fmt: skip
         self._part = self.learning_loss.step
 
@@ -113,6 +115,7 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
             reduction="sum",
             penalty=None if amounts is None else {"*": amounts},
             loss_settings=self.learning_loss.settings,
+            **self._conventions,
         )
 
     def _data(self, X: Any, y: Any, sample_weight: Any) -> dict[str, np.ndarray]:
@@ -147,7 +150,9 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
 
     def _gradients(self) -> dict[str, ModelProto]:
         with quiet():  # it was said when the step was made
-            made = gradient(self.model_onnx, list(self._step.weights), keep_outputs=True, weights="inputs")
+            made = gradient(
+                self.model_onnx, list(self._step.weights), keep_outputs=True, weights="inputs", **self._conventions
+            )
         forward = ModelProto()
         forward.CopyFrom(self.model_onnx)
         types = {value.name: value for value in made.graph.input}

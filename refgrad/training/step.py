@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -16,6 +16,7 @@ from refgrad.notices import quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.reverse.path import matching
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Asked, Assembly
 from refgrad.training.dropout import with_masks
@@ -60,6 +61,7 @@ def step_model(
     unbiased: bool = True,
     dropout: str = "off",
     seed: int = 0,
+    **conventions: Unpack[ConventionOptions],
 ) -> StepModel:
     """The model of one step of training.
 
@@ -92,6 +94,7 @@ def step_model(
         does; ONNX divides by n.
     :param dropout: "off": nothing is dropped. "training": each Dropout draws anew in every step, the same on every executor,
         from `seed` and the number of the step, which is a state then.
+    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: an option does not fit.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
 
@@ -131,7 +134,9 @@ def step_model(
     refuse_training_mode(model, batch_norm != "training", dropout != "training")
     if dropout == "training":
         source, still = with_masks(source, STEP, _checked_seed(seed)), in_inference_mode(still)
-    made, loss_name = differentiated(source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
+    made, loss_name = differentiated(
+        source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, conventions
+    )
     clip = (clip_value, clip_norm)
     if penalty_by not in PENALTIES_BY:
         raise OptionError(f"penalty_by={penalty_by!r}; there are {choices(PENALTIES_BY)}.")
@@ -148,7 +153,7 @@ def step_model(
     if statistics or decays or draws:  # the loss of a step is of other statistics, penalized, or of a part
         with quiet():  # it was said of the step
             whole, name = differentiated(
-                still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings
+                still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, conventions
             )
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
     if loss not in OF_CLASSES:

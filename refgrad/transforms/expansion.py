@@ -40,7 +40,7 @@ from refgrad.protos.walk import (
     versions_of,
 )
 from refgrad.reverse.assembly import IR_VERSION, names_in
-from refgrad.reverse.gradient import gradient, taken_names
+from refgrad.reverse.gradient import gradient, of_any_rank, taken_names
 from refgrad.transforms.lower import assemble
 from refgrad.worker import limited
 
@@ -313,7 +313,7 @@ class _Expansion:
         aside = {name: fresh(name, self.taken) for one in network.nodes for name in one.output if name in names}
         part = self._part(node, network, list(outputs), aside, scope)
         y = self._declare(node, part, y, scope)
-        with quiet():
+        with quiet(), of_any_rank():
             result = gradient(part, list(outputs), [y], cotangent="ones", keep_outputs=True)
         derivatives = names_in(result)[1]
         rename = {new: name for name, new in aside.items()} | {derivatives[x]: name for x, name in outputs.items()}

@@ -6,7 +6,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -20,7 +20,8 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of, refill
 from refgrad.reverse.assembly import names_in, note
-from refgrad.reverse.gradient import gradient, preflight, say_zeros
+from refgrad.reverse.gradient import gradient, preflight, say_useless, transposable
+from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.worker import limited
 
 Model = ModelProto | str | os.PathLike[str]
@@ -34,10 +35,9 @@ def jvp(
     outputs: Sequence[str] | None = None,
     *,
     keep_outputs: bool = False,
-    kinks: str = "refgrad",
-    quantization: str = "zero",
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes how the outputs of `model` move when its inputs do: the Jacobian times a vector, forward mode.
 
@@ -52,11 +52,12 @@ def jvp(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the tangents.
     :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or one of the gradient has none; an
         output is an optional.
-    :raises OptionError: an unknown choice of kinks, or an unknown quantization.
+    :raises OptionError: an unknown convention.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -67,7 +68,7 @@ def jvp(
     >>> [value.name for value in forward.graph.input], [value.name for value in forward.graph.output]
     (['x', 'x_tangent'], ['y_tangent'])
     """
-    first = gradient(model, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+    first = transposable(model, wrt, outputs, Conventions(**conventions))
     cotangents, gradients = names_in(first)
     for value in first.graph.output:
         if value.name in cotangents and value.type.HasField("optional_type"):
@@ -75,7 +76,7 @@ def jvp(
                 f"{value.name!r} is an optional, and forward mode needs to know that it holds something: take "
                 "OptionalGetElement of it, or choose other outputs."
             )
-    second = _again(first, list(cotangents.values()), list(gradients.values()), kinks, quantization)
+    second = _again(first, list(cotangents.values()), list(gradients.values()), conventions)
     directions, tangents = names_in(second)
     _fill_with_zeros(second.graph, cotangents)
     moves = {name: directions[slope] for name, slope in gradients.items()}
@@ -96,10 +97,9 @@ def hvp(
     output: str | None = None,
     *,
     keep_outputs: bool = False,
-    kinks: str = "refgrad",
-    quantization: str = "zero",
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes the Hessian of `output`, or of the sum of its elements, times a vector.
 
@@ -112,10 +112,11 @@ def hvp(
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the products.
     :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or one of the gradient has none.
-    :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
+    :raises OptionError: no `output` where there are several, an unknown convention.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -126,9 +127,9 @@ def hvp(
     >>> [value.name for value in product.graph.input], [value.name for value in product.graph.output]
     (['x', 'x_vector'], ['x_hvp'])
     """
-    first = _gradient_of_one(model, wrt, output, kinks, quantization)[0]
+    first = _gradient_of_one(model, wrt, output, conventions)[0]
     gradients = names_in(first)[1]
-    second = _again(first, list(gradients), list(gradients.values()), kinks, quantization)
+    second = _again(first, list(gradients), list(gradients.values()), conventions)
     directions, products = names_in(second)
     vectors = {name: directions[slope] for name, slope in gradients.items()}
     kept = _outputs(first, but=gradients.values()) if keep_outputs else []
@@ -143,10 +144,9 @@ def jacobian(
     outputs: Sequence[str] | None = None,
     *,
     keep_outputs: bool = False,
-    kinks: str = "refgrad",
-    quantization: str = "zero",
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes every derivative of the outputs of `model`, element by element.
 
@@ -160,10 +160,11 @@ def jacobian(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative, or one of them is a sequence.
-    :raises OptionError: an unknown choice of kinks, or an unknown quantization.
+    :raises OptionError: an unknown convention.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -174,11 +175,11 @@ def jacobian(
     ['y_by_x']
     """
     made, found = read(model), {}
-    report = preflight(made, wrt, outputs, quantization=quantization)
+    report = preflight(made, wrt, outputs, quantization=Conventions(**conventions).quantization)
     _refuse_sequences(made, (*report.wrt, *report.outputs))
-    say_zeros(report.zeros, wrt is not None)
+    say_useless((*report.zeros, *report.leaks), wrt is not None)
     for output in report.outputs:
-        made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization)
+        made, found[output] = _by_element(made, report.wrt, output, output, conventions)
     return _of_elements(made, found, (), keep_outputs)
 
 
@@ -190,10 +191,9 @@ def hessian(
     output: str | None = None,
     *,
     keep_outputs: bool = False,
-    kinks: str = "refgrad",
-    quantization: str = "zero",
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes every second derivative of `output`, or of the sum of its elements.
 
@@ -205,11 +205,12 @@ def hessian(
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or one of the gradient has none;
         a sequence in `wrt`.
-    :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
+    :raises OptionError: no `output` where there are several, an unknown convention.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -219,35 +220,33 @@ def hessian(
     >>> [value.name for value in refgrad.hessian(square).graph.output]
     ['y_by_x_by_x']
     """
-    made, target = _gradient_of_one(model, wrt, output, kinks, quantization)
+    made, target = _gradient_of_one(model, wrt, output, conventions)
     gradients, found = names_in(made)[1], {}
     _refuse_sequences(made, gradients)
     for name, slope in gradients.items():
         with _of_the_gradient():
-            made, found[name] = _by_element(made, list(gradients), slope, f"{target}_by_{name}", kinks, quantization)
+            made, found[name] = _by_element(made, list(gradients), slope, f"{target}_by_{name}", conventions)
     return _of_elements(made, found, gradients.values(), keep_outputs)
 
 
 def _gradient_of_one(
-    model: Model, wrt: Sequence[str] | None, output: str | None, kinks: str, quantization: str
+    model: Model, wrt: Sequence[str] | None, output: str | None, conventions: ConventionOptions
 ) -> tuple[ModelProto, str]:
     """The gradient of the sum of one output, and the name of that output. The outputs of the model follow the gradients."""
     if output is None:
-        found = preflight(model, wrt, quantization=quantization).outputs
+        found = preflight(model, wrt, quantization=Conventions(**conventions).quantization).outputs
         if len(found) > 1:
             raise OptionError(f"The model has several float outputs: {choices(found)}. Choose one with output (--of).")
         [output] = found
     elif not isinstance(output, str):
         raise OptionError(f"output is one name (a string), not {reprlib.repr(output)}.")
-    return gradient(
-        model, wrt, [output], cotangent="ones", keep_outputs=True, kinks=kinks, quantization=quantization
-    ), output
+    return gradient(model, wrt, [output], cotangent="ones", keep_outputs=True, **conventions), output
 
 
-def _again(first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], kinks: str, quantization: str) -> ModelProto:
+def _again(first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], conventions: ConventionOptions) -> ModelProto:
     """The gradient of a gradient."""
     with _of_the_gradient(), quiet():
-        return gradient(first, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+        return gradient(first, wrt, outputs, keep_outputs=True, **conventions)
 
 
 def _refuse_sequences(model: ModelProto, names: Iterable[str]) -> None:
@@ -321,7 +320,7 @@ def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
 
 
 def _by_element(
-    model: Model, wrt: Sequence[str], output: str, title: str, kinks: str, quantization: str
+    model: Model, wrt: Sequence[str], output: str, title: str, conventions: ConventionOptions
 ) -> tuple[ModelProto, dict[str, str]]:
     """`model` with the derivatives of every element of `output` in front of its outputs, and the name of each derivative.
 
@@ -329,7 +328,7 @@ def _by_element(
     k-th round sets the cotangent to 1 at the k-th element and to 0 elsewhere.
     """
     with quiet():  # one element after the other, or of a gradient
-        made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
+        made = gradient(model, wrt, [output], keep_outputs=True, **conventions)
     cotangents, gradients = names_in(made)
     graph, cotangent = made.graph, cotangents[output]
     types = {value.name: value.type for value in (*graph.input, *graph.output)}
@@ -452,5 +451,7 @@ def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
     refill(graph.node, nodes[::-1])
     live.update(value.name for value in graph.input)
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in live])
-    live.difference_update(outputs)
-    refill(graph.value_info, [value for value in graph.value_info if value.name in live])
+    left = [value for name, value in values.items() if name not in outputs]  # of which a node may need the type
+    inputs = {value.name for value in graph.input}
+    declared = {value.name: value for value in (*graph.value_info, *left) if value.name in live}
+    refill(graph.value_info, [v for name, v in declared.items() if name not in inputs and name not in outputs])

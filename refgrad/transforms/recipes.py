@@ -8,6 +8,7 @@ the gradient becomes a saliency map, an adversarial input, forces, or a ranking 
   and slices are those of NumPy, so with a batch axis "logits[:, 3]" is the fourth logit of every sample, and the sum lets
   every sample have its own gradient. A name in place of an index, "logits[:, target]", is an integer scalar input of the
   result. By default it is the only float output;
+- `conventions` are `kinks`, `quantization` and the other conventions of `refgrad.gradient`, by the names that they have there;
 - a name that the model has already becomes the next free one: `x_saliency_1`;
 - models before opset 16 are converted to 16, and the caller's model is not modified.
 
@@ -23,7 +24,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from numbers import Real
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
 from google.protobuf.message import Message
@@ -42,6 +43,7 @@ from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import write
 from refgrad.reverse.gradient import gradient, preflight, taken_names
 from refgrad.reverse.path import of_maps
+from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.transforms.losses import SCORES, add_loss_output
 from refgrad.transforms.scores import refuse_probabilities, smallest_step, warn_of_logits
 
@@ -117,7 +119,14 @@ def select(model: Model, of: str | None = None) -> ModelProto:
 
 
 @_weights_aside
-def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axis: int | None = None) -> ModelProto:
+def saliency(
+    model: Model,
+    wrt: str | None = None,
+    of: str | None = None,
+    *,
+    axis: int | None = None,
+    **conventions: Unpack[ConventionOptions],
+) -> ModelProto:
     """The model of |d of / d wrt|, the saliency map: its output is `<wrt>_saliency`, of the shape and type of `wrt`.
 
     The formula is from Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks" (2014), section 3.
@@ -132,7 +141,7 @@ def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axi
         chosen = edit.with_scalar(f"{output}_selected", _largest(edit, output))
     else:
         chosen = select(model, of)
-    made, wrt, slope = _differentiated(chosen, wrt, "saliency")
+    made, wrt, slope = _differentiated(chosen, wrt, "saliency", conventions)
     op, kind = made.op, made.graph.inputs[wrt].type
     result = op.Abs(slope)
     if axis is not None:
@@ -148,7 +157,14 @@ def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axi
 
 
 @_weights_aside
-def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = None, *, steps: int = 64) -> ModelProto:
+def integrated_gradients(
+    model: Model,
+    wrt: str | None = None,
+    of: str | None = None,
+    *,
+    steps: int = 64,
+    **conventions: Unpack[ConventionOptions],
+) -> ModelProto:
     """The model of the integrated gradients along the line from a baseline x₀ to x, the input `wrt`.
 
     Its output `<wrt>_attribution`, of the shape and type of `wrt`, is (x − x₀)·(1/k)·Σᵢ ∇f(x₀ + (i + ½)/k·(x − x₀)) for
@@ -163,7 +179,7 @@ def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = 
     """
     if not _is_integer(steps) or steps < 1:
         raise OptionError(f"steps={steps!r}: the line has at least one step.")
-    made, wrt, slope = _differentiated(select(model, of), wrt, "integrated_gradients")
+    made, wrt, slope = _differentiated(select(model, of), wrt, "integrated_gradients", conventions)
     op, graph = made.op, made.graph
     kind, rank = op.type(wrt), len(graph.inputs[wrt].type.tensor_type.shape.dim)
     wide = TensorProto.FLOAT if kind in SIXTEEN_BIT else kind
@@ -203,6 +219,7 @@ def fgsm(
     score: str | None = None,
     eps: float = 0.007,
     clip: tuple[float, float] | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model of wrt + eps·sign(d loss / d wrt), the fast gradient sign method: its output is `<wrt>_adversarial`.
 
@@ -220,7 +237,7 @@ def fgsm(
         raise OptionError(f"eps={eps!r}: give a finite number.")
     if clip is not None and not _are_bounds(clip):
         raise OptionError(f"clip={clip!r}: give the lowest value and the highest.")
-    made, wrt, slope = _differentiated(_with_loss(model, of, score), wrt, "fgsm", aside=1 if score else 0)
+    made, wrt, slope = _differentiated(_with_loss(model, of, score), wrt, "fgsm", conventions, aside=1 if score else 0)
     op = made.op
     numpy_type = helper.tensor_dtype_to_np_dtype(op.type(wrt))
     step = made.default_input("eps", np.array(eps, numpy_type), [])
@@ -232,19 +249,23 @@ def fgsm(
 
 
 @_weights_aside
-def forces(model: Model, wrt: str | None = None, of: str | None = None) -> ModelProto:
+def forces(
+    model: Model, wrt: str | None = None, of: str | None = None, **conventions: Unpack[ConventionOptions]
+) -> ModelProto:
     """The model of the forces −dE/dx: its first output is `forces`, then come those of the model.
 
     :param wrt: the positions x; `forces` has their shape and type.
     :param of: the energy E. Where it has several elements, one for each molecule of a batch, every molecule has its own forces.
     """
-    made, wrt, slope = _differentiated(select(model, of), wrt, "forces", keep_outputs=True)
+    made, wrt, slope = _differentiated(select(model, of), wrt, "forces", conventions, keep_outputs=True)
     kept = list(made.graph.outputs.values())[2:]  # after the gradient and the selected sum
     return made.model({made.op.Neg(slope): ("forces", made.graph.inputs[wrt].type)}, kept=kept)
 
 
 @_weights_aside
-def sensitivity(model: Model, of: str | None = None, *, score: str | None = None) -> ModelProto:
+def sensitivity(
+    model: Model, of: str | None = None, *, score: str | None = None, **conventions: Unpack[ConventionOptions]
+) -> ModelProto:
     """The model of how much a loss depends on every weight: two scalars for each float initializer w of n elements.
 
     `<w>_norm` is ‖∂L/∂w‖₂: how fast the loss moves as the weight does. `<w>_effect` is (1/n)·Σᵢ |wᵢ·∂L/∂wᵢ|: to first order, by
@@ -261,10 +282,11 @@ def sensitivity(model: Model, of: str | None = None, *, score: str | None = None
     chosen = _with_loss(model, of, score)
     loss = chosen.graph.output[0].name
     initialized = {tensor.name for tensor in chosen.graph.initializer}
-    weights = [name for name in preflight(chosen, None, [loss]).wrt if name in initialized]
+    floats = preflight(chosen, None, [loss], quantization=Conventions(**conventions).quantization).wrt
+    weights = [name for name in floats if name in initialized]
     if not weights:
         raise UnknownNameError("The loss depends on no float initializer: there is no weight to rank.")
-    slopes = gradient(chosen, weights, [loss], cotangent="ones")
+    slopes = gradient(chosen, weights, [loss], cotangent="ones", **conventions)
     named = names_in(slopes)[1]
     made = _Edit(slopes, "sensitivity")
     op, results = made.op, {}
@@ -348,7 +370,13 @@ class _Edit:
 
 
 def _differentiated(
-    chosen: ModelProto, wrt: str | None, recipe: str, *, aside: int = 0, keep_outputs: bool = False
+    chosen: ModelProto,
+    wrt: str | None,
+    recipe: str,
+    conventions: ConventionOptions,
+    *,
+    aside: int = 0,
+    keep_outputs: bool = False,
 ) -> tuple[_Edit, str, str]:
     """The gradient of the first output of `chosen` for a recipe to build on, and the names of the input and of its gradient.
 
@@ -366,7 +394,8 @@ def _differentiated(
         raise UnknownNameError(
             f"wrt={wrt!r} is not a float input of the model.{did_you_mean(wrt, floats)} There are: {choices(floats)}."
         )
-    made = gradient(chosen, [wrt], [chosen.graph.output[0].name], cotangent="ones", keep_outputs=keep_outputs)
+    loss = chosen.graph.output[0].name
+    made = gradient(chosen, [wrt], [loss], cotangent="ones", keep_outputs=keep_outputs, **conventions)
     return _Edit(made, recipe), wrt, names_in(made)[1][wrt]
 
 

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Unpack
 
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 
@@ -21,6 +22,7 @@ from refgrad.protos.walk import reads_of, refill
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.bodies import is_random
 from refgrad.reverse.gradient import gradient
+from refgrad.tables.conventions import ConventionOptions
 from refgrad.transforms.selection import inferred, select_model_inputs_outputs
 
 # Operators that move no numbers, or only those of a shape: repeating them costs next to nothing.
@@ -52,10 +54,9 @@ def split(
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     *,
-    kinks: str = "refgrad",
-    quantization: str = "zero",
     recompute: bool | str | Sequence[str] = False,
     weights: str = "overridable",
+    **conventions: Unpack[ConventionOptions],
 ) -> Split:
     """The gradient of `model` as a forward model, which also returns what the backward model reads, and that backward model.
 
@@ -64,9 +65,10 @@ def split(
     constants do not cross: both models have them. Inputs, outputs, cotangents and gradients have the names, shapes and types
     that `refgrad.gradient` gives them; values that cross keep the names that they have within.
 
-    :param model: and `wrt`, `outputs`, `kinks`, `quantization`, `weights`: as in `refgrad.gradient`. The model is not modified.
+    :param model: and `wrt`, `outputs`, `weights`: as in `refgrad.gradient`. The model is not modified.
     :param recompute: as there: more of the forward model is computed again in the backward model, so that less crosses.
         A memory budget is for both models in one run.
+    :param conventions: `kinks` and the other conventions of `refgrad.gradient`.
     :raises InvalidModelError: as there, or the type of a value that has to cross is not known.
     :raises UnknownNameError: and NoGradientError, OptionError: as there.
 
@@ -84,10 +86,9 @@ def split(
         wrt,
         outputs,
         keep_outputs=True,
-        kinks=kinks,
-        quantization=quantization,
         recompute=recompute,
         weights=weights,
+        **conventions,
     )
     cotangents, gradients = (list(names.values()) for names in names_in(joint))
     results = [value.name for value in joint.graph.output if value.name not in gradients]

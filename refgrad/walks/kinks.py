@@ -14,6 +14,7 @@ from refgrad.conformance.questions.kinked import kinked
 from refgrad.errors import RefgradError
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.kinks import Kink as Row
+from refgrad.tables.torch_functions import FOLLOWED, exported_function
 from refgrad.walks.records import Kink
 
 _LISTED = 64  # elements that one kink names
@@ -29,12 +30,14 @@ def kinks_at(
     attributes: Mapping[str, Any],
     asked: Sequence[int],
     opsets: ModelProto,
+    convention: str = "refgrad",
 ) -> Iterator[tuple[Kink, np.ndarray]]:
     """The kinks among what a node reads: each with an array of bool that says where.
 
     :param names: what the inputs are called, `inputs` their arrays in float64.
     :param asked: the positions of the inputs that get a contribution.
     :param opsets: a model that imports the domains that the node needs.
+    :param convention: whose choice the gradient takes.
     """
     rows = _rows().get(f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type, ())
     known = {
@@ -48,10 +51,10 @@ def kinks_at(
                 continue
             for position, mask in known[row.where](inputs, attributes).items():
                 if position in asked and mask.any():
-                    yield _kink(row.operator, row.where, _choice(row), names[position], mask)
+                    yield _kink(row.operator, row.where, _choice(row, node, convention), names[position], mask)
         return
     where = ", or ".join(dict.fromkeys(row.where for row in rows))
-    reason = "; ".join(dict.fromkeys(row.reason for row in rows))
+    reason = "; ".join(dict.fromkeys(_reason(row, node, convention) for row in rows))
     for position in asked:
         found = _searched(node, names, inputs, position, opsets)
         if found is not None and found.any():
@@ -65,8 +68,19 @@ def _kink(operator: str, where: str, choice: str, name: str, mask: np.ndarray) -
     return Kink(name, elements, f"{operator} at {where}{more}: {choice}"), mask
 
 
-def _choice(row: Row) -> str:
+def _reason(row: Row, node: NodeProto, convention: str) -> str:
+    function = exported_function(node) if convention == "torch" else ""
+    for name, _, followed in FOLLOWED:
+        if name == function and followed.operator == row.operator:
+            return f"as torch's {name}: {followed.reason}"
+    return row.reason if repr(row.choice(convention)) == repr(row.ours) else f"as {convention} has it"
+
+
+def _choice(row: Row, node: NodeProto, convention: str) -> str:
     """What is taken, and why: the derivative itself where it does not depend on attributes."""
+    reason = _reason(row, node, convention)
+    if reason != row.reason:
+        return reason
     first = row.ours[0]
     if row.attributes or not isinstance(first, float) or row.operator in ("Max", "Min", "Pow", "Mod"):
         return row.reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import onnx
@@ -23,9 +23,11 @@ from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import attribute_value, reads_of
 from refgrad.reverse.gradient import preflight, recorded
+from refgrad.reverse.path import Path
 from refgrad.reverse.record import with_contributions
-from refgrad.reverse.report import ZeroGradient
+from refgrad.reverse.report import UselessGradient
 from refgrad.reverse.sweep import Gradients
+from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.tables.registry import RULES
 from refgrad.transforms.weights import weights
 from refgrad.walks.differences import Differences
@@ -51,11 +53,12 @@ def walk(
     differences: bool = True,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> Walk:
     """Return the backward pass of a model, step by step and with its numbers.
 
-    The gradient is `refgrad.gradient(model, wrt, outputs=[of], keep_outputs=True)`, run on the interpreter in the types of the
-    model.
+    The gradient is `refgrad.gradient(model, wrt, outputs=[of], keep_outputs=True, **conventions)`, run on the interpreter in
+    the types of the model.
 
     :param model: a model, or the path of one.
     :param feeds: arrays by the names of inputs, or of initializers in place of their own values. What is missing is drawn at
@@ -67,6 +70,7 @@ def walk(
     :param seed: of the random feeds.
     :param differences: take a central difference beside each step, in float64, as far as that takes little time.
     :param size: the number of elements of random feeds along dimensions that are not declared; `sizes` has it by symbol.
+    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: `of` is missing and there are several float outputs, or the output has several elements, or none;
         `seed` is no integer, or negative.
     :raises UnknownNameError: an output or a name in `wrt` that the model does not have.
@@ -81,7 +85,7 @@ def walk(
     >>> step.formula, [(one.of, one.position) for one in step.outgoing]
     ('dA = dC·B, dB = dC·A', [('x', 0), ('x', 1)])
     """
-    number = _checked_seed(seed)
+    number, chosen = _checked_seed(seed), Conventions(**conventions)
     fed_by_name = by_names({} if feeds is None else feeds)
     proto = load_model(model)
     output, element = _asked(proto, of)
@@ -89,8 +93,9 @@ def walk(
     proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
-    gradient, found, zeros = recorded(proto, _sources(proto, output, given) if wrt is None else wrt, [output])
-    notes += map(str, zeros)
+    names = _sources(proto, output, given, chosen.quantization) if wrt is None else wrt
+    gradient, found, useless = recorded(proto, names, [output], chosen)
+    notes += map(str, useless)
     cotangent = np.zeros(shown.shape, shown.dtype)
     cotangent.reshape(-1)[place] = 1
     seeds = {found.cotangents[output]: cotangent}
@@ -103,7 +108,7 @@ def walk(
     values |= {t.name: array_of(t) for t in whole.graph.initializer if t.name not in values}
     title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
     more = tuple(whole.graph.node[len(gradient.graph.node) :])
-    return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, zeros)
+    return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, useless)
 
 
 # What is differentiated, and where
@@ -143,10 +148,11 @@ def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | No
         raise OptionError(f"of={of!r}: an element is written with its indices, such as {output}[0, 3].") from error
 
 
-def _sources(model: ModelProto, output: str, feeds: Mapping[str, Any]) -> list[str] | None:
+def _sources(model: ModelProto, output: str, feeds: Mapping[str, Any], quantization: str) -> list[str] | None:
     """The float inputs and the parameters: the derivative by a constant, such as an exponent, need not exist."""
     constants = {name for name, weight in weights(model).items() if weight.kind != "parameter"}
-    names = [name for name in preflight(model, outputs=[output]).wrt if name not in constants or name in feeds]
+    known = preflight(model, outputs=[output], quantization=quantization).wrt
+    names = [name for name in known if name not in constants or name in feeds]
     return names or None
 
 
@@ -278,7 +284,7 @@ class _Reading:
         place: int,
         notes: list[str],
         differences: bool,
-        zeros: Sequence[ZeroGradient],
+        useless: Sequence[UselessGradient],
     ) -> Walk:
         """The steps of the walk."""
         totals = self.sweep.totals
@@ -295,7 +301,7 @@ class _Reading:
         if differences:
             steps, said = self._with_differences(steps, cotangents, kinked, output, place)
             notes += said
-        notes += _flat(steps, cotangents, self.values, self.found.adjoints, zeros)
+        notes += _flat(steps, cotangents, self.values, self.found.adjoints, useless)
         return Walk(
             model=model,
             gradient=self.gradient,
@@ -443,7 +449,8 @@ class _Reading:
             return ()
         found = []
         with np.errstate(all="ignore"):
-            for kink, mask in kinks_at(node.proto, node.inputs, inputs, node.attributes, asked, self.gradient):
+            whose = self.found.op.kinks
+            for kink, mask in kinks_at(node.proto, node.inputs, inputs, node.attributes, asked, self.gradient, whose):
                 found.append(kink)
                 kinked[kink.input] = kinked.get(kink.input, np.zeros(mask.shape, bool)) | mask
         return tuple(found)
@@ -472,7 +479,8 @@ class _Reading:
             return list(steps), [
                 f"There are no finite differences: the output {output!r} is not finite at these feeds."
             ]
-        known: dict[str, Difference | None] = {}
+        rounded = _rounded(self.found.path)
+        known: dict[str, Difference | None] = dict.fromkeys(rounded)
         made = []
         for step in steps:
             for one in step.outgoing:
@@ -489,7 +497,10 @@ class _Reading:
         if not np.isfinite(result.reshape(-1)[place]):  # in float64 it is finite
             why = f"the output {output!r} is not finite in {result.dtype} at these feeds"
         else:
-            why = "more would take long" if taken.is_spent else ""
+            whys = ["more would take long"] if taken.is_spent else []
+            if rounded:
+                whys.insert(0, "where rounding follows, a difference sees steps, and the gradient does not")
+            why = "; ".join(whys)
         if not without or not why:
             return made, []
         return made, [f"{len(made) - len(without)} of {len(made)} steps have a finite difference beside them: {why}."]
@@ -529,10 +540,10 @@ def _flat(
     cotangents: Mapping[str, Cotangent],
     values: Mapping[str, Any],
     wrt: Iterable[str],
-    zeros: Sequence[ZeroGradient],
+    useless: Sequence[UselessGradient],
 ) -> list[str]:
     """Which gradients are 0 in every element at these feeds, though not everywhere, and at which step that begins."""
-    told = {name for zero in zeros for name in zero.names}
+    told = {name for one in useless for name in one.names}
     flat = [
         name
         for name in wrt
@@ -555,6 +566,16 @@ def _flat(
                 "feed other values, with which it lets a derivative through."
             ]
     return [f"{said} at these feeds."]
+
+
+def _rounded(path: Path) -> set[str]:
+    """The values whose derivative passes through rounding, as if nothing were rounded."""
+    rounded = set(path.adjoint_types)
+    for node in reversed(path.active):
+        within = path.passages[node.name].paths if node.name in path.passages else ()
+        if not rounded.isdisjoint(node.outputs) or any(inner.adjoint_types for inner in within):
+            rounded.update(path.varied.intersection(node.reads))
+    return rounded
 
 
 def _is_zero(value: Any) -> bool:

@@ -24,6 +24,7 @@ class Judged(Journey):
 
     compared: tuple[str, ...] = ()
     note: str = ""
+    skipped: tuple[str, ...] = ()  # the steps that had nothing to compare, with the reason
 
 
 @dataclass
@@ -32,12 +33,14 @@ class Graphs(Tally):
 
     compared: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def take(self, name: str, written: bytes, journey: Journey) -> None:
         """Count what came of the graph of a seed."""
         super().take(name, written, replace(journey, faults=tuple(_blamed(written, one) for one in journey.faults)))
         if isinstance(journey, Judged):
             self.compared.update(journey.compared)
+            self.skipped.update(journey.skipped)
             if journey.note:
                 self.notes[journey.note] += 1
 
@@ -53,6 +56,8 @@ class Graphs(Tally):
             yield f"{self.compared[step]:7} {step}"
         for note, times in self.notes.most_common():
             yield f"{times:7} not compared: {note}"
+        for skipped, times in sorted(self.skipped.items()):
+            yield f"{times:7} without {skipped}"
         for one in sorted(self.classes.values(), key=lambda one: -one.count):
             fault = one.fault
             yield f"{one.count:5} {fault.kind} {fault.place} [{fault.step}] seed {one.name}: {fault.message}"
@@ -61,7 +66,7 @@ class Graphs(Tally):
 
 def _blamed(written: bytes, fault: Fault) -> Fault:
     """The fault, as one of ONNX Runtime if the model alone ends its process."""
-    if fault.step != "onnxruntime" or fault.kind != "crashed":
+    if fault.step != "onnxruntime" or fault.kind not in ("crashed", "out of memory"):
         return fault
     with Worker(_SHRINKING) as worker:
         try:
@@ -86,10 +91,16 @@ def travel(written: bytes, steps: tuple[str, ...]) -> Judged:
     """What comes of the graph of a seed."""
     made = sample(int(written))
     if made is None:
-        return Judged(False, (), note="nothing moves in the graph")
+        return Judged(False, (), note="nothing moves in the graph, or onnx refuses it")
     found = judge(made, steps)
     faults = tuple(Fault(one.step, one.kind, one.place, one.message) for one in found.verdicts)
-    return Judged("gradient" in found.compared, faults, compared=tuple(found.compared), note=found.note)
+    return Judged(
+        "gradient" in found.compared,
+        faults,
+        compared=tuple(found.compared),
+        note=found.note,
+        skipped=tuple(found.skipped),
+    )
 
 
 def smallest(written: bytes, fault: Fault) -> str:

@@ -61,6 +61,8 @@ def define(s: Scope) -> Defined:
     if not made:
         raise MisfitError("an empty function")
     results = list(dict.fromkeys([made[-1], *s.rng.choices(made, k=s.rng.choice((0, 0, 1)))]))
+    if s.chance(0.04):
+        results.append(s.rng.choice([value for value in inner.values if value.name in formals]))
     imports = [helper.make_opsetid("", s.opset)]
     called = {f.name for f, _ in s.world.functions}
     if any(node.op_type in called for node in _every(inner.nodes)):
@@ -99,6 +101,14 @@ def call(s: Scope, defined: Defined) -> None:
     given = [s.shaped(shape) if fixed or s.chance(0.85) else s.pick(len(shape), len(shape)) for shape in shapes]
     parameters = s.world.parameters[function.name]
     attributes = {name: value for name, value in parameters.items() if name in function.attribute or s.chance(0.5)}
+    count = len(function.output)
     s.add_all(
-        function.name, *given, outputs=len(function.output), domain=LOCAL, kind=s.world.kind, literal=True, **attributes
+        function.name,
+        *given,
+        outputs=count,
+        domain=LOCAL,
+        kind=s.world.kind,
+        named=s.named(count),
+        literal=True,
+        **attributes,
     )

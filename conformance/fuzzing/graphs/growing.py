@@ -458,6 +458,11 @@ class Scope:
         """A constant of one number."""
         return self.leaf(np.full(tuple(shape), value, np.float32), self.world.kind, moves=False)
 
+    def named(self, count: int) -> list[bool]:
+        """Which of the outputs of a node have a name: now and then one has none."""
+        left = self.rng.randrange(count) if count > 1 and self.chance(0.08) else count
+        return [k != left for k in range(count)]
+
     # Graphs
 
     def grow(self, count: int) -> None:

@@ -8,7 +8,9 @@ from onnx import ModelProto, helper
 
 from refgrad.conformance.fuzzing.graphs import families  # noqa: F401  (it registers the templates)
 from refgrad.conformance.fuzzing.graphs.growing import IR, LOCAL, Sample, Scope, World, prune
+from refgrad.conformance.fuzzing.graphs.names import collide
 from refgrad.conformance.fuzzing.graphs.templates import TEMPLATES
+from refgrad.conformance.fuzzing.graphs.validity import invalid
 from refgrad.protos.walk import captures_of
 
 
@@ -50,6 +52,12 @@ def sample(seed: int) -> Sample | None:
         graph, opset_imports=imports, ir_version=max(IR[world.opset], 8), functions=[f for f, _ in world.functions]
     )
     prune(model)
+    if rng.random() < 0.3:
+        collide(model)
+    if model.graph.input and rng.random() < 0.01:
+        rng.choice(model.graph.input).type.tensor_type.ClearField("shape")
+    elif invalid(model, strict=False):
+        return None
     read = set(_read(model))
     wrt = [v.name for v in leaves if v.name in read]
     if rng.random() < 0.3:

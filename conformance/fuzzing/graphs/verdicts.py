@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, UnknownError, tangent, wide
 from refgrad.conformance.fuzzing.graphs.growing import Sample
+from refgrad.conformance.fuzzing.graphs.validity import expected, invalid
 from refgrad.conformance.fuzzing.journey import place_of
 from refgrad.conformance.oracles.analytic import STEP
 from refgrad.conformance.questions.rounding import Perturbed
@@ -30,8 +32,11 @@ _DIRECTIONS = 2
 _DRAWS = 4
 _DOUBLE, _SINGLE, _HALF = 48, 19, 7  # bits that may be right: four or so less than a type has
 ORT = "ort-cpu"
-WRONG, REFUSED, RAISED, NOT_RUN, FOREIGN = "wrong", "refused", "raised", "cannot run", "of ONNX Runtime"
-STEPS = ("gradient", "ort dialect", "jvp", "hvp", "onnxruntime")
+WRONG, REFUSED, RAISED, INVALID = "wrong", "refused", "raised", "invalid"
+NOT_RUN, FOREIGN = "cannot run", "of ONNX Runtime"
+STEPS = ("gradient", "ort dialect", "jvp", "hvp", "again", "onnxruntime")
+_CONSTANTS = {_DOUBLE: EXACT, _SINGLE: 1e-6, _HALF: 1e-2}  # two models that hold rounded constants differ by so much
+_AGAIN = 4  # of so many graphs, one gradient is differentiated again
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Found:
     verdicts: list[Verdict] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)  # the steps that were
     note: str = ""  # why nothing was compared
+    skipped: list[str] = field(default_factory=list)  # the steps that had nothing to compare, with the reason
 
 
 def judge(sample: Sample, steps: Sequence[str] = STEPS) -> Found:
@@ -69,12 +75,16 @@ def judge(sample: Sample, steps: Sequence[str] = STEPS) -> Found:
                 if step == "gradient":
                     gradient = question.gradient()
                 elif step == "onnxruntime":
-                    if not question.onnxruntime(gradient or question.gradient()):
-                        continue
-                elif not _COMPARED[step](question):
-                    continue
+                    question.onnxruntime(gradient or question.gradient())
+                else:
+                    _COMPARED[step](question)
                 found.compared.add(step)
+            except _SkippedError as error:
+                found.skipped.append(f"{step}: {error}")
             except _FaultError as error:
+                if error.verdict.kind == REFUSED and (reason := expected(error.verdict.message)):
+                    found.note = f"refused: {reason}"
+                    break
                 found.verdicts.append(error.verdict)
                 if step == "gradient":
                     break
@@ -85,6 +95,10 @@ class _FaultError(Exception):
     def __init__(self, step: str, kind: str, message: str, place: str = "") -> None:
         super().__init__(message)
         self.verdict = Verdict(step, kind, message[:600], place)
+
+
+class _SkippedError(Exception):
+    """There is nothing to compare, for a reason."""
 
 
 class _Question:
@@ -119,6 +133,16 @@ class _Question:
             text = "".join(traceback.format_exception_only(error)).strip()
             raise _FaultError(step, RAISED, text, place_of(error)) from error
 
+    def _valid(self, step: str, make: Callable[[], ModelProto]) -> ModelProto:
+        """What is made, if onnx's full check and strict inference take it.
+
+        :raises _FaultError: they do not.
+        """
+        made: ModelProto = self._made(step, make)
+        if reason := invalid(made):
+            raise _FaultError(step, INVALID, reason)
+        return made
+
     def _run(self, step: str, model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
         def run() -> dict[str, Any]:
             return dict(get_backend("numpy").prepare(model, precision="float64").run(feeds))
@@ -136,7 +160,9 @@ class _Question:
         for name, value in forward.items():
             size = np.max(np.abs(self.values[name]), initial=1.0)
             self._compare("forward", name, value, self.values[name], size, self._lost(self.model, self.at, name))
-        made: ModelProto = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs))
+        # A part of the graphs is differentiated with options that change the form of the gradient, not its value.
+        how = {3: {"recompute": True}, 5: {"keep_outputs": True}}.get(sample.seed % 8, {})
+        made: ModelProto = self._valid(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs, **how))
         self._against_steps(step, made, names_in(made))
         return made
 
@@ -208,18 +234,17 @@ class _Question:
         if not (apart <= allowed or apart <= allowed + lost()):
             raise _FaultError(step, WRONG, f"{name} is {apart:.3g} apart, of values of {scale:.3g}")
 
-    def lowered(self) -> bool:
+    def lowered(self) -> None:
         """The gradient in the dialect "ort", lowered."""
         step, sample = "ort dialect", self.sample
         made = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs, dialect="ort"))
-        lowered = self._made("lower", lambda: refgrad.lower(made))
+        lowered = self._valid("lower", lambda: refgrad.lower(made))
         self._against_steps("lower", lowered, names_in(made))
-        return True
 
-    def jvp(self) -> bool:
+    def jvp(self) -> None:
         """J·u, element by element."""
         step, sample = "jvp", self.sample
-        made = self._made(step, lambda: refgrad.jvp(self.model, sample.wrt, sample.outputs))
+        made = self._valid(step, lambda: refgrad.jvp(self.model, sample.wrt, sample.outputs))
         directions, derivatives = _named(made, "directions"), _named(made, "derivatives")
         u, moves = self.directions[0], self.slopes[0]
         inputs = {v.name for v in made.graph.input}
@@ -233,17 +258,16 @@ class _Question:
             scale = float(np.max(np.abs(wanted), initial=0.0)) + self._steepness(name)
             lost = self._lost(made, feeds, derivatives[name])
             self._compare(step, name, results[derivatives[name]], wanted, scale, lost)
-        return True
 
     def _steepness(self, name: str) -> float:
         return max(float(np.max(np.abs(moves.get(name, 0.0)), initial=0.0)) for moves in self.slopes)
 
-    def hvp(self) -> bool:
-        """H·u of an output, against differences of its gradient."""
+    def hvp(self) -> None:
+        """H·u of an output, against complex steps through its gradient."""
         step, sample = "hvp", self.sample
         output = sample.outputs[sample.seed % len(sample.outputs)]
         first = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, [output]))
-        made = self._made(step, lambda: refgrad.hvp(self.model, sample.wrt, output))
+        made = self._valid(step, lambda: refgrad.hvp(self.model, sample.wrt, output))
         vectors, products = _named(made, "directions"), _named(made, "derivatives")
         u = self.directions[0]
         inputs = {v.name for v in made.graph.input}
@@ -251,50 +275,125 @@ class _Question:
         feeds |= {vectors[name]: x for name, x in u.items() if name in vectors}
         results = self._run(step, made, feeds)
         cotangents, gradients = names_in(first)
-        prepared = get_backend("numpy").prepare(first, precision="float64")
         ones = {seed: np.ones(np.shape(self.values[name])) for name, seed in cotangents.items()}
-        known = {v.name for v in first.graph.input}
+        for name, (wanted, size, tolerance, error) in self._moved(step, first, ones, u, gradients).items():
+
+            def lost(name: str = name, error: Callable[[], float] = error) -> float:
+                return error() + self._lost(made, feeds, products[name])()
+
+            self._compare(step, name, np.asarray(results[products[name]]), wanted, size, lost, tolerance)
+
+    def again(self) -> None:
+        """The gradient of the gradient by every name, against complex steps through the gradient."""
+        step, sample = "again", self.sample
+        if sample.seed % _AGAIN:
+            raise _SkippedError(f"one gradient in {_AGAIN} is differentiated again")
+        first = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs))
+        cotangents, gradients = names_in(first)
+        seeds = {cotangents[name]: v for name, v in self.cotangents.items() if name in cotangents}
+        names = [name for name in sample.wrt if name in gradients]
+        chosen = [gradients[name] for name in names]
+        made = self._valid(step, lambda: refgrad.gradient(first, names, chosen))
+        again, returned = names_in(made)
+        known = {v.name for v in made.graph.input}
+        weights = {name: wide(x) for name, x in self.moving.items()}
+        ways = {gradients[name]: self.rng.standard_normal(self.moving[name].shape) for name in names}
+        feeds = {n: x for n, x in {**self.at, **weights, **seeds}.items() if n in known}
+        feeds |= {again[name]: w for name, w in ways.items() if name in again}
+        results = self._run(step, made, feeds)
+        u = self.directions[0]
+        moved = self._moved(step, first, seeds, u, gradients)
+        wanted = sum(float(np.sum(ways[gradients[name]] * moved[name][0])) for name in names)
+        terms = [np.asarray(results[returned[name]]) * u[name] for name in names if name in returned]
+        got = sum(float(np.sum(term)) for term in terms)
+        size = sum(float(np.sum(np.abs(term))) for term in terms)
+        size += sum(float(np.sum(np.abs(ways[gradients[name]]))) * moved[name][1] for name in names)
+
+        def lost() -> float:
+            found = sum(float(np.sum(np.abs(ways[gradients[name]]))) * moved[name][3]() for name in names)
+            for name in names:
+                if name in returned:
+                    found += float(np.sum(np.abs(u[name]))) * self._lost(made, feeds, returned[name])()
+            return found
+
+        self._compare(step, "the second derivative", got, wanted, size, lost, max(moved[name][2] for name in names))
+
+    def _moved(
+        self,
+        step: str,
+        first: ModelProto,
+        seeds: Mapping[str, np.ndarray],
+        u: Mapping[str, np.ndarray],
+        gradients: Mapping[str, str],
+    ) -> dict[str, tuple[np.ndarray, float, float, Callable[[], float]]]:
+        """The derivative of each gradient in the model `first` along `u`: by complex steps, else by differences.
+
+        With each come the size of the numbers that it is compared with, a tolerance, and how far rounding moves it.
+
+        :raises _SkippedError: neither says.
+        """
         weights = {name: wide(x) for name, x in self.moving.items() if name not in self.at}
+        known = {v.name for v in first.graph.input} | {t.name for t in first.graph.initializer}
+        point = {n: x for n, x in {**self.at, **weights, **seeds}.items() if n in known}
+        try:
+            values, slopes, _ = tangent(first, point, {n: x for n, x in u.items() if n in known}, STEP)
+        except (UnknownError, KinkError) as error:
+            return self._by_differences(step, first, point, u, gradients, error)
+        found = {}
+        for name, gradient in gradients.items():
+            wanted = slopes.get(gradient, np.zeros(np.shape(values[gradient])))
+            size = float(np.max(np.abs(wanted), initial=0.0)) + float(np.max(np.abs(values[gradient]), initial=0.0))
+            found[name] = wanted, max(size, 1.0), _CONSTANTS[self.bits], partial(_steep, values[gradient], wanted)
+        return found
+
+    def _by_differences(
+        self,
+        step: str,
+        first: ModelProto,
+        point: Mapping[str, Any],
+        u: Mapping[str, np.ndarray],
+        gradients: Mapping[str, str],
+        why: Exception,
+    ) -> dict[str, tuple[np.ndarray, float, float, Callable[[], float]]]:
+        prepared = get_backend("numpy").prepare(first, precision="float64")
+        known = {v.name for v in first.graph.input}
+        if not {name for name in u if name in point} <= known:
+            raise _SkippedError(f"differences would need to move an initializer, and complex steps fail: {why}")
+        fed = {name: x for name, x in point.items() if name in known}
 
         def at(h: float) -> dict[str, Any]:
-            point = {**self.at, **weights}
-            point |= {name: point[name] + h * u[name] for name in u}
-            run = prepared.run({n: x for n, x in point.items() if n in known} | ones)
+            run = prepared.run({n: x + h * u[n] if n in u else x for n, x in fed.items()})
             return {name: np.asarray(run[gradients[name]]) for name in gradients}
 
-        if weights and not set(weights) <= known:
-            return False  # the differences would need to move an initializer
         estimates = []
         base = at(0.0)
         for h in (1e-4, 3e-5):
             plus, minus, far, near = at(2 * h), at(-2 * h), at(h), at(-h)
             estimates.append({n: (8 * (far[n] - near[n]) - (plus[n] - minus[n])) / (12 * h) for n in gradients})
         whole = max((float(np.max(np.abs(base[n]), initial=0.0)) for n in gradients), default=0.0)
+        found = {}
         for name in gradients:
             a, b = estimates[0][name], estimates[1][name]
             spread = float(np.max(np.abs(a - b), initial=0.0))
-            size = float(np.max(np.abs(b), initial=0.0)) + whole
-            if not spread <= 1e-5 * max(size, 1.0):
-                continue  # a kink lies between
-            got = np.asarray(results[products[name]])
+            size = max(float(np.max(np.abs(b), initial=0.0)) + whole, 1.0)
+            if not spread <= 1e-5 * size:
+                raise _SkippedError(f"differences do not settle, and complex steps fail: {why}")
 
             def lost(name: str = name) -> float:
-                point = {n: x for n, x in {**self.at, **weights}.items() if n in known} | ones
-                differences = self._lost(first, point, gradients[name])() / 3e-5
-                return differences + self._lost(made, feeds, products[name])()
+                return self._lost(first, fed, gradients[name])() / 3e-5
 
-            self._compare(step, name, got, b, max(size, 1.0), lost, 1e-5 + 10 * spread / max(size, 1.0))
-        return True
+            found[name] = b, size, 1e-5 + 10 * spread / size, lost
+        return found
 
-    def onnxruntime(self, gradient: ModelProto) -> bool:
+    def onnxruntime(self, gradient: ModelProto) -> None:
         """ONNX Runtime runs the gradient if it runs the model, and both compute what the interpreter does."""
         if ORT not in available():
-            return False
+            raise _SkippedError("it is not installed")
         backend = get_backend(ORT)
         try:
             results = backend.prepare(self.model).run(self.feeds)
-        except Exception:
-            return False
+        except Exception as error:
+            raise _SkippedError("it does not run the graph itself") from error
         for name in self.sample.outputs:
             self._near("forward", FOREIGN, name, results[name], self.values[name], self.model, self.feeds)
         cotangents, gradients = names_in(gradient)
@@ -310,7 +409,6 @@ class _Question:
         exact = self._run("onnxruntime", gradient, wide_feeds(feeds))
         for output in gradients.values():
             self._near("onnxruntime", WRONG, output, got[output], exact[output], gradient, feeds)
-        return True
 
     def _near(
         self, step: str, kind: str, name: str, got: Any, wanted: Any, model: ModelProto, feeds: Mapping[str, Any]
@@ -397,8 +495,14 @@ def wide_feeds(feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {name: wide(value) for name, value in feeds.items()}
 
 
-_COMPARED: dict[str, Callable[[_Question], bool]] = {
+def _steep(value: Any, slope: Any) -> float:
+    """How far rounding moves a complex step through a gradient."""
+    return float(2.0**-44 * (np.max(np.abs(value), initial=0.0) + np.max(np.abs(slope), initial=0.0)))
+
+
+_COMPARED: dict[str, Callable[[_Question], None]] = {
     "ort dialect": _Question.lowered,
     "jvp": _Question.jvp,
     "hvp": _Question.hvp,
+    "again": _Question.again,
 }

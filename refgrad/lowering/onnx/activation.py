@@ -55,9 +55,9 @@ def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None, approximate: s
 
 @lowering("QuickGeluGrad")
 def quick_gelu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str:
-    scaled = op.Mul(X, alpha)
-    s = op.Sigmoid(scaled)
-    return op.Mul(dY, op.Add(s, op.grad.SigmoidGrad(scaled, s)))
+    """α comes last: α·X may overflow, where the slope is 0 or 1."""
+    s = op.Sigmoid(op.Mul(X, alpha))
+    return op.Mul(dY, op.Add(s, op.Mul(op.grad.SigmoidGrad(X, s), alpha)))
 
 
 @lowering("SoftmaxGrad")

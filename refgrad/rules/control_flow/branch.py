@@ -61,10 +61,10 @@ class If(Structure):
         sweeps, results = [], []
         for body, path in both:
             swept = body.swept(op, path)
-            for outer, inner in zip(self.node.outputs, body.outputs, strict=False):
+            for place, (outer, inner) in enumerate(zip(self.node.outputs, body.outputs, strict=False)):
                 if outer in cotangents and inner in path.needed:
                     seed = cotangents[outer]
-                    if _contradict(op.shape(seed), swept.op.shape(inner)):  # it is declared as the other branch has it
+                    if self._may_differ(place, body, op.shape(seed)):  # it may be declared as the other branch has it
                         swept.op.enter(op.rule, op.node)
                         seed = swept.op.reshape_like(seed, inner)
                     swept.sweep.seed(inner, seed)
@@ -115,6 +115,16 @@ class If(Structure):
             op.describe(value, like=name)
             yield name, value
 
+    def _may_differ(self, place: int, body: Body, seed: Shape | None) -> bool:
+        """Whether the cotangent of the output at `place` may be taken for a tensor of another shape than the branch returns.
+
+        Its shape is that of the output, of which one is declared or inferred for both branches.
+        """
+        if self.node.outputs[place] in self.graph.containers:
+            return False
+        own, *others = (one.graph.shapes.get(one.outputs[place]) for one in (body, *self.branches.values()))
+        return own is None or any(_leaves_open(own, other) for other in others) or _contradict(own, seed)
+
     def _empty_in(self, body: Body) -> str | None:
         """The optional that is empty whenever the branch is taken, if the condition tests one."""
         asks, empty = self.graph.producer.get(self.node.inputs[0]), "else_branch"
@@ -132,6 +142,13 @@ def _contradict(one: Shape | None, other: Shape | None) -> bool:
         return False
     pairs = zip(one, other, strict=False)
     return len(one) != len(other) or any(a != b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+
+def _leaves_open(own: Shape, other: Shape | None) -> bool:
+    """Whether `other` does not say that a tensor has the rank and the known sizes of `own`."""
+    if other is None or len(own) != len(other):
+        return True
+    return any(isinstance(a, int) and a != b for a, b in zip(own, other, strict=True))
 
 
 def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:

@@ -54,6 +54,12 @@ def _branches(s: Scope) -> None:
         if like not in other.values or like in others or like.name in {i.name for i in other.initializers}:
             like = other.add("Identity", like)
         others.append(like)
+    if s.chance(0.2):  # one value is returned twice, by both branches or by one
+        k = s.rng.randrange(count)
+        like = then.add("Sin", results[k]) if s.chance(0.5) else results[k]
+        results.append(like)
+        others.append(others[k] if like is results[k] or s.chance(0.5) else other.add("Neg", others[k]))
+        count += 1
     choice = s.rng.random() < 0.5
     graphs: dict[str, Any] = {
         "then_branch": then.graph(results, "then", hidden),
@@ -65,7 +71,7 @@ def _branches(s: Scope) -> None:
         test = s.add("Less", s.add("ReduceSum", s.pick(), keepdims=0), s.number(0.3), kind=BOOL)
     else:
         test = s.leaf(np.array(s.chance(0.5)))
-    s.add_all("If", test, outputs=count, kind=s.world.kind, **graphs)
+    s.add_all("If", test, outputs=count, kind=s.world.kind, named=s.named(count), **graphs)
 
 
 def _formal(scope: Scope, like: Any, kind: int, hidden: float) -> Value:
@@ -127,6 +133,8 @@ def _loop(s: Scope) -> None:
     scans: list[Value] = []
     for _ in range(s.rng.choice((0, 1, 2)) if states else s.rng.choice((1, 2))):
         scans.append(_result(body, [*taken, *scans]))
+    if s.chance(0.2):  # a value is returned twice, or an input of the body is returned
+        scans.append(s.rng.choice([*taken, *scans, *formals]))
     match s.rng.randrange(3):
         case 0:
             again = body.add("Identity", going, kind=BOOL)
@@ -139,7 +147,7 @@ def _loop(s: Scope) -> None:
     most = s.leaf(np.array(count)) if s.chance(0.9) else None
     first = s.leaf(np.array(True)) if s.chance(0.5) else None
     total = len(taken) + len(scans)
-    s.add_all("Loop", most, first, *states, outputs=total, kind=s.world.kind, body=graph)
+    s.add_all("Loop", most, first, *states, outputs=total, kind=s.world.kind, named=s.named(total), body=graph)
 
 
 @template(2)
@@ -178,6 +186,8 @@ def _scan(s: Scope) -> None:
     scans: list[Value] = []
     for _ in range(s.rng.choice((0, 1, 2)) if states else s.rng.choice((1, 2))):
         scans.append(_result(body, [*taken, *scans]))
+    if s.chance(0.2):  # a value is returned twice, or an input of the body is returned
+        scans.append(s.rng.choice([*taken, *scans, *formals]))
     graph = body.graph([*taken, *scans], "scan", hidden)
     given: dict[str, Any] = {}
     if any(axes) or s.chance(0.3):
@@ -189,7 +199,8 @@ def _scan(s: Scope) -> None:
     if scans and s.chance(0.4):
         given["scan_output_directions"] = [int(s.chance(0.5)) for _ in scans]
     total = len(taken) + len(scans)
-    s.add_all("Scan", *states, *read, outputs=total, kind=s.world.kind, body=graph, num_scan_inputs=len(read), **given)
+    given["num_scan_inputs"] = len(read)
+    s.add_all("Scan", *states, *read, outputs=total, kind=s.world.kind, named=s.named(total), body=graph, **given)
 
 
 @template(2)

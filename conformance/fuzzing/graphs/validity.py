@@ -1,0 +1,39 @@
+"""What onnx's checker and its strict inference say of a model that refgrad made, and which refusals are expected."""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+from onnx import ModelProto
+
+EXPECTED = {  # why refgrad refuses a valid graph, by what its message says
+    "an input or output declares no shape": re.compile(r"declares no shape, and onnx\.checker refuses"),
+    "the shape of a state changes from step to step": re.compile(
+        r"its state .* before a step and .* after it|its shape is not the same in every step"
+    ),
+}
+
+# onnx takes every vector of known size, of floats too, for a shape that it may compute with: it refuses a Mul of Unsqueeze(a),
+# a [3], and b [2], though both broadcast.
+_ONNX_IS_WRONG = re.compile(r"Invalid rank for \w+ broadcasting: \(\d+\) vs \(\d+\)")
+
+
+def invalid(model: ModelProto, strict: bool = True) -> str:
+    """The reason why the full check or, if `strict`, strict inference with the values of shapes refuses `model`, or ""."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return f"the full check: {' '.join(str(error).split())}"
+    if strict:
+        try:
+            onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        except onnx.shape_inference.InferenceError as error:
+            if not _ONNX_IS_WRONG.search(str(error)):
+                return f"strict inference: {' '.join(str(error).split())}"
+    return ""
+
+
+def expected(message: str) -> str:
+    """The name of the reason that a refusal gives, or "" where no graph should meet it."""
+    return next((name for name, pattern in EXPECTED.items() if pattern.search(message)), "")
