@@ -43,5 +43,6 @@ def widest(op: Emitter, *values: str) -> int:
 
 def in_range(op: Emitter, value: str) -> str:
     """The value, and where it has overflowed the largest finite number of its type."""
-    most = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(value))).max)
+    dtype = helper.tensor_dtype_to_np_dtype(op.type(value))
+    most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return str(op.Clip(value, -most, most))
