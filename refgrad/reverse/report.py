@@ -60,8 +60,8 @@ class LeakedGradient(UselessGradient):
         [stop] = self.stops
         return (
             f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} nothing "
-            f"but what leaks through rounding: no derivative passes through {stop.operator} (node {choices(stop.nodes)}; "
-            f"{stop.reason}), and what is left runs through the scales of what is rounded. {self.advice}"
+            f"but what leaks through rounding: the derivative of {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) "
+            f"is 0, and what is left runs through the scales of what is rounded. {self.advice}"
         )
 
 
