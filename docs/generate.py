@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import onnx.printer
+import precision_page
 import stubs
 from benchmark_tables import BENCHMARKS
 
@@ -41,6 +42,7 @@ from refgrad.conformance.running.sources import node_tests, of_findings, select,
 from refgrad.protos.upgrade import FIXES
 from refgrad.tables.kink_choices import KINK_CHOICES
 from refgrad.tables.kinks import KINKS, Kink, Point
+from refgrad.tables.missing import MISSING
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
 from refgrad.tables.torch_functions import ASKED, FOLLOWED, UNTOLD
@@ -98,7 +100,7 @@ release, answers. The sessions `torch` and `training` ask them (`tests/test_kink
 At a point of the table above, the derivatives of order 2 and 3 are 0: the slope that was chosen does not change. These are
 the other choices. [Special points](special_points.md) lists what refgrad returns, order by order.
 
-{table(("operator", "where", "order", "refgrad", "why"), higher)}
+{table(("operator", "where", "order", "refgrad", "why"), higher)}{missing()}
 ## Functions of torch that share an operator
 
 torch's exporter writes relu6, hardtanh and clamp as Clip, and they choose differently. With `kinks="torch"` a node is
@@ -146,6 +148,16 @@ def special_points() -> str:
         "side), `mean` (of both sides), `asymmetric` (it\ndepends on the order in which the inputs are taken) or `finite` "
         "(another number). Every finite number has a row in\n[Kinks](kinks.md), except where the function itself is "
         "undefined.\n\n" + table(("operator", "point", "inputs and order"), lines)
+    )
+
+
+def missing() -> str:
+    """Return the section of docs/kinks.md on NaN."""
+    rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in MISSING]
+    return (
+        "\n## Where an input is NaN\n\nAn operator that computes with its input has the gradient NaN there. These compare it, "
+        "and have the gradients below, whatever\nthe option `kinks` says; the column of ONNX Runtime is what dialect `ort` "
+        "has.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
     )
 
 
@@ -804,6 +816,9 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "opsets.md": opsets(),
         ROOT / "docs" / "parity.md": parity(),
         ROOT / "docs" / "special_points.md": special_points(),
+        ROOT / "docs" / "precision.md": precision_page.page(
+            json.loads((RESULTS / "precision.json").read_text()), table
+        ),
         **scoreboard(),
     }
 

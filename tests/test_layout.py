@@ -52,6 +52,7 @@ STAIRCASE = (
         "refgrad.conformance.lacking",
         "refgrad.conformance.mutating",
         "refgrad.conformance.parity",
+        "refgrad.conformance.precision",
         "refgrad.conformance.reporting",
     ),
     ("refgrad.conformance",),  # its public names

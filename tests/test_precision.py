@@ -93,6 +93,29 @@ def test_a_scaled_argument_that_overflows(backend: str) -> None:
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_flat_parts_of_hard_swish_are_flat_in_float16(backend: str) -> None:
+    x = np.array([-65504.0, -4.0, -3.0, 3.0, 4.0], np.float16)
+    np.testing.assert_array_equal(derivative(node_case("HardSwish", x), 1, backend), [0, 0, 0, 1, 1])
+
+
+def test_the_tail_of_gelu_in_double() -> None:
+    def function(x: Any) -> Any:
+        return x / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3)))
+
+    places = (-12.0, -18.0, -20.5)
+    got = derivative(node_case("Gelu", np.array([*places, -1e300]), approximate="tanh"), 1, "numpy")
+    np.testing.assert_allclose(got[:-1], [exact(function, x, 1) for x in places], rtol=1e-12)
+    assert got[-1] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_log_of_a_large_sum(backend: str) -> None:
+    x = np.array([[1e33, 2e33, 5e32]], np.float32)
+    case = node_case("ReduceLogSum", x, np.array([1]), constant=["axes"], opset=18)
+    np.testing.assert_allclose(derivative(case, 1, backend), np.full((1, 3), 1 / 3.5e33), rtol=3e-7)
+
+
 @pytest.mark.parametrize("alpha", [0.0, -0.0])
 def test_celu_divides_by_alpha(alpha: float) -> None:
     with pytest.raises(RefgradError, match=r"'node' has alpha=0.*another number"):

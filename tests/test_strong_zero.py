@@ -17,6 +17,7 @@ from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.conformance import nonfinite
 from refgrad.errors import OptionError
+from refgrad.reverse.assembly import names_in
 
 INF, NAN = np.inf, np.nan
 BACKENDS = "numpy", "ort-cpu"
@@ -377,3 +378,27 @@ def test_hidden_elements_count_as_if_they_were_harmless(seed: int) -> None:
     ).values()
     [due] = run(refgrad.hvp(source, ["x"]), {**feeds, "x": harmless, "x_vector": mask * 1.0}, "numpy").values()
     np.testing.assert_array_equal(second, due)
+
+
+def test_a_cotangent_that_a_rule_casts_keeps_its_type() -> None:
+    """Normalizations of 16-bit floats are computed in float32: the cotangent that is compared with 0 has 16 bits."""
+    source = model(
+        "(float16[2,4] x, float16[4] s) => (float16[2,4] y) { n = LayerNormalization<epsilon = 0.>(x, s) y = Identity(n) }"
+    )
+    rows = np.array([[1, 2, 3, 5], [2, 2, 2, 2]], np.float16)
+    feeds = {"x": rows, "s": np.ones(4, np.float16), "y_grad": np.array([[1, 0, 0, 0], [0, 0, 0, 0]], np.float16)}
+    plain, strong = (refgrad.gradient(source, ["x", "s"], strong_zero=on) for on in (False, True))
+    before, after = (run(made, feeds, "numpy") for made in (plain, strong))
+    np.testing.assert_array_equal(after["x_grad"][0], before["x_grad"][0])
+    assert np.isnan(before["x_grad"][1]).all()
+    np.testing.assert_array_equal(after["x_grad"][1], 0)
+    assert np.isnan(before["s_grad"]).all()
+    assert np.isfinite(after["s_grad"]).all()
+
+
+def test_what_the_guards_read_is_no_weight() -> None:
+    """Differentiated again by all that is a weight, a gradient has no more weights than before."""
+    source = model("(float[N] x) => (float[N] y) <float[1] w = {2}> { p = Mul(x, w) y = Sqrt(p) }")
+    made = refgrad.gradient(source, strong_zero=True)
+    again = refgrad.gradient(made, strong_zero=True)
+    assert names_in(again)[1].keys() == {"x", "w", "y_grad"}

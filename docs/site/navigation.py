@@ -60,6 +60,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("scoreboard", ""),
             ("findings", ""),
             ("oracles", ""),
+            ("precision", ""),
             ("mutants", ""),
             ("runtimes", ""),
             ("backend_tests", ""),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.protos.types import SIXTEEN_BIT, largest
 from refgrad.reverse.emit import Emitter
 
 
@@ -43,5 +42,5 @@ def widest(op: Emitter, *values: str) -> int:
 
 def in_range(op: Emitter, value: str) -> str:
     """The value, and where it has overflowed the largest finite number of its type."""
-    most = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(value))).max)
+    most = largest(helper.tensor_dtype_to_np_dtype(op.type(value)))
     return str(op.Clip(value, -most, most))

@@ -69,23 +69,25 @@ def name_results(function: FunctionProto) -> None:
 
     The inliner gives an input or an initializer that is an output another name, and one output of two that are one value.
     """
-    bodies: list[FunctionProto | GraphProto] = [function]
-    bodies += (g for node in nested(function.node) for attribute in node.attribute for g in subgraphs(attribute))
     taken: set[str] = set()
-    for body in bodies:
-        made = {name for node in body.node for name in node.output}
-        for place, output in enumerate(body.output):
-            old = output if isinstance(output, str) else output.name
-            if old in made:
-                made.remove(old)
-                continue
-            taken = taken or names_of(GraphProto(node=function.node)) | {*function.input, *function.output}
-            name = fresh(f"{old}_out", taken)
-            body.node.append(helper.make_node("Identity", [old], [name], name=name))
-            if isinstance(output, str):
-                body.output[place] = name
-            else:
-                output.name = name
+
+    def result(body: FunctionProto | GraphProto, made: set[str], value: str) -> str:
+        if value in made:
+            made.remove(value)
+            return value
+        if not taken:
+            taken.update(names_of(GraphProto(node=function.node)), function.input, function.output)
+        name = fresh(f"{value}_out", taken)
+        body.node.append(helper.make_node("Identity", [value], [name], name=name))
+        return name
+
+    bodies = [g for node in nested(function.node) for attribute in node.attribute for g in subgraphs(attribute)]
+    made = {name for node in function.node for name in node.output}
+    function.output[:] = [result(function, made, name) for name in function.output]
+    for graph in bodies:
+        made = {name for node in graph.node for name in node.output}
+        for value in graph.output:
+            value.name = result(graph, made, value.name)
 
 
 def refuse_growth(model: ModelProto) -> None:

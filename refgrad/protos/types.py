@@ -26,6 +26,11 @@ def smallest_normal(kind: np.dtype) -> float:
     return float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
 
 
+def largest(kind: np.dtype) -> float:
+    """The largest finite number of a float type."""
+    return float(ml_dtypes.finfo(kind).max)  # type: ignore[no-untyped-call]
+
+
 def nbytes(kind: int, shape: Shape | None) -> int:
     """About how many bytes a tensor has: an unknown dimension counts as 64, and an unknown rank as two of them."""
     size = math.prod(dim if isinstance(dim, int) else _SIZE for dim in ((None, None) if shape is None else shape))

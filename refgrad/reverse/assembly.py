@@ -167,9 +167,9 @@ class _Types:
     def __call__(self, name: str) -> TypeProto:
         declared = self._graph.inputs.get(name) or self._graph.outputs.get(name)
         if declared is not None:
-            kind = adjoint_of(declared.type)
-            unknown = kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")
-            return adjoint_of(self._graph.containers.get(name, declared.type)) if unknown else kind
+            adjoint = adjoint_of(declared.type)
+            unknown = adjoint.HasField("tensor_type") and not adjoint.tensor_type.HasField("shape")
+            return adjoint_of(self._graph.containers.get(name, declared.type)) if unknown else adjoint
         kind = self._graph.types[name], self._graph.shapes[name]
         if kind not in self._made:
             self._made[kind] = helper.make_tensor_type_proto(*kind)

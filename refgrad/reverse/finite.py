@@ -27,6 +27,7 @@ class Finite:
 
     def __init__(self, graph: GraphProto) -> None:
         self._overridable = {value.name for value in graph.input}
+        self._tensors: dict[str, TensorProto] = {}  # constants that nobody asked about
         self._finite: set[str] = set()
         self._nonzero: set[str] = set()
         self._masks: set[str] = set()
@@ -34,10 +35,12 @@ class Finite:
 
     def __call__(self, name: str) -> bool:
         """Whether a value is finite whatever is fed."""
+        if (tensor := self._tensors.pop(name, None)) is not None:
+            self._look(name, tensor)
         return name in self._finite
 
     def is_nonzero(self, name: str) -> bool:
-        """Whether no element of a value is 0."""
+        """Whether no element of a finite value is 0."""
         return name in self._nonzero
 
     def is_mask(self, name: str) -> bool:
@@ -45,60 +48,67 @@ class Finite:
         return name in self._masks
 
     def enter(self, graph: GraphProto) -> None:
-        """Look at the constants of a graph."""
+        """Take note of the inputs and the constants of a graph."""
         for value in graph.input:
-            if value.type.tensor_type.elem_type not in FLOATS | {0}:
+            self._forget(value.name)
+            kind = value.type.tensor_type.elem_type
+            if kind and kind not in FLOATS:
                 self._finite.add(value.name)
-            if value.type.tensor_type.elem_type == TensorProto.BOOL:
+            if kind == TensorProto.BOOL:
                 self._bools.add(value.name)
         for tensor in graph.initializer:
             if tensor.name not in self._overridable:
-                self._look(tensor.name, tensor)
-
-    def _look(self, name: str, tensor: TensorProto) -> None:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            return
-        array = array_of(tensor)
-        if array.dtype.kind in "iub":
-            self._finite.add(name)
-            if array.dtype.kind == "b":
-                self._bools.add(name)
-        elif array.dtype.kind in "OSU":
-            return
-        elif np.isfinite(array.astype(np.float64) if array.dtype.kind not in "fc" else array).all():
-            self._finite.add(name)
-        else:
-            return
-        if array.astype(np.float64).all():
-            self._nonzero.add(name)
+                self._forget(tensor.name)
+                self._tensors[tensor.name] = tensor
 
     def see(self, node: NodeProto) -> None:
         """Take note of what a node computes."""
-        op_type = node.op_type
+        for name in node.output:
+            self._forget(name)
         if node.domain or len(node.output) != 1:
             return
-        name = node.output[0]
+        op_type, name = node.op_type, node.output[0]
         if op_type in _BOOL:
             self._bools.add(name)
             self._finite.add(name)
         elif op_type in _WHOLE:
             self._finite.add(name)
-        elif op_type == "Constant":
-            for attribute in node.attribute:
-                if attribute.name == "value":
-                    self._look(name, attribute.t)
-        elif op_type == "ConstantOfShape":
-            tensor = [attribute_value(a) for a in node.attribute if a.name == "value"]
-            if tensor:
-                self._look(name, tensor[0])
-            else:
-                self._finite.add(name)
+        elif op_type in ("Constant", "ConstantOfShape"):
+            self._filled(name, node)
         elif op_type == "Cast" and node.input[0] in self._bools:
             self._masks.add(name)
             self._finite.add(name)
         elif op_type in _MOVES:
             read = node.input[1:] if op_type == "Where" else node.input
-            if all(one in self._finite for one in read if one):
+            if all(self(one) for one in read if one):
                 self._finite.add(name)
             if op_type == "Identity" and node.input[0] in self._bools:
                 self._bools.add(name)
+
+    def _forget(self, name: str) -> None:
+        """Forget a value of this name in another body."""
+        for known in (self._finite, self._nonzero, self._masks, self._bools):
+            known.discard(name)
+        self._tensors.pop(name, None)
+
+    def _filled(self, name: str, node: NodeProto) -> None:
+        values = {a.name: attribute_value(a) for a in node.attribute}
+        if isinstance(values.get("value"), TensorProto):
+            self._look(name, values["value"])
+        elif not values.keys().isdisjoint(("value_float", "value_floats")):
+            self._note(name, np.asarray(values.get("value_float", values.get("value_floats"))))
+        elif node.op_type == "ConstantOfShape" or not values.keys().isdisjoint(("value_int", "value_ints")):
+            self._finite.add(name)
+
+    def _look(self, name: str, tensor: TensorProto) -> None:
+        if tensor.data_location != TensorProto.EXTERNAL and tensor.data_type != TensorProto.STRING:
+            self._note(name, array_of(tensor))
+
+    def _note(self, name: str, array: np.ndarray) -> None:
+        if array.dtype.kind == "b":
+            self._bools.add(name)
+        wide = array if array.dtype.kind in "biufc" else array.astype(np.float64)  # types of ml_dtypes
+        if np.isfinite(wide).all():
+            self._finite.add(name)
+            if wide.all():
+                self._nonzero.add(name)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.protos.reading import CONSTANT, is_number
 from refgrad.protos.types import FLOATS, element_type
 from refgrad.protos.walk import attribute_value, fresh, names_of, refill
 from refgrad.reverse.finite import Finite
@@ -37,19 +38,24 @@ def with_strong_zeros(gradient: ModelProto, seeds: Mapping[str, int]) -> None:
     guards = _Guards(gradient)
     carried = dict(seeds)
     refill(gradient.graph.node, guards.nodes(gradient.graph, carried))
-    gradient.graph.initializer.extend(guards.constants.values())
+    gradient.graph.initializer.extend(guards.added)
 
 
 class _Guards:
-    """One pass over a gradient. `constants` are the initializers that the guards read."""
+    """One pass over a gradient. `added` are the initializers that the guards read and the gradient lacks."""
 
     def __init__(self, model: ModelProto) -> None:
-        self.constants: dict[tuple[float, int], TensorProto] = {}
+        self.added: list[TensorProto] = []
+        self._constants = {
+            (repr(numpy_helper.to_array(tensor).item()), tensor.data_type): tensor.name
+            for tensor in model.graph.initializer
+            if is_number(tensor) and not tensor.dims and tensor.data_type in FLOATS
+        }
         self._taken = names_of(model.graph) | {node.name for node in model.graph.node}
         self._finite = Finite(model.graph)
         self._equal: dict[str, str] = {}  # by the name of a value: where it is 0
-        # A value that is a product of a cotangent within one rule: the rule, and the value that is 0 where the cotangent is.
-        self._zeros: dict[str, tuple[str, str]] = {}
+        # A value that is a product of a cotangent within one rule: the rule, and the cotangent with its element type.
+        self._zeros: dict[str, tuple[str, str, int]] = {}
 
     def nodes(self, graph: GraphProto, carried: dict[str, int]) -> list[NodeProto]:
         """The nodes of `graph` with guards; its values that carry a cotangent are added to `carried`, with their types."""
@@ -71,44 +77,47 @@ class _Guards:
             if not places or node.op_type in _OBSERVERS:
                 made.append(node)
                 continue
-            kind = _kind(node, carried[node.input[places[0]]])
+            kind = _kind(node, carried)
             if kind not in FLOATS:  # whether there is an element, or how many
                 made.append(node)
                 continue
             carried.update((name, kind) for name in node.output if name)
-            made += self._guarded(node, places, kind)
+            made += self._guarded(node, places, carried, kind)
         return made
 
-    def _guarded(self, node: NodeProto, places: Sequence[int], kind: int) -> Sequence[NodeProto]:
+    def _guarded(
+        self, node: NodeProto, places: Sequence[int], carried: Mapping[str, int], kind: int
+    ) -> Sequence[NodeProto]:
         """`node`, which reads a cotangent, or what stands for it."""
         op_type, others = node.op_type, [n for k, n in enumerate(node.input[: _factors(node)]) if k not in places]
         if node.domain:
             return [node]
         if op_type in _PRODUCTS and others and (op_type == "Mul" or not places[0]):
-            return self._product(node, places[0], others[0], kind)
+            cotangent = node.input[places[0]]
+            return self._product(node, cotangent, carried[cotangent], others[0], kind)
         if op_type in _CONTRACTIONS and others and not all(map(self._finite, others)):
             return self._contraction(node, places[0], kind)
         if op_type in _SCALES and (known := self._zeros.get(node.input[0])) and known[0] == _rule(node):
             self._zeros[node.output[0]] = known
         return [node]
 
-    def _product(self, node: NodeProto, place: int, other: str, kind: int) -> Sequence[NodeProto]:
+    def _product(self, node: NodeProto, zero: str, zero_kind: int, other: str, kind: int) -> Sequence[NodeProto]:
         """A product of a cotangent, element by element: 0 where it is NaN and the cotangent is 0.
 
         Within one rule the cotangent counts, and not a part of the product that is 0: d·0·∞ is NaN unless d is 0.
         """
-        cotangent, rule = node.input[place], _rule(node)
-        known = self._zeros.get(cotangent)
-        zero = known[1] if known and known[0] == rule else cotangent
+        rule = _rule(node)
+        if (known := self._zeros.get(zero)) and known[0] == rule:
+            _, zero, zero_kind = known
         if not self._finite.is_mask(other):  # a mask selects: what it does not let pass is 0
-            self._zeros[node.output[0]] = rule, zero
+            self._zeros[node.output[0]] = rule, zero, zero_kind
         if self._finite(other) and (node.op_type == "Mul" or self._finite.is_nonzero(other)):
             return [node]
         out = node.output[0]
         raw = self._like(node, node.op_type, list(node.input), f"{out}_product")
         made = [raw]
         if zero not in self._equal:
-            made.append(self._like(node, "Equal", [zero, self._constant(0.0, kind)]))
+            made.append(self._like(node, "Equal", [zero, self._constant(0.0, zero_kind)]))
             self._equal[zero] = made[-1].output[0]
         is_nan = self._like(node, "IsNaN", [raw.output[0]])
         both = self._like(node, "And", [self._equal[zero], is_nan.output[0]])
@@ -240,19 +249,23 @@ class _Guards:
     ) -> NodeProto:
         """A node that belongs to what `node` belongs to."""
         name = name or fresh(f"{node.name}_{op_type}", self._taken)
-        output = output if output == node.output[0] else fresh(output or name, self._taken - {name})
-        self._taken.add(output)
+        if not output:
+            output = name
+        elif output != node.output[0]:
+            output = fresh(output, self._taken)
         made = helper.make_node(op_type, inputs, [output], name, **attributes)
         made.metadata_props.extend(node.metadata_props)
         return made
 
     def _constant(self, number: float, kind: int) -> str:
         """A scalar of an element type."""
-        key = number, kind
-        if key not in self.constants:
+        key = repr(number), kind
+        if key not in self._constants:
             array = np.array(number, helper.tensor_dtype_to_np_dtype(kind))
-            self.constants[key] = numpy_helper.from_array(array, fresh("strong_zero_constant", self._taken))
-        return self.constants[key].name
+            self._constants[key] = fresh(f"{array.dtype.name}_{number}", self._taken)
+            self.added.append(numpy_helper.from_array(array, self._constants[key]))
+            self.added[-1].metadata_props.add(key=CONSTANT)
+        return self._constants[key]
 
 
 class _Pairs:
@@ -291,11 +304,13 @@ def _factors(node: NodeProto) -> int:
     return _CONTRACTIONS.get(node.op_type, 2) or len(node.input)
 
 
-def _kind(node: NodeProto, kind: int) -> int:
-    """The element type of what a node makes of a cotangent of type `kind`."""
+def _kind(node: NodeProto, carried: Mapping[str, int]) -> int:
+    """The element type of what a node makes of cotangents, 0 if it is not known."""
     if node.op_type == "Cast":
         return int(next(attribute_value(a) for a in node.attribute if a.name == "to"))
-    return kind
+    if node.op_type == "CastLike":
+        return carried.get(node.input[1], 0)
+    return next(carried[name] for name in node.input if name in carried)
 
 
 def _rule(node: NodeProto) -> str:

@@ -93,8 +93,9 @@ def hard_sigmoid(op: Emitter, d_Y: str, Y: str, alpha: float) -> str:
 @rule("HardSwish")
 def hard_swish(op: Emitter, d_Y: str, X: str) -> str:
     """dx = dy·(x/3 + 1/2) where |x| < 3, dy where x ≥ 3, 0 where x ≤ −3"""
-    rise = op.Where(op.Less(op.Abs(X), 3.0), op.const(1 / 3, like=X), op.const(1 / 6, like=X))
-    return op.Mul(d_Y, op.Add(op.Mul(op.Clip(X, -3.0, 3.0), rise), 0.5))
+    sixth = op.Div(op.Clip(X, -3.0, 3.0), 6.0)  # ±1/2 at the ends, in every type
+    twice = op.Where(op.Less(op.Abs(X), 3.0), op.const(2.0, like=X), op.const(1.0, like=X))
+    return op.Mul(d_Y, op.Add(op.Mul(sixth, twice), 0.5))
 
 
 @rule("Tanh")

@@ -112,9 +112,9 @@ def clip(
         inside = op.And(op.Greater(input, min), op.Less(input, max))
     else:
         inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
-    low, high = op.constant(min), op.constant(max)
-    if low is None or high is None or not np.all(low < high):  # where min = max, every x gives the same
-        inside = op.And(inside, op.Less(min, max))
+        low, high = op.constant(min), op.constant(max)
+        if low is None or high is None or not np.all(low < high):  # where min = max, every x gives the same
+            inside = op.And(inside, op.Less(min, max))
     lowered = op.Less(max, op.Max(input, min))
     raised = kept(op, op.Less(input, min), d_output)
     return kept(op, inside, d_output), kept(op, lowered, raised, unless=True), kept(op, lowered, d_output)

@@ -28,8 +28,9 @@ _ABOVE = {
 class Axis(NamedTuple):
     """One axis, from `size` elements to `resized` ones; `start` and `end` are its roi.
 
-    `width` is the count that align_corners uses. Where it follows from a scale it is not rounded, as in the node tests of
-    onnx.
+    `width` is the count that align_corners uses. Where it follows from a scale it is not rounded: the text has scale =
+    length_resized / length_original, and onnx's node tests have it so, as intended (onnx/onnx#2462). torch and ONNX Runtime
+    round it. tf_crop_and_resize, whose region ends at the last element, counts elements.
     """
 
     axis: int

@@ -29,8 +29,10 @@ def _rename_nodes(nodes: Sequence[NodeProto], names: dict[str, str], depth: int)
         node.output[:] = [names.get(name, name) for name in node.output]
         for graph in (graph for attribute in node.attribute for graph in subgraphs(attribute)):
             own = names | dict(zip(_defined(graph), (f"b{depth}_{k}" for k in count()), strict=False))
-            for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            for value in (*graph.input, *graph.output, *graph.value_info):
                 value.name = own.get(value.name, value.name)
+            for tensor in graph.initializer:
+                tensor.name = own[tensor.name]
             _rename_nodes(graph.node, own, depth + 1)
 
 

@@ -8,7 +8,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, UnknownError, tangent, wide
 from refgrad.conformance.fuzzing.graphs.growing import Sample
+from refgrad.conformance.fuzzing.graphs.slopes import SkippedError, Slope, slopes
 from refgrad.conformance.fuzzing.graphs.validity import expected, invalid
 from refgrad.conformance.fuzzing.journey import place_of
 from refgrad.conformance.oracles.analytic import STEP
@@ -79,7 +79,7 @@ def judge(sample: Sample, steps: Sequence[str] = STEPS) -> Found:
                 else:
                     _COMPARED[step](question)
                 found.compared.add(step)
-            except _SkippedError as error:
+            except SkippedError as error:
                 found.skipped.append(f"{step}: {error}")
             except _FaultError as error:
                 if error.verdict.kind == REFUSED and (reason := expected(error.verdict.message)):
@@ -95,10 +95,6 @@ class _FaultError(Exception):
     def __init__(self, step: str, kind: str, message: str, place: str = "") -> None:
         super().__init__(message)
         self.verdict = Verdict(step, kind, message[:600], place)
-
-
-class _SkippedError(Exception):
-    """There is nothing to compare, for a reason."""
 
 
 class _Question:
@@ -161,7 +157,7 @@ class _Question:
             size = np.max(np.abs(self.values[name]), initial=1.0)
             self._compare("forward", name, value, self.values[name], size, self._lost(self.model, self.at, name))
         # A part of the graphs is differentiated with options that change the form of the gradient, not its value.
-        how = {3: {"recompute": True}, 5: {"keep_outputs": True}}.get(sample.seed % 8, {})
+        how: dict[str, Any] = {3: {"recompute": True}, 5: {"keep_outputs": True}}.get(sample.seed % 8, {})
         made: ModelProto = self._valid(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs, **how))
         self._against_steps(step, made, names_in(made))
         return made
@@ -276,18 +272,19 @@ class _Question:
         results = self._run(step, made, feeds)
         cotangents, gradients = names_in(first)
         ones = {seed: np.ones(np.shape(self.values[name])) for name, seed in cotangents.items()}
-        for name, (wanted, size, tolerance, error) in self._moved(step, first, ones, u, gradients).items():
+        for name, slope in self._moved(first, ones, gradients).items():
 
-            def lost(name: str = name, error: Callable[[], float] = error) -> float:
-                return error() + self._lost(made, feeds, products[name])()
+            def lost(name: str = name, slope: Slope = slope) -> float:
+                return slope.lost() + self._lost(made, feeds, products[name])()
 
-            self._compare(step, name, np.asarray(results[products[name]]), wanted, size, lost, tolerance)
+            got = np.asarray(results[products[name]])
+            self._compare(step, name, got, slope.value, slope.size, lost, slope.tolerance)
 
     def again(self) -> None:
         """The gradient of the gradient by every name, against complex steps through the gradient."""
         step, sample = "again", self.sample
         if sample.seed % _AGAIN:
-            raise _SkippedError(f"one gradient in {_AGAIN} is differentiated again")
+            raise SkippedError(f"one gradient in {_AGAIN} is differentiated again")
         first = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs))
         cotangents, gradients = names_in(first)
         seeds = {cotangents[name]: v for name, v in self.cotangents.items() if name in cotangents}
@@ -301,99 +298,45 @@ class _Question:
         feeds = {n: x for n, x in {**self.at, **weights, **seeds}.items() if n in known}
         feeds |= {again[name]: w for name, w in ways.items() if name in again}
         results = self._run(step, made, feeds)
-        u = self.directions[0]
-        moved = self._moved(step, first, seeds, u, gradients)
-        wanted = sum(float(np.sum(ways[gradients[name]] * moved[name][0])) for name in names)
+        u, moved = self.directions[0], self._moved(first, seeds, gradients)
+        wanted = sum(float(np.sum(ways[gradients[name]] * moved[name].value)) for name in names)
         terms = [np.asarray(results[returned[name]]) * u[name] for name in names if name in returned]
         got = sum(float(np.sum(term)) for term in terms)
         size = sum(float(np.sum(np.abs(term))) for term in terms)
-        size += sum(float(np.sum(np.abs(ways[gradients[name]]))) * moved[name][1] for name in names)
+        size += sum(float(np.sum(np.abs(ways[gradients[name]]))) * moved[name].size for name in names)
 
         def lost() -> float:
-            found = sum(float(np.sum(np.abs(ways[gradients[name]]))) * moved[name][3]() for name in names)
+            found = sum(float(np.sum(np.abs(ways[gradients[name]]))) * moved[name].lost() for name in names)
             for name in names:
                 if name in returned:
                     found += float(np.sum(np.abs(u[name]))) * self._lost(made, feeds, returned[name])()
             return found
 
-        self._compare(step, "the second derivative", got, wanted, size, lost, max(moved[name][2] for name in names))
+        self._compare(
+            step, "the second derivative", got, wanted, size, lost, max(moved[name].tolerance for name in names)
+        )
 
     def _moved(
-        self,
-        step: str,
-        first: ModelProto,
-        seeds: Mapping[str, np.ndarray],
-        u: Mapping[str, np.ndarray],
-        gradients: Mapping[str, str],
-    ) -> dict[str, tuple[np.ndarray, float, float, Callable[[], float]]]:
-        """The derivative of each gradient in the model `first` along `u`: by complex steps, else by differences.
-
-        With each come the size of the numbers that it is compared with, a tolerance, and how far rounding moves it.
-
-        :raises _SkippedError: neither says.
-        """
+        self, first: ModelProto, seeds: Mapping[str, np.ndarray], gradients: Mapping[str, str]
+    ) -> dict[str, Slope]:
+        """The derivative of each gradient in the model `first` along the first direction."""
         weights = {name: wide(x) for name, x in self.moving.items() if name not in self.at}
-        known = {v.name for v in first.graph.input} | {t.name for t in first.graph.initializer}
-        point = {n: x for n, x in {**self.at, **weights, **seeds}.items() if n in known}
-        try:
-            values, slopes, _ = tangent(first, point, {n: x for n, x in u.items() if n in known}, STEP)
-        except (UnknownError, KinkError) as error:
-            return self._by_differences(step, first, point, u, gradients, error)
-        found = {}
-        for name, gradient in gradients.items():
-            wanted = slopes.get(gradient, np.zeros(np.shape(values[gradient])))
-            size = float(np.max(np.abs(wanted), initial=0.0)) + float(np.max(np.abs(values[gradient]), initial=0.0))
-            found[name] = wanted, max(size, 1.0), _CONSTANTS[self.bits], partial(_steep, values[gradient], wanted)
-        return found
 
-    def _by_differences(
-        self,
-        step: str,
-        first: ModelProto,
-        point: Mapping[str, Any],
-        u: Mapping[str, np.ndarray],
-        gradients: Mapping[str, str],
-        why: Exception,
-    ) -> dict[str, tuple[np.ndarray, float, float, Callable[[], float]]]:
-        prepared = get_backend("numpy").prepare(first, precision="float64")
-        known = {v.name for v in first.graph.input}
-        if not {name for name in u if name in point} <= known:
-            raise _SkippedError(f"differences would need to move an initializer, and complex steps fail: {why}")
-        fed = {name: x for name, x in point.items() if name in known}
+        def lost(fed: Mapping[str, Any], output: str) -> float:
+            return self._lost(first, fed, output)()
 
-        def at(h: float) -> dict[str, Any]:
-            run = prepared.run({n: x + h * u[n] if n in u else x for n, x in fed.items()})
-            return {name: np.asarray(run[gradients[name]]) for name in gradients}
-
-        estimates = []
-        base = at(0.0)
-        for h in (1e-4, 3e-5):
-            plus, minus, far, near = at(2 * h), at(-2 * h), at(h), at(-h)
-            estimates.append({n: (8 * (far[n] - near[n]) - (plus[n] - minus[n])) / (12 * h) for n in gradients})
-        whole = max((float(np.max(np.abs(base[n]), initial=0.0)) for n in gradients), default=0.0)
-        found = {}
-        for name in gradients:
-            a, b = estimates[0][name], estimates[1][name]
-            spread = float(np.max(np.abs(a - b), initial=0.0))
-            size = max(float(np.max(np.abs(b), initial=0.0)) + whole, 1.0)
-            if not spread <= 1e-5 * size:
-                raise _SkippedError(f"differences do not settle, and complex steps fail: {why}")
-
-            def lost(name: str = name) -> float:
-                return self._lost(first, fed, gradients[name])() / 3e-5
-
-            found[name] = b, size, 1e-5 + 10 * spread / size, lost
-        return found
+        point = {**self.at, **weights, **seeds}
+        return slopes(first, point, self.directions[0], gradients, _CONSTANTS[self.bits], lost)
 
     def onnxruntime(self, gradient: ModelProto) -> None:
         """ONNX Runtime runs the gradient if it runs the model, and both compute what the interpreter does."""
         if ORT not in available():
-            raise _SkippedError("it is not installed")
+            raise SkippedError("it is not installed")
         backend = get_backend(ORT)
         try:
             results = backend.prepare(self.model).run(self.feeds)
         except Exception as error:
-            raise _SkippedError("it does not run the graph itself") from error
+            raise SkippedError("it does not run the graph itself") from error
         for name in self.sample.outputs:
             self._near("forward", FOREIGN, name, results[name], self.values[name], self.model, self.feeds)
         cotangents, gradients = names_in(gradient)
@@ -493,11 +436,6 @@ def _bits(model: ModelProto) -> int:
 def wide_feeds(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Feeds with every float a double."""
     return {name: wide(value) for name, value in feeds.items()}
-
-
-def _steep(value: Any, slope: Any) -> float:
-    """How far rounding moves a complex step through a gradient."""
-    return float(2.0**-44 * (np.max(np.abs(value), initial=0.0) + np.max(np.abs(slope), initial=0.0)))
 
 
 _COMPARED: dict[str, Callable[[_Question], None]] = {

@@ -40,9 +40,9 @@ def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
 def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None, approximate: str = "none") -> str:
     X = X if B is None else op.Add(X, B)
     if approximate == "tanh":
-        # y = x·s, s = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³): y' = s + s·(1 − s)·x·(2u)'. Beyond 16 it is 0 or 1
+        # y = x·s, s = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³): y' = s + s·(1 − s)·x·(2u)'. Beyond 22 it is 0 or 1
         # in every type, and x³ would soon overflow.
-        X = op.Clip(X, -16.0, 16.0)
+        X = op.Clip(X, -22.0, 22.0)
         square = op.Mul(X, X)
         scale = 2 * math.sqrt(2 / math.pi)
         s = op.Sigmoid(op.Mul(X, op.Add(op.Mul(square, scale * _CUBIC), scale)))

@@ -84,12 +84,10 @@ def _growing_state(s: Scope) -> None:
     """A Loop whose state gets longer, or one axis more, with each step: refgrad refuses it."""
     x = s.pick(1, 2, filled=True)
     body = Scope(s.world, s)
-    going = None
     formals: list[Any] = []
     for like, kind in ((np.array(0), INT64), (np.array(True), BOOL), (x.array, x.kind)):
         value = Value(s.world.fresh(), like, kind)
-        shape = [] if not np.ndim(like) else None
-        body.inputs.append(helper.make_tensor_value_info(value.name, kind, shape))
+        body.inputs.append(helper.make_tensor_value_info(value.name, kind, None if np.ndim(like) else []))
         body.values.append(value)
         formals.append(value)
     going = body.add("Identity", formals[1], kind=BOOL)

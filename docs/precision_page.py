@@ -1,0 +1,73 @@
+"""docs/precision.md, from the results that benchmarks/precision.py wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from refgrad.conformance.precision.scan import BOUND
+
+Rows = Sequence[Mapping[str, Any]]
+Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
+
+EXECUTORS = {"numpy": "interpreter", "ort-cpu": "ONNX Runtime"}
+
+
+def page(rows: Rows, table: Table) -> str:
+    """The page; `table` writes a table in Markdown."""
+    reasons: dict[str, int] = {}
+    for row in rows:
+        if row["reason"]:
+            reasons.setdefault(row["reason"], len(reasons) + 1)
+    groups: dict[tuple[str, str], dict[tuple[str, int], Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["function"], row["type"]), {})[row["executor"], row["order"]] = row
+    within = sum(row["error"] <= BOUND for row in rows)
+    header = ("function", "type", *EXECUTORS.values(), "second derivative", "worst point", "why")
+    lines = [_line(name, found, reasons) for name, found in groups.items()]
+    return (
+        "# Precision\n\nThe gradient of every function of numbers, over its whole domain: all magnitudes from the smallest "
+        "subnormal number to\nthe largest, both signs, dense where functions turn and at the ends of their domains. It is "
+        "compared with the derivative by\nmpmath, which is written as a function alone and knows no rule "
+        "(`python benchmarks/precision.py`).\n\n"
+        "Errors are in units. **A unit is one unit in the last place of the derivative, or how far the derivative moves when "
+        "each\ninput moves by one unit in its last place, whichever is larger.** For a second derivative it is no smaller than "
+        "a unit in the\nlast place of the first. A derivative that the type cannot hold has to be infinite. Kinks are left "
+        f"out. {BOUND:g} units are what a few\nroundings explain; whatever is above has a number in the last column, and its "
+        "reason stands below. A test fails where an\nerror has no reason, or a reason no error.\n\n"
+        f"{len(rows)} scans: {within} within {BOUND:g} units, {len(rows) - within} with a reason. An empty entry: the executor "
+        "does not run the type.\n\n"
+        + table(header, lines)
+        + "\n## Why\n\n"
+        + "\n".join(f"{number}. {text}" for text, number in reasons.items())
+        + "\n"
+    )
+
+
+def _line(
+    name: tuple[str, str], found: Mapping[tuple[str, int], Mapping[str, Any]], reasons: Mapping[str, int]
+) -> list[str]:
+    """The worst of one function in one type."""
+    worst = max(found.values(), key=lambda row: row["error"])
+    second = max((row["error"] for (_, order), row in found.items() if order == 2), default=None)
+    numbers = sorted({reasons[row["reason"]] for row in found.values() if row["reason"]})
+    firsts = [found[executor, 1]["error"] if (executor, 1) in found else None for executor in EXECUTORS]
+    where = ", ".join(f"{x:.6g}" for x in worst["at"])
+    return [
+        *name,
+        *map(_error, firsts),
+        _error(second),
+        f"{where}: {worst['got']:.4g} for {_short(worst['expected'])}",
+        ", ".join(map(str, numbers)),
+    ]
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}"
+
+
+def _short(expected: str) -> str:
+    """A number in few digits; its exponent may have many."""
+    mantissa, mark, exponent = expected.partition("e")
+    shown = f"{float(mantissa):.4g}"
+    return shown + (f"e{exponent}" if len(exponent) < 6 else f"e{exponent[:1]}…") if mark else shown
