@@ -93,8 +93,11 @@ def _softplus(x: Series) -> Series:
 def _gelu(node: Any, x: Series) -> Series:
     if getattr(node, "approximate", "none") == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + mpf(0.044715) * x * x * x)
-        return _constant(0.5) * x * (1 + inner.tanh())
-    return _constant(0.5) * x * (1 + (x / CONTEXT.sqrt(2)).erf())
+        share: Series = 1 + inner.tanh()
+    else:
+        share = 1 + (x / CONTEXT.sqrt(2)).erf()
+    made: Series = _constant(0.5) * x * share
+    return made
 
 
 def _between(x: Series, low: Any, high: Any) -> Series:
@@ -129,7 +132,7 @@ def _modulo(node: Any, x: Series, y: Series) -> Series:
 
 def _shrink(node: Any, x: Series) -> Series:
     moved = x if x > node.lambd or x < -node.lambd else _constant(0.0)
-    return moved - node.bias * moved.sign
+    return moved - Series.of(node.bias * moved.sign)
 
 
 def _fold(function: Callable[[Any, Any], Any]) -> Forward:

@@ -196,7 +196,8 @@ class Series:
         other = Series.of(other)
         if self.infinite and other.infinite and self.sign == other.sign:
             return Series({})  # for comparisons: ∞ = ∞
-        return self + (-other)
+        difference: Series = self + (-other)
+        return difference
 
     @_of_numbers
     def __rsub__(self, other: Any) -> Series:
@@ -423,7 +424,8 @@ class Series:
 
     def arccos(self) -> Series:
         """The inverse cosine."""
-        return -(self.arcsin() - CONTEXT.pi / 2)
+        found: Series = CONTEXT.pi / 2 - self.arcsin()
+        return found
 
     def arcsinh(self) -> Series:
         """The inverse hyperbolic sine."""
