@@ -395,3 +395,15 @@ def test_a_state_that_changes_its_shape_is_refused(step: str, reason: str) -> No
     )
     with pytest.raises(NoGradientError, match=f"its state 'st' has {reason}"):
         refgrad.gradient(parsed(text))
+
+
+def test_a_state_of_unknown_size_whose_final_value_is_longer() -> None:
+    """Nobody knows that it grows: the zeros for its cotangent are as long as its final value."""
+    text = (
+        '(float[?,M] x, int64 n) => (float[?,?] z) { z = Loop(n, "", x)<body = b (int64 i, bool ci, float[] st) => '
+        "(bool co, float[] v) { co = Identity(ci) t = Sin(st) v = Concat<axis=0>(t, st) }> }"
+    )
+    made = sample(f'<ir_version: 8, opset_import: ["": 16]> g {text}', {"x": (2, 3), "n": np.array(1)})
+    found = judge(made)
+    assert [one for one in found.verdicts if one.kind != FOREIGN] == []
+    assert {"gradient", "ort dialect", "jvp", "hvp", "again"} <= found.compared

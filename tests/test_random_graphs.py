@@ -45,6 +45,19 @@ PAST: dict[str, tuple[int, str, dict[str, Any]]] = {
         "(float[1,2,2] x) => (float[A,B,C] y) { t = Softplus(x) y = AveragePool<kernel_shape=[2], pads=[1,1]>(t) }",
         {"x": (1, 2, 2)},
     ),
+    "branches of two ranks that return a value twice": (
+        18,
+        "(float[1,4] x, bool c) => (float z) { p, q = If(c)<then_branch = t () => (float[] u, float[] u) { u = "
+        "ReduceMax<keepdims=0>(x) }, else_branch = e () => (float[A,B] v, float[A,B] v) { v = Sin(x) }> "
+        "s = Exp(q) z = ReduceSum<keepdims=0>(s) }",
+        {"x": (1, 4), "c": np.array(True)},
+    ),
+    "a result that jvp does not return, of a type that onnx does not infer": (
+        21,
+        "(float[2,2,3] x, float[2] s) => (float[2,2,3] y, float[2,2,3] z) { y = GroupNormalization<num_groups=1>(x, s, s) "
+        "z = Softplus(y) }",
+        {"x": (2, 2, 3), "s": (2,)},
+    ),
     **{
         f"slices of an unknown rank along axis {axis}": (
             18,

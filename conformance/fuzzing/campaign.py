@@ -161,5 +161,7 @@ def _journey(
     parts = [call(written, (step,)) for step in steps]
     if None in parts:
         return None
-    faults = tuple(fault for part in parts if part is not None for fault in part.faults)
-    return replace(found, faults=faults or found.faults)
+    done = [part for part in parts if part is not None]
+    faults = tuple(fault for part in done for fault in part.faults)
+    whole = next((part for part in done if part.slowest != _ENDED), found)
+    return replace(whole.joined(done), faults=faults or found.faults)

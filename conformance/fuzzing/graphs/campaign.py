@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -25,6 +25,13 @@ class Judged(Journey):
     compared: tuple[str, ...] = ()
     note: str = ""
     skipped: tuple[str, ...] = ()  # the steps that had nothing to compare, with the reason
+
+    def joined(self, parts: Iterable[Journey]) -> Judged:
+        """The journey, with what journeys of single steps compared and skipped."""
+        done = [part for part in parts if isinstance(part, Judged)]
+        compared = dict.fromkeys(step for part in done for step in part.compared)
+        skipped = dict.fromkeys(reason for part in done for reason in part.skipped)
+        return replace(self, compared=tuple(compared), skipped=tuple(skipped))
 
 
 @dataclass

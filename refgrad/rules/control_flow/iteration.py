@@ -244,7 +244,10 @@ class Iteration(Structure):
         """Zeros like the final state."""
         kind = self.body.graph.containers.get(state.made)
         if kind is None:
-            return op.zeros_like(state.start)
+            before, after = (self.body.graph.shapes.get(name) for name in (state.read, state.made))
+            if before is not None and before == after and not any(map(is_unnamed, before)):
+                return op.zeros_like(state.start)
+            kind = tensor_type(op.type(state.start), None if before is None else (None,) * len(before))
         end = state.end
         if not end:
             end = op.fresh(f"{self.node.name}_{state.made}")
