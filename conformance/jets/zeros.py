@@ -29,13 +29,18 @@ class ZeroPoint(SpecialPoint):
 
 
 def zero_points() -> Iterator[ZeroPoint]:
-    """A point for each operator of `AT_ZERO`."""
+    """A point for each operator of `AT_ZERO`.
+
+    :raises LookupError: one of them has no small case.
+    """
     left = set(AT_ZERO)
     for case in tables():
         sizes = [x.size for x in case.feeds.values() if is_float(x)]
         if case.operator in left and case.values == "smooth" and all(sizes) and 0 < sum(sizes) <= _LARGEST:
             left.discard(case.operator)
             yield ZeroPoint(case.operator, "every float is 0", (), {}, "every float is 0", True, False, case)
+    if left:
+        raise LookupError(f"No small smooth case in conformance/cases/ is of {', '.join(sorted(left))}.")
 
 
 def every_point() -> list[SpecialPoint]:
