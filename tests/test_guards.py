@@ -83,6 +83,8 @@ SMOOTH = {
         "i = Unsqueeze(x, two_axes) l = GlobalLpPool(i) m = Mul(l, l) y = Squeeze(m)",
         2.0,
     ),
+    "Abs": ("(double[3] x)", "a = Abs(x) m = Mul(a, a) y = ReduceSum<keepdims=0>(m)", 2.0),
+    "a fourth power of Abs": ("(double[3] x)", "a = Abs(x) m = Pow(a, four) y = ReduceSum<keepdims=0>(m)", 0.0),
     "LpPool, p = 4": (
         "(double[3] x)",
         "i = Unsqueeze(x, two_axes) l = LpPool<kernel_shape=[3], p=4>(i) m = Pow(l, four) y = Squeeze(m)",
@@ -171,6 +173,39 @@ def test_guarded_norms_of_a_model(backend: str) -> None:
     np.testing.assert_array_equal(run(norm, backend, x=np.zeros(2, np.float32))["d_by_x"], 2 * np.eye(2))
     rows = run(refgrad.jacobian(parsed(SELECTED_NORM), ["x"]), backend, x=np.array([[0, 0], [3, 4]], np.float32))
     np.testing.assert_allclose(rows["d_by_x"].reshape(4, 4), 2 * np.eye(4), rtol=1e-6, atol=1e-6)
+
+
+# Norms that do not face what they multiply, and limits that are not finite: the values stay
+OTHERS = {
+    "the norms of rows beside columns": """
+        g (double[2, 2] x, double[2] a) => (double[2, 2] y) <double zero = {0}, double one = {1}, int64[1] ax = {1}> {
+            l = ReduceL2<keepdims=0>(x, ax) c = Equal(l, zero) s = Where(c, one, l) p = Mul(l, a) q = Div(p, s)
+            y = Mul(q, x)
+        }""",
+    "rows put in at another axis": """
+        g (double[2, 2] x, double[2] a) => (double[2, 2] y)
+        <double zero = {0}, double one = {1}, int64[1] ax = {1}, int64[1] put = {0}> {
+            l = ReduceL2<keepdims=0>(x, ax) c = Equal(l, zero) s = Where(c, one, l) p = Mul(l, a) q = Div(p, s)
+            u = Unsqueeze(q, put) y = Mul(u, x)
+        }""",
+    "a limit that is infinite": """
+        g (double[2, 2] x, double[2] a) => (double[2, 2] y) <double zero = {0}> {
+            l = ReduceL2<keepdims=0>(x) r = Reciprocal(l) p = Mul(l, r) c = Equal(l, zero) d = Div(p, l)
+            q = Where(c, zero, d) z = Mul(q, x) y = Mul(z, a)
+        }""",
+    "a zero of another shape": """
+        g (double[2, 2] x, double[2] a) => (double[2, 2] y) <double[1] zero = {0}, double one = {1}> {
+            l = ReduceL2<keepdims=0>(x) c = Equal(l, zero) s = Where(c, one, l) m = Mul(l, a) q = Div(m, s) y = Mul(q, x)
+        }""",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("x", [((0.0, 0.0), (3.0, 4.0)), ((0.0, 0.0), (0.0, 0.0))])
+def test_the_values_of_the_model_stay(name: str, x: Any) -> None:
+    model, feeds = parsed(OTHERS[name]), {"x": np.array(x), "a": np.array([5.0, 7.0])}
+    made = refgrad.gradient(model, ["x", "a"], keep_outputs=True, cotangent="ones")
+    np.testing.assert_array_equal(run(made, **feeds)["y"], run(model, **feeds)["y"])
 
 
 def test_other_guards_stay() -> None:

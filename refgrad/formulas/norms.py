@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refgrad.formulas.types import wide_type
-from refgrad.forward.factors import cofactor, written
+from refgrad.forward.factors import Operation, cofactor, viewed, written
 from refgrad.reverse.emit import Emitter
 
 
@@ -16,8 +16,13 @@ def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None
     if op.dialect != "onnx":
         return None
     made, forward, rest = op.emission.made, op.graph.producer, value
+
+    def producer(name: str) -> Operation | None:
+        return made.get(name) or forward.get(name)
+
     for _ in range(power):
-        found = cofactor(rest, factor, lambda name: made.get(name) or forward.get(name), op.constant)
+        # A cotangent has the shape of its primal: where a view of the factor fits, its elements are at their places.
+        found = cofactor(rest, lambda name: viewed(name, producer) == factor, producer, op.constant)
         if found is None:
             return None
         rest = written(found, lambda operator, *operands: str(op.emit(operator, "", operands, 1, {})))

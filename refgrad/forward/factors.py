@@ -28,15 +28,16 @@ class Operation(Protocol):
 
 def cofactor(
     value: str,
-    factor: str,
+    is_factor: Callable[[str], bool],
     producer: Callable[[str], Operation | None],
     constant: Callable[[str], np.ndarray | None],
     depth: int = _DEEPEST,
 ) -> Expression | None:
-    """The other factors of `value` where its nodes show it as a product with `factor`, else None.
+    """The other factors of `value` where its nodes show it as a product with a factor, else None.
 
     It may have a smaller shape than `value`, which it broadcasts to.
 
+    :param is_factor: True for the names of the factor.
     :param producer: the node that computes a value, None for an input.
     :param constant: the array behind a value that is known before the model runs.
     """
@@ -45,7 +46,7 @@ def cofactor(
         return None
 
     def within(name: str) -> Expression | None:
-        return cofactor(name, factor, producer, constant, depth - 1)
+        return cofactor(name, is_factor, producer, constant, depth - 1)
 
     reads = node.inputs
     match node.op_type:
@@ -59,7 +60,7 @@ def cofactor(
             return None if inner is None else ("Neg", inner)
         case "Mul":
             for one, other in (reads, reads[::-1]):
-                if viewed(one, producer) == factor:
+                if is_factor(one):
                     return other
             for one, other in (reads, reads[::-1]):
                 inner = within(one)
@@ -76,7 +77,7 @@ def cofactor(
         case "Pow":
             exponent = constant(reads[1])
             power = exponent.item() if exponent is not None and exponent.size == 1 else 0
-            if viewed(reads[0], producer) != factor or power not in range(2, _HIGHEST + 1):
+            if not is_factor(reads[0]) or power not in range(2, _HIGHEST + 1):
                 return None
             rest: Expression = reads[0]
             for _ in range(int(power) - 2):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from refgrad.forward.factors import cofactor, viewed, written
+from refgrad.forward.factors import cofactor, written
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import is_large
 from refgrad.protos.types import smallest_normal
-from refgrad.protos.walk import fresh, names_of, nested, refill, subgraphs
+from refgrad.protos.walk import attribute_value, fresh, names_of, nested, refill, subgraphs
 
 _NORMS = ("ReduceL2",)
 
@@ -102,13 +102,14 @@ class _Scope:
         base, lowered = self._operands(factor, "Pow")
         raised, one = self._operands(lowered, "Sub")
         guard = self._guard(raised)
-        if guard is None or guard[0] != exponent or self.constants.get(one) is None:
+        unit = self.constants.get(one)
+        if guard is None or guard[0] != exponent or unit is None or unit.size != 1 or unit.item() != 1:
             return None
         _, zero, instead, is_zero = guard
         kind = self.constants[zero].dtype
         if kind.kind not in "fV":
             return None
-        tiny = self._constant(np.array(smallest_normal(kind), kind))
+        tiny = self._constant(np.array(smallest_normal(kind), kind), "smallest_normal")
         alone = self._emit(
             "And", is_zero, self._emit("Less", self._emit("Abs", base), self._emit("CastLike", tiny, base))
         )
@@ -117,46 +118,67 @@ class _Scope:
     def _over_norm(self, factor: str, data: str) -> str | None:
         """q/l' beside x, where l' is the norm l of x but another number where l = 0: q/l without a division.
 
-        That is for a product q with l.
+        That is for a product q with l. It is taken where x = 0, if it is finite: the model's values stay.
         """
         read = self.producers.get(factor)
-        if read is not None and read.op_type in ("Unsqueeze", "Squeeze", "Identity"):
-            inner = self._over_norm(read.inputs[0], data)
-            if inner is None:
+        spread = read.inputs[1] if read is not None and read.op_type == "Unsqueeze" else ""
+        quotient = read.inputs[0] if read is not None and spread else factor
+        condition, zero, selected = self._operands(quotient, "Where", 3)
+        numerator, length = self._operands(selected or quotient, "Div")
+        if selected:  # 0 where the norm is 0, else q/l
+            if not self._is_zero(zero) or self._asks_for_zero(condition)[0] != length:
                 return None
-            shaped = self._emit("Expand", inner, self._emit("Shape", read.inputs[0]))
-            return self._emit(read.op_type, shaped, *read.inputs[1:])
-        condition, zero, quotient = self._operands(factor, "Where", 3)
-        numerator, divisor = self._operands(quotient or factor, "Div")
-        if quotient:  # 0 where the norm is 0, else q/l
-            norm = self._asks_for_zero(condition)
-            if norm is None or not self._is_zero(zero) or norm[0] != divisor:
-                return None
-            length = divisor
         else:
-            guard = self._guard(divisor)
+            guard = self._guard(length)
             if guard is None:
                 return None
-            length = guard[0]
-        made = self.producers.get(viewed(length, self.producers.get))
-        if made is None or made.op_type not in _NORMS or made.inputs[0] != data:
+            length, zero, *_ = guard
+        if not self._is_norm(length, data, spread):
             return None
-        rest = cofactor(numerator, viewed(length, self.producers.get), self.producers.get, self.constants.get)
-        return None if rest is None else written(rest, self._emit)
+        rest = cofactor(numerator, lambda name: name == length, self.producers.get, self.constants.get)
+        if rest is None:
+            return None
+        limit = self._emit("Expand", written(rest, self._emit), self._emit("Shape", quotient))
+        if selected:  # what is not selected must not be infinite: its derivative would be 0·∞
+            one = self._constant(np.ones((), self.constants[zero].dtype), "one")
+            safe = self._emit("Div", numerator, self._emit("Where", condition, one, length))
+            quotient = factor = self._emit("Where", condition, zero, safe)
+        if spread:
+            limit, factor = (self._emit("Unsqueeze", value, spread) for value in (limit, quotient))
+        finite = self._emit("Not", self._emit("IsNaN", self._emit("Sub", limit, limit)))
+        at_zero = self._emit("Equal", data, self._emit("CastLike", self._emit("Sub", zero, zero), data))
+        return self._emit("Where", self._emit("And", at_zero, finite), limit, factor)
+
+    def _is_norm(self, length: str, data: str, spread: str) -> bool:
+        """Whether `length`, with axes of size 1 put in at `spread`, is the norm of the elements of `data` that face it."""
+        made = self.producers.get(length)
+        if made is None or made.op_type not in _NORMS or made.inputs[0] != data:
+            return False
+        attributes = {attribute.name: attribute_value(attribute) for attribute in made.proto.attribute}
+        axes = self.constants.get(made.inputs[1]) if len(made.inputs) > 1 else attributes.get("axes")
+        if len(made.inputs) > 1 and axes is None and made.inputs[1] != spread:
+            return False
+        every = axes is None and len(made.inputs) < 2 and not attributes.get("noop_with_empty_axes")
+        if every or attributes.get("keepdims", 1):
+            return every or not spread
+        put = self.constants.get(spread)
+        return bool(spread) and (
+            made.inputs[1:] == (spread,) or (put is not None and axes is not None and list(put) == list(axes))
+        )
 
     def _guard(self, value: str) -> tuple[str, str, str, str] | None:
         """x, 0, c and x = 0 of Where(x = 0, c, x)."""
         condition, instead, otherwise = self._operands(value, "Where", 3)
         asked = self._asks_for_zero(condition)
-        return None if asked is None or asked[0] != otherwise else (*asked, instead, condition)
+        return None if not otherwise or asked[0] != otherwise else (*asked, instead, condition)
 
-    def _asks_for_zero(self, condition: str) -> tuple[str, str] | None:
-        """x and 0 of Equal(x, 0)."""
+    def _asks_for_zero(self, condition: str) -> tuple[str, str]:
+        """x and 0 of Equal(x, 0); empty names of another condition."""
         one, other = self._operands(condition, "Equal")
         for value, zero in ((one, other), (other, one)):
             if value and self._is_zero(zero):
                 return value, zero
-        return None
+        return "", ""
 
     def _is_zero(self, name: str) -> bool:
         known = self.constants.get(name)
@@ -172,7 +194,7 @@ class _Scope:
         self.made.append(helper.make_node(op_type, inputs, [name], name=name))
         return name
 
-    def _constant(self, array: np.ndarray) -> str:
-        name = fresh("smallest_normal", self.taken)
+    def _constant(self, array: np.ndarray, name: str) -> str:
+        name = fresh(name, self.taken)
         self.made.append(helper.make_node("Constant", [], [name], name=name, value=numpy_helper.from_array(array)))
         return name

@@ -186,9 +186,10 @@ def neg(op: Emitter, d_Y: str) -> str:
 
 
 @rule("Abs")
-def abs_(op: Emitter, d_Y: str, X: str) -> str:
-    """dx = dy·sign x"""
-    return op.Mul(d_Y, op.Sign(X))
+def abs_(op: Emitter, d_Y: str, X: str, Y: str) -> str:
+    """dx = dy·sign x; where dy has the factor y, as that of y² has, y·sign x is x"""
+    rest = quotient(op, d_Y, Y)
+    return op.Mul(d_Y, op.Sign(X)) if rest is None else op.Mul(rest, X)
 
 
 @rule("Sqrt")
