@@ -290,6 +290,14 @@ def test_where_nobody_checks_the_gradient_an_input_may_have_any_shape(opset: int
         np.testing.assert_allclose(results["w_grad"], x.reshape(-1, 3).T @ grad.reshape(-1, 2), rtol=1e-5)
 
 
+def test_the_axes_of_an_input_without_a_shape_follow_from_its_operators() -> None:
+    text = "g (float x, float[3,2] w) => (float[A,B] y) { p = Gemm(x, w) y = Tanh(p) }"
+    gradient = refgrad.gradient(without_shape(model_of(text), "x"), wrt=["x"])
+    onnx.checker.check_model(gradient, full_check=True)
+    got = run(gradient, {"x": X, "w": W, "y_grad": np.ones((2, 2), np.float32)})["x_grad"]
+    np.testing.assert_allclose(got, (1 - np.tanh(X @ W) ** 2) @ W.T, rtol=1e-5)
+
+
 # Other models than a flat graph of the newest opset
 
 

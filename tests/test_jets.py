@@ -88,7 +88,8 @@ def test_series_compare_by_their_leading_terms():
 
 
 def test_every_operator_with_a_rule_has_points_or_a_reason():
-    known = {qualified(domain, op_type) for domain, op_type in RULES}
+    own = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft")  # other tests register more
+    known = {qualified(domain, op_type) for domain, op_type in RULES if domain in own}
     pointed = {point.operator for point in POINTS}
     assert known <= pointed | set(AT_ZERO) | set(REASONS)
     assert not pointed & set(AT_ZERO)

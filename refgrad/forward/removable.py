@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import fresh, graphs, names_of, refill, subgraphs
 
 # The coefficients of sin u/u in u². For |u| ≤ 1 the first that is missing changes no second derivative in double precision.
@@ -157,4 +158,4 @@ def _constant(name: str, constants: Mapping[str, TensorProto], makers: Mapping[s
             return np.float32(attribute.f) * np.ones(())
     if tensor is None or tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.STRING:
         return None
-    return numpy_helper.to_array(tensor)
+    return array_of(tensor)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from onnx import ModelProto, ValueInfoProto
 
-from refgrad.errors import InvalidModelError, NoGradientError, OptionError, RuleError, choices
+from refgrad.errors import InvalidModelError, NoGradientError, OptionError, RefgradError, RuleError, choices
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
-from refgrad.notices import notice
+from refgrad.forward.shapeless import of_each_rank
+from refgrad.notices import notice, quiet
 from refgrad.protos.malformed import explained
+from refgrad.protos.reading import read
 from refgrad.protos.walk import lacks_shape, names_of, nested, subgraphs
 from refgrad.reverse.assembly import assemble, names_in
 from refgrad.reverse.budget import budget, within
@@ -38,6 +41,11 @@ from refgrad.worker import limited
 COTANGENTS = ("input", "ones", "yield")
 WEIGHTS = ("overridable", "constants", "inputs")
 _ANY_RANK = ContextVar("any_rank", default=False)
+_T = TypeVar("_T")
+
+
+class _ShapelessError(InvalidModelError):
+    """A gradient has an input or an output without a shape."""
 
 
 @limited
@@ -69,7 +77,8 @@ def gradient(
     operator on the way, which it names, lets no derivative through, or no output depends on a name in `wrt`.
 
     Models of an opset before 16 are converted to 16, those with sequences to 17. The caller's model is not modified.
-    External data is referenced, not read: save the result in the folder of the model.
+    External data is referenced, not read: save the result in the folder of the model. An input without a shape gets the
+    number of axes, up to 5, with which alone the model can be differentiated.
 
     A local function that is called more than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it
     has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
@@ -112,7 +121,8 @@ def gradient(
     :param max_memory: how many bytes this may take, beside those of the libraries; with it or `max_seconds` everything is done
         in another process, which may crash: for models from strangers (docs/security.md).
     :param max_seconds: how long this may take, the start of that process (about a second) included.
-    :raises InvalidModelError: the model cannot be read, or onnx refuses it; or an input declares no shape.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it, or an input without a shape may have several
+        numbers of axes.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
@@ -131,17 +141,18 @@ def gradient(
     >>> [node.op_type for node in grad.graph.node]
     ['Mul', 'Add']
     """
-    return _made(
-        model,
-        wrt,
-        outputs,
-        Conventions(kinks, quantization, strong_zero),
+    make = partial(
+        _made,
+        wrt=wrt,
+        outputs=outputs,
+        conventions=Conventions(kinks, quantization, strong_zero),
         dialect=dialect,
         cotangent=cotangent,
         keep_outputs=keep_outputs,
         recompute=recompute,
         weights=weights,
     )
+    return _of_known_ranks(model, make)
 
 
 @explained
@@ -153,6 +164,25 @@ def transposable(
 ) -> ModelProto:
     """`gradient` and the outputs of the model, without guards of products: its cotangents are any, if its transpose counts."""
     return _made(model, wrt, outputs, conventions, keep_outputs=True, guarded=False)
+
+
+def _of_known_ranks(
+    model: ModelProto | str | os.PathLike[str], make: Callable[[ModelProto | str | os.PathLike[str]], _T]
+) -> _T:
+    """`make(model)`, with the number of axes of inputs without a shape where one alone can be differentiated.
+
+    :raises InvalidModelError: several can, or none.
+    """
+    try:
+        return make(model)
+    except _ShapelessError as error:
+        found = []
+        for declared in of_each_rank(read(model)):
+            with suppress(RefgradError), quiet():
+                found.append(make(declared))
+        if len(found) == 1:
+            return found[0]
+        raise InvalidModelError(str(error)) from None
 
 
 def _made(
@@ -251,7 +281,7 @@ def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, s
     :raises InvalidModelError: naming the value whose shape has to be declared.
     """
     for value in filter(lacks_shape, () if _ANY_RANK.get() else values):
-        raise InvalidModelError(
+        raise _ShapelessError(
             f"{adjoints.get(value.name, value.name)!r} declares no shape, and onnx.checker refuses a gradient with an input "
             "or output that has none. Declare its axes, by names where the sizes are not known. If it has now more axes and "
             "now fewer, make a model for each number of axes."
@@ -330,6 +360,15 @@ def preflight(
     :raises WorkerError: that process met a limit, or crashed.
     """
     _check_options(("quantization", quantization, QUANTIZATION))
+    return _of_known_ranks(model, partial(_looked_at, wrt=wrt, outputs=outputs, quantization=quantization))
+
+
+def _looked_at(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    quantization: str,
+) -> Report:
     graph = normalise(model, keep=quantization == "zero")
     _refuse_shapeless(graph.inputs.values(), {})
     sources, targets, path = prepare(graph, wrt, outputs, quantization)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.protos.external import array_of
 from refgrad.protos.reading import CONSTANT, is_number
 from refgrad.protos.types import FLOATS, element_type
 from refgrad.protos.walk import attribute_value, fresh, names_of, refill
@@ -47,7 +48,7 @@ class _Guards:
     def __init__(self, model: ModelProto) -> None:
         self.added: list[TensorProto] = []
         self._constants = {
-            (repr(numpy_helper.to_array(tensor).item()), tensor.data_type): tensor.name
+            (repr(array_of(tensor).item()), tensor.data_type): tensor.name
             for tensor in model.graph.initializer
             if is_number(tensor) and not tensor.dims and tensor.data_type in FLOATS
         }
