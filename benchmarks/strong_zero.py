@@ -41,7 +41,7 @@ def measured(folder: Path, name: str) -> dict[str, Any]:
         "model": name,
         "nodes": outer[0],
         "nodes with strong_zero": outer[1],
-        "of these in bodies": count[1] - outer[1] - (count[0] - outer[0]),
+        "guard nodes in bodies": count[1] - outer[1] - (count[0] - outer[0]),
         "ms": round(theirs * 1e3, 3),
         "ms with strong_zero": round(ours * 1e3, 3),
         "ratio": round(ratio, 3),

@@ -96,9 +96,9 @@ BENCHMARKS = (
     (
         "A cotangent of 0 that stays 0",
         "strong_zero",
-        "`gradient(..., strong_zero=True)` against the same without it, for the input and all parameters, on ONNX Runtime with "
-        'two threads (benchmarks/strong_zero.py). "nodes" are those of the main graph. The branches of the If behind a sum of '
-        "products count apart: they run where it is NaN.",
+        "`gradient(...)` with and without `strong_zero=True`, for the input and all parameters, on ONNX Runtime with "
+        'two threads (benchmarks/strong_zero.py). "nodes" counts the main graph only. "guard nodes in bodies" counts the '
+        "branches of the If after each sum of products. They do work only if the sum is NaN.",
     ),
     (
         "Memory of a gradient that computes values again",

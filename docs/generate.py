@@ -90,30 +90,31 @@ def kinks() -> str:
 Where a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each input for a
 cotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no gradient there.
 
-The column of torch is what torch {TORCH_RELEASE} answers to the expression beside it, in which x, y and z are the inputs of the
-operator. The column of ONNX Runtime is what the gradient builder of onnxruntime-training {VERSIONS[TRAINING]}, its last
-release, answers. The sessions `torch` and `training` ask them (`tests/test_kinks.py`). Other releases may choose otherwise.
+The torch column has the gradient that torch {TORCH_RELEASE} returns for the expression beside it. There x, y and z are the
+inputs of the operator. The ONNX Runtime column has the gradient of the builder in onnxruntime-training
+{VERSIONS[TRAINING]}, its last release. The sessions `torch` and `training` check both (`tests/test_kinks.py`). Other releases
+may choose differently.
 
 {table(titles, rows)}
 ## Second and third derivatives
 
-At a point of the table above, the derivatives of order 2 and 3 are 0: the slope that was chosen does not change. These are
-the other choices. [Special points](special_points.md) lists what refgrad returns, order by order.
+At the points of the table above, the derivatives of order 2 and 3 are 0, because the chosen slope is constant. This table
+lists the exceptions. [Special points](special_points.md) lists what refgrad returns, order by order.
 
 {table(("operator", "where", "order", "refgrad", "why"), higher)}{missing()}
 ## Functions of torch that share an operator
 
-torch's exporter writes relu6, hardtanh and clamp as Clip, and they choose differently. With `kinks="torch"` a node is
-differentiated as the function that it was exported for, where the model tells that function:
+torch's exporter writes relu6, hardtanh and clamp as Clip, but their derivatives at the ends differ. With `kinks="torch"`
+refgrad differentiates a node as the function that it was exported from, if the model identifies that function:
 
 - in the metadata that the exporter writes (`pkg.torch.onnx.fx_node`, `pkg.torch.onnx.class_hierarchy`, `namespace`);
-- without metadata in the name of a result or a node, such as `relu6`, `hardtanh_2`, `node_max_1__0` or `/relu6/Clip`;
+- without metadata, by the name of a result or a node, such as `relu6`, `hardtanh_2`, `node_max_1__0` or `/relu6/Clip`;
 - by an ArgMax beside a ReduceMax of the same axis, which is how the TorchScript exporter writes `max(dim)` with its indices.
 
-Every other node counts as the function in the table above.
+Every other node is differentiated as the function in the first table.
 
 {table(of_followed, followed)}
-The model does not tell these functions, and `kinks="torch"` does not follow them:
+The exported model does not identify these functions, so `kinks="torch"` does not follow them:
 
 {table(("function", "exported as", "torch"), UNTOLD)}"""
 
@@ -136,11 +137,11 @@ def special_points() -> str:
     sums = {status: sum(totals[f"{order} {status}"] for order in ORDERS) for status in STATUSES}
     lines = [(*key.split(" | ", 1), ", ".join(cells)) for key, cells in found["choices"].items()]
     return (
-        "# Special points\n\nRun `nox -s jets` to judge the derivatives of order 1 to 3 at the special points of every "
-        "operator, or `nox -s jets -- Pow`\nfor one operator. Taylor arithmetic with 50 digits along random curves says "
-        "whether a derivative exists; it does not know the\nrules. Where the derivative exists, refgrad returned it, for "
-        "every input, every pair of inputs, and all inputs together.\n\n"
-        f"{sum(sums.values())} derivatives were judged: {sums['exists']} exist, {sums['kink']} differ by side or direction, "
+        "# Special points\n\nRun `nox -s jets` to check the derivatives of order 1 to 3 at the special points of every "
+        "operator, or `nox -s jets -- Pow`\nfor one operator. Taylor arithmetic with 50 digits along random curves shows "
+        "whether a derivative exists, without the rules.\nFor each input, each pair of inputs and all inputs "
+        "together, refgrad returned every derivative that exists.\n\n"
+        f"{sum(sums.values())} derivatives were checked: {sums['exists']} exist, {sums['kink']} differ by side or direction, "
         f"{sums['infinite']} are infinite, and {sums['undefined']} are at\npoints where the function is undefined.\n\n"
         "## Counts\n\nThe three numbers of a cell are the orders 1, 2 and 3.\n\n"
         + table(("operator", *STATUSES), rows)
@@ -155,9 +156,9 @@ def missing() -> str:
     """Return the section of docs/kinks.md on NaN."""
     rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in MISSING]
     return (
-        "\n## Where an input is NaN\n\nAn operator that computes with its input has the gradient NaN there. These compare it, "
-        "and have the gradients below, whatever\nthe option `kinks` says; the column of ONNX Runtime is what dialect `ort` "
-        "has.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
+        "\n## Where an input is NaN\n\nIf an operator computes with its input, its gradient is NaN there. These operators "
+        "compare their input,\nand have the gradients below for every value of `kinks`. The ONNX Runtime column is for "
+        "dialect `ort`.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
     )
 
 

@@ -26,15 +26,15 @@ def page(rows: Rows, table: Table) -> str:
     header = ("function", "type", *EXECUTORS.values(), "second derivative", "worst point", "why")
     lines = [_line(name, found, reasons) for name, found in groups.items()]
     return (
-        "# Precision\n\nThe gradient of every function of numbers, over its whole domain: all magnitudes from the smallest "
-        "subnormal number to\nthe largest, both signs, dense where functions turn and at the ends of their domains. It is "
-        "compared with the derivative by\nmpmath, which is written as a function alone and knows no rule "
-        "(`python benchmarks/precision.py`).\n\n"
+        "# Precision\n\nRun `python benchmarks/precision.py` to measure the error of every scalar function's gradient over "
+        "its whole domain.\nThe points cover all magnitudes from the smallest subnormal number to the largest, with both "
+        "signs. They are dense where\nfunctions turn and at the ends of domains. The reference differentiates the function "
+        "with mpmath, without refgrad's rules.\n\n"
         "Errors are in units. **A unit is one unit in the last place of the derivative, or how far the derivative moves when "
         "each\ninput moves by one unit in its last place, whichever is larger.** For a second derivative it is no smaller than "
         "a unit in the\nlast place of the first. A derivative that the type cannot hold has to be infinite. Kinks are left "
-        f"out. {BOUND:g} units are what a few\nroundings explain; whatever is above has a number in the last column, and its "
-        "reason stands below. A test fails where an\nerror has no reason, or a reason no error.\n\n"
+        f"out. A few roundings explain\nan error up to {BOUND:g} units. A larger error has a number in the last column, and "
+        "the reason below. A test fails if an error\nhas no reason, or if a reason has no error.\n\n"
         f"{len(rows)} scans: {within} within {BOUND:g} units, {len(rows) - within} with a reason. An empty entry: the executor "
         "does not run the type.\n\n"
         + table(header, lines)

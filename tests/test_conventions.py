@@ -87,8 +87,8 @@ def test_walk() -> None:
     np.testing.assert_allclose(walked.values[walked.cotangents["x"].value], expected()[0], rtol=1e-5)
     assert [step.operator for step in walked.steps if step.difference is None] == ["DequantizeLinear", "QuantizeLinear"]
     assert walked.notes == (
-        "3 of 5 steps have a finite difference beside them: where rounding follows, a difference sees steps, and the "
-        "gradient does not.",
+        "3 of 5 steps have a finite difference beside them: a difference would see the steps of a later rounding, which "
+        "the gradient ignores.",
     )
     with pytest.raises(OptionError, match="no quantization 'ste'"):
         refgrad.walk(model(), {"x": X}, quantization="ste")

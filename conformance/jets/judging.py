@@ -124,7 +124,7 @@ def _bases(question: Question, inputs: Sequence[str], length: float) -> list[tup
 
 
 def _compared(plane: Plane, status: str, derivatives: Derivatives, order: int) -> tuple[str, str]:
-    """What refgrad says on a plane, and a note with the numbers."""
+    """The name of refgrad's answer on a plane (`Verdict.says`), and a note with the numbers."""
     try:
         said = derivatives.forms(order, plane.u, plane.v)
     except RefgradError as error:
@@ -153,7 +153,7 @@ def _compared(plane: Plane, status: str, derivatives: Derivatives, order: int) -
 
 
 def _side(plane: Plane, said: Mapping[tuple[int, ...], float], order: int) -> str:
-    """Which sides a finite number belongs to."""
+    """The name of a finite answer, by the sides that it belongs to."""
 
     def close(a: float, b: float) -> bool:
         return abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))

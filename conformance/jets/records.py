@@ -13,7 +13,7 @@ from refgrad.tables.kinks import KINKS, Point
 
 
 def _has_finite(point: Point) -> bool:
-    """Whether a row of KINKS has a finite number."""
+    """True if a row of KINKS has a finite number."""
     return any(np.any(np.isfinite(np.array(x, float))) for x in point if x is not None)
 
 
@@ -25,9 +25,9 @@ FINITE = ("zero", "one side", "mean", "asymmetric", "finite")
 
 
 def unrecorded(verdict: Verdict) -> bool:
-    """Whether refgrad returns a finite number where no derivative exists, and no row says so.
+    """True if refgrad returns a finite number where no derivative exists, and no row says so.
 
-    A row of KINKS is of the first order; it says that every higher one is 0 unless a row of KINK_CHOICES says otherwise.
+    A row of KINKS is for order 1. Higher orders are 0 there, unless a row of KINK_CHOICES says otherwise.
     """
     if verdict.status in (EXISTS, UNDEFINED) or verdict.says not in FINITE:
         return False

@@ -1,4 +1,4 @@
-"""What refgrad's gradients of gradients say of the derivatives that the series know."""
+"""The derivatives of order 1 to 3 by refgrad, as gradients of gradients."""
 
 from __future__ import annotations
 

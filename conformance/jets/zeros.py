@@ -31,7 +31,7 @@ class ZeroPoint(SpecialPoint):
 def zero_points() -> Iterator[ZeroPoint]:
     """A point for each operator of `AT_ZERO`.
 
-    :raises LookupError: one of them has no small case.
+    :raises LookupError: an operator has no small case.
     """
     left = set(AT_ZERO)
     for case in tables():
@@ -40,7 +40,7 @@ def zero_points() -> Iterator[ZeroPoint]:
             left.discard(case.operator)
             yield ZeroPoint(case.operator, "every float is 0", (), {}, "every float is 0", True, False, case)
     if left:
-        raise LookupError(f"No small smooth case in conformance/cases/ is of {', '.join(sorted(left))}.")
+        raise LookupError(f"conformance/cases/ has no small smooth case of {', '.join(sorted(left))}.")
 
 
 def every_point() -> list[SpecialPoint]:

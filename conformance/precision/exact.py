@@ -1,4 +1,4 @@
-"""Derivatives of a function of mpmath, by differences in a precision in which nothing is lost. They know no rule."""
+"""Derivatives of mpmath functions, by differences with enough bits that cancellation loses nothing. They use no rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _step(x: Any) -> Any:
 def slope(f: Forward, point: Sequence[Any], k: int) -> Any:
     """The derivative by the number `k`.
 
-    :raises KinkError: it is another one on either side.
+    :raises KinkError: the one-sided derivatives differ.
     :raises OutsideError: the function is not defined on both sides.
     """
     h = _step(point[k])
@@ -67,7 +67,7 @@ def _at(f: Forward, point: Sequence[Any], k: int, j: int, move: Any) -> Any:
 def second(f: Forward, x: Any) -> tuple[Any, Any]:
     """The second and the third derivative of a function of one number.
 
-    :raises KinkError: the second derivative is another one on either side.
+    :raises KinkError: the one-sided second derivatives differ.
     :raises OutsideError: the function is not defined on both sides.
     """
     h = _step(x)

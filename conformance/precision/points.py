@@ -1,4 +1,4 @@
-"""Where the operators are asked: over all magnitudes and signs of a type, dense where functions turn, and at the ends."""
+"""The points of the scan: all magnitudes and signs of a type, dense where functions turn, and at the ends."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _MOST = mpf(10) ** 300  # the largest error that is written
 
 @dataclass(frozen=True)
 class Miss:
-    """A derivative, and what the gradient is. `error` is in units, `absolute` in the relative rounding error of the type."""
+    """A derivative, and the number that the gradient has. `error` is in units, `absolute` in rounding errors of 1 (eps)."""
 
     at: tuple[float, ...]
     by: int
@@ -163,7 +163,7 @@ def _measured(
 
 
 def _miss(truth: Truth, got: float, dtype: str) -> Miss:
-    """How far `got` is from the derivative. One that the type cannot hold has to be infinite, or nearly so."""
+    """The error of `got`. A derivative that the type cannot hold has to be infinite, or nearly so."""
     kind = points.info(dtype)
     most = mpf(float(kind.max))
     expected = mp.sign(truth.value) * most if abs(truth.value) > most else truth.value

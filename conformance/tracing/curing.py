@@ -1,4 +1,4 @@
-"""Whether the option `strong_zero` cures a gradient that is not finite: by a run with it."""
+"""A run with the option `strong_zero`, to see if it cures a gradient that is not finite."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ def cured(
     elements = sum(int(lost[name].sum()) for name in bad)
     remaining = sum(int((~np.isfinite(new[name])).sum()) for name in left)
     if remaining >= elements:
-        return f"{OPTION} does not help. Run with it, {abridged(left)} {_is(left)} as before: no cotangent of 0 is the cause."
+        return (
+            f"{OPTION} does not help. Run with it, {abridged(left)} {_is(left)} as before: "
+            "a cotangent of 0 is not the cause."
+        )
     changed = max(float(np.max(np.abs(new[n][~lost[n]] - old[n][~lost[n]]), initial=0)) for n in names)
     finite = f"{elements} elements that were not finite are" if elements > 1 else "the element that was not finite is"
     others = "the others are the same" if changed == 0 else f"the others differ by {changed:.2g} at most"
     if left:
         return (
             f"{OPTION} cures a part. Run with it, {elements - remaining} of {elements} elements of {abridged(bad)} that were "
-            f"not finite are, and {others}; {abridged(left)} {_is(left)} still not finite everywhere."
+            f"not finite are finite, and {others}; {abridged(left)} {_is(left)} still not finite everywhere."
         )
     return f"{OPTION} cures it. Run with it, {finite} finite in {abridged(bad)}, and {others}."
 

@@ -35,8 +35,8 @@ def preflight(
 ) -> None:
     """List the operators of MODEL on the way to its outputs. Each has a rule, a derivative of zero, or a reason for refusal.
 
-    Below the table it says which gradients are 0 whatever is fed, or nothing but what leaks through rounding, and what to
-    do about it.
+    Below the table it lists the gradients that are 0 for every input, and those that only leak through rounding, with a
+    remedy for each.
 
     The exit code is 2 if an operator is refused.
     """

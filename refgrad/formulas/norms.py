@@ -1,4 +1,4 @@
-"""Quotients by a norm, which has no derivative at 0, while many functions of it have."""
+"""Quotients by a norm. A norm has no derivative at 0, but many functions of it have one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None
 def over_norm_power(op: Emitter, dY: str, Y: str, power: int) -> str:
     """dY/Y^power, and 0 where the norm Y is 0.
 
-    A function of a norm is smooth at 0 where its derivative dY has the factor Y^power: then nothing is divided. Otherwise a
-    derivative by Y is NaN where Y = 0: there the norm has no second derivative.
+    If dY has the factor Y^power, the function of the norm is smooth at 0, and nothing is divided. Otherwise the derivative by
+    Y is NaN where Y = 0, because the norm has no second derivative there.
     """
     rest = quotient(op, dY, Y, power)
     if rest is not None:

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from refgrad.formulas.types import in_range, widened
 from refgrad.reverse.emit import Emitter
 
-Over = Callable[[str], str]  # what is computed over the group of each element, in a shape that broadcasts against x
+Over = Callable[[str], str]  # a reduction over the group of each element, in a shape that broadcasts against x
 
 
 def of_others(op: Emitter, d: str, x: str, total: Over, product: Over) -> str:
     """d·(the product of the other elements in the group of each element of `x`), in the type of `d`.
 
-    It is d·(product of the others that are not 0)·(product of those that are 0). The first product is that of all
-    elements that are not 0, divided by x. Each is m·2^e, so that the product of the m does not leave the range of the
-    type where that of the others does not. The second product is 1 where no other is 0, else its value is 0 and its
-    derivatives are those of a product of one or two; of more than two others that are 0 it has none. (Derivatives of
-    fourth order where four elements are 0 are lost. A second one by the same element is 0 up to the rounding of the
-    first one divided by the element.)
+    It is d·(product of the other nonzero elements)·(product of the other zeros). The first product is the product of
+    all nonzero elements, divided by x. Each element is split into m·2^e, so that the product of the m stays in the range
+    of the type wherever the product of the others does. The second product is 1 if no other element is 0. If one or two
+    are 0, its value is 0, and it has the derivatives of a product of one or two factors. If more than two are 0, its
+    value and its derivatives are 0. (So fourth derivatives are lost where four elements are 0. A second derivative by
+    the same element is 0 up to the rounding error of the first derivative, divided by the element.)
 
     :param d: the cotangent, in a shape that broadcasts against `x`.
     :param total: sums over the groups.

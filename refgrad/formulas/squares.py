@@ -40,9 +40,9 @@ _SIZES = frozenset(  # what computes a number of elements
 
 
 def is_sum_of_squares(graph: Graph, name: str) -> bool:
-    """Whether a value is a sum or a mean of squares, times positive numbers: it is 0 only where all squares are.
+    """True if a value is a sum or a mean of squares, times positive numbers: it is 0 only where all squares are.
 
-    Its root has a kink there, and no side on which it is not defined.
+    Its root has a kink there, and is defined on every side.
     """
     return _holds(graph, name, _DEEPEST)
 
@@ -78,7 +78,7 @@ def _is_number(graph: Graph, name: str, op_type: str, depth: int) -> bool:
 
 
 def _is_size(graph: Graph, name: str, depth: int) -> bool:
-    """Whether a value is a positive constant, or computed from sizes."""
+    """True if a value is a positive constant, or computed from sizes."""
     array = graph.constant(name)
     if array is not None:
         return bool((array > 0).all())

@@ -33,9 +33,9 @@ def cofactor(
     constant: Callable[[str], np.ndarray | None],
     depth: int = _DEEPEST,
 ) -> Expression | None:
-    """The other factors of `value` where its nodes show it as a product with a factor, else None.
+    """The other factors of `value`, if its nodes show it as a product with a given factor; else None.
 
-    It may have a smaller shape than `value`, which it broadcasts to.
+    The result may have a smaller shape, which broadcasts to the shape of `value`.
 
     :param is_factor: True for the names of the factor.
     :param producer: the node that computes a value, None for an input.

@@ -1,7 +1,7 @@
 """Guards that change a derivative: a Where that replaces 0 by a number, in a product that is 0 there.
 
-Gradient models have them, of norms and of powers, as many builders write them. A product e·f(e) with f(0) = c in place of its
-limit has the right value at 0, but its derivative there is c. Here f is written so that it has its limit where there is one.
+Many builders write them into the gradients of norms and powers. A product e·f(e) with f(0) = c in place of the limit has the
+right value at 0, but its derivative there is c. The rewriting gives f its limit where there is one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Read:
 
 
 def free_limits(model: ModelProto, used: Set[str]) -> None:
-    """Write such products in place so that their derivatives at 0 are right.
+    """Rewrite guarded products in place so that their derivatives at 0 are right.
 
     :param used: the operators of the model.
     """
@@ -77,7 +77,7 @@ def _rewrite(
 
 
 class _Scope:
-    """What is known of the values that a graph may read, and the nodes that a rewriting adds before a product."""
+    """The producers and constants that a graph may read, and the nodes that a rewriting adds before a product."""
 
     def __init__(self, producers: Mapping[str, _Read], constants: Mapping[str, np.ndarray], taken: set[str]) -> None:
         self.producers, self.constants, self.taken = producers, constants, taken
@@ -95,9 +95,9 @@ class _Scope:
         return node
 
     def _power(self, factor: str, exponent: str) -> str | None:
-        """b^(e' − 1) beside e, where e' is e but another number where e = 0.
+        """The factor b^(e' − 1) of a product with e, rewritten; None for another factor. e' is e, with another number for 0.
 
-        That is needed only where 1/b is no number of the type, as at b = 0.
+        The other number is needed only where 1/b is not finite in the type, as at b = 0.
         """
         base, lowered = self._operands(factor, "Pow")
         raised, one = self._operands(lowered, "Sub")
@@ -116,9 +116,10 @@ class _Scope:
         return self._emit("Pow", base, self._emit("Sub", self._emit("Where", alone, instead, exponent), one))
 
     def _over_norm(self, factor: str, data: str) -> str | None:
-        """q/l' beside x, where l' is the norm l of x but another number where l = 0: q/l without a division.
+        """The factor q/l' of a product with x, rewritten; None for another factor.
 
-        That is for a product q with l. It is taken where x = 0, if it is finite: the model's values stay.
+        l' is the norm l of x, with another number for 0, and q is a product with l. Where x = 0, the factor becomes q/l
+        without a division, if that is finite. The model keeps its values.
         """
         read = self.producers.get(factor)
         spread = read.inputs[1] if read is not None and read.op_type == "Unsqueeze" else ""
@@ -150,7 +151,7 @@ class _Scope:
         return self._emit("Where", self._emit("And", at_zero, finite), limit, factor)
 
     def _is_norm(self, length: str, data: str, spread: str) -> bool:
-        """Whether `length`, with axes of size 1 put in at `spread`, is the norm of the elements of `data` that face it."""
+        """True if `length`, with axes of size 1 inserted at `spread`, is the norm of the elements of `data` that face it."""
         made = self.producers.get(length)
         if made is None or made.op_type not in _NORMS or made.inputs[0] != data:
             return False
@@ -185,7 +186,7 @@ class _Scope:
         return known is not None and known.size == 1 and not known.any()
 
     def _operands(self, value: str, op_type: str, count: int = 2) -> tuple[str, ...]:
-        """The inputs of the node of that operator that computes a value; empty names where another one does."""
+        """The inputs of the node that computes a value, if it has this operator; else empty names."""
         read = self.producers.get(value)
         return read.inputs if read is not None and read.op_type == op_type else ("",) * count
 

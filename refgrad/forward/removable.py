@@ -1,6 +1,6 @@
 """Quotients with a removable singularity, written so that their derivatives can be computed where they are 0/0 or ∞.
 
-Exporters write two functions, which are smooth, by quotients which are not. A cotangent of 0 does not give their derivatives.
+Exporters write two smooth functions with quotients that are not smooth. A cotangent of 0 does not give their derivatives.
 
 - atan2(a, b) as Atan(Div(a, b)) and corrections that are constant. At b = 0 the quotient is infinite and its derivatives are
   lost. It becomes atan(b/a) and a quarter turn where |a| > |b|: then no quotient is larger than 1.
@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.protos.external import array_of
 from refgrad.protos.walk import fresh, graphs, names_of, refill, subgraphs
 
-# The coefficients of sin u/u in u². For |u| ≤ 1 the first that is missing changes no second derivative in double precision.
+# The coefficients of sin u/u in u². For |u| ≤ 1 one more would not change a second derivative in double precision.
 _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(11)]
 
 
@@ -134,7 +134,7 @@ def _made_by(makers: Mapping[str, NodeProto], name: str, op_type: str) -> NodePr
 def _is_zero_at(
     equal: NodeProto, u: str, constants: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
 ) -> bool:
-    """Whether `equal` asks where `u` is 0, or where x is 0 and `u` is a multiple of x."""
+    """True if `equal` compares `u` with 0, or an x of which `u` is a multiple."""
     asked: Sequence[str] = [x for x, zero in (equal.input, equal.input[::-1]) if _is_all(zero, 0, constants, makers)]
     scaled = _made_by(makers, u, "Mul")
     pairs = () if scaled is None else (scaled.input, scaled.input[::-1])
@@ -142,7 +142,7 @@ def _is_zero_at(
 
 
 def _is_all(name: str, number: int, constants: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]) -> bool:
-    """Whether all elements of a value are known to be `number`."""
+    """True if all elements of a value are known to be `number`."""
     array = _constant(name, constants, makers)
     return array is not None and array.size > 0 and bool((array == number).all())
 

@@ -65,9 +65,9 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
 
 
 def name_results(function: FunctionProto) -> None:
-    """Let nodes make the outputs of a function, and those of each body in it, each output under a name of its own.
+    """Let a node make each output of a function, and of each body in it, under a unique name.
 
-    The inliner gives an input or an initializer that is an output another name, and one output of two that are one value.
+    The inliner renames an output that is an input or an initializer, and one of two outputs with the same value.
     """
     taken: set[str] = set()
 

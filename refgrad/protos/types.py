@@ -22,7 +22,7 @@ _SIZE = 64  # counts for a dimension that is not known
 
 
 def smallest_normal(kind: np.dtype) -> float:
-    """The smallest positive number of a float type whose reciprocal is a number of the type too."""
+    """The smallest normal number of a float type. Its reciprocal is finite."""
     return float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
 
 

@@ -198,9 +198,9 @@ def rename_shadows(graph: GraphProto) -> None:
 def rename_repeats(graph: GraphProto, given: Iterable[str] = ()) -> None:
     """Rename the values of a subgraph that have the name of an outer value, or of a value in an earlier subgraph.
 
-    onnx takes the number that it propagated for a name in one subgraph for the number of that name in every other.
+    onnx propagates numbers by name: the number of a name in one subgraph replaces it in every other subgraph.
 
-    :param given: the names of further outer values, of which none is in an earlier subgraph.
+    :param given: the names of further outer values. No earlier subgraph has one of them.
     """
     _rename(graph, set(given), {}, names_of(graph) | {*given}, siblings=True)
 

@@ -87,7 +87,7 @@ class BasicEmitter(Operators):
 
     @property
     def strong_zero(self) -> bool:
-        """Whether an element whose cotangent is 0 contributes 0 whatever it is multiplied by."""
+        """True if an element whose cotangent is 0 contributes 0, even if its derivative is infinite or NaN."""
         return self.conventions.strong_zero
 
     @property

@@ -1,4 +1,4 @@
-"""Values of a gradient that are finite whatever is fed: masks, and constants that are."""
+"""Values of a gradient that are finite for every input: masks and finite constants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOVES = frozenset(
 
 
 class Finite:
-    """What is known to be finite, node by node; called with a name it says whether this value is."""
+    """The values that are known to be finite, node by node. A call with a name is True if that value is finite."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._overridable = {value.name for value in graph.input}
@@ -34,17 +34,17 @@ class Finite:
         self._bools: set[str] = set()
 
     def __call__(self, name: str) -> bool:
-        """Whether a value is finite whatever is fed."""
+        """True if a value is finite for every input."""
         if (tensor := self._tensors.pop(name, None)) is not None:
             self._look(name, tensor)
         return name in self._finite
 
     def is_nonzero(self, name: str) -> bool:
-        """Whether no element of a finite value is 0."""
+        """True if no element of a finite value is 0."""
         return name in self._nonzero
 
     def is_mask(self, name: str) -> bool:
-        """Whether a value is a condition as numbers."""
+        """True if a value is a condition cast to numbers."""
         return name in self._masks
 
     def enter(self, graph: GraphProto) -> None:

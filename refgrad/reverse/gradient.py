@@ -83,8 +83,8 @@ def gradient(
     A local function that is called more than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it
     has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
     whose inputs have the same types and sizes, and of which the same is asked. Others are inlined; so are all before
-    opset 17, where a rule has to know more of a shape that is an argument, with `recompute`, in dialect "ort", and with
-    another derivative of quantization than "zero", and with `strong_zero`.
+    opset 17, where a rule has to know more of a shape that is an argument, with `recompute`, with `strong_zero`, in
+    dialect "ort", and with another derivative of quantization than "zero".
 
     :param model: a model, or the path of one.
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
@@ -101,9 +101,9 @@ def gradient(
     :param quantization: the derivative of quantization, by QuantizeLinear and its like or by Cast to a float of 8 bits or
         fewer: "zero", as it is; "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero
         where the value lay outside the range of the type. Round and Cast to an integer have the derivative zero in any case.
-    :param strong_zero: True: an element whose cotangent is exactly 0 contributes 0 to the gradient, whatever it is multiplied
-        by: where plain reverse mode has 0·∞ = NaN, as behind a Where that hides the root of a negative number. Some quotients
-        that exporters write get the derivative of the function that they compute (docs/nan_in_a_gradient.md).
+    :param strong_zero: True: an element whose cotangent is exactly 0 contributes 0 to the gradient. False: it may contribute
+        0·∞ = NaN, for example behind a Where that hides the root of a negative number. With True, atan2 and sinc as
+        exporters write them also get the derivatives of these functions (docs/nan_in_a_gradient.md).
     :param recompute: which forward nodes the backward pass computes again instead of keeping their values: the gradient is
         the same, takes less memory and more time. True: all of them, in segments of about √n nodes that end where few bytes
         cross. A list: names of nodes or patterns of them ("/layers.3/*"), a segment per entry; a node belongs to the first
@@ -162,7 +162,7 @@ def transposable(
     outputs: Sequence[str] | None,
     conventions: Conventions,
 ) -> ModelProto:
-    """`gradient` and the outputs of the model, without guards of products: its cotangents are any, if its transpose counts."""
+    """The gradient with the outputs of the model, without guards. If it is transposed, its cotangents are arbitrary."""
     return _made(model, wrt, outputs, conventions, keep_outputs=True, guarded=False)
 
 
@@ -206,8 +206,8 @@ def _made(
     )
     if strong_zero and dialect != "onnx":
         raise OptionError(
-            "strong_zero=True guards the products of a gradient, and the training operators of dialect='ort' multiply inside "
-            "their kernels: use dialect='onnx'."
+            "strong_zero=True cannot guard the training operators of dialect='ort', which multiply inside their kernels: "
+            "use dialect='onnx'."
         )
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
@@ -266,7 +266,7 @@ def _made(
 
 @contextmanager
 def of_any_rank() -> Iterator[None]:
-    """Let `gradient` take inputs of unknown rank in the block: its result is run or becomes a part of a model, as it is."""
+    """Let `gradient` accept inputs of unknown rank in the block, for a result that is run or becomes part of a model."""
     token = _ANY_RANK.set(True)
     try:
         yield
@@ -275,7 +275,7 @@ def of_any_rank() -> Iterator[None]:
 
 
 def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, str]) -> None:
-    """Refuse a gradient of which an input or an output would have no shape: onnx.checker takes no such model.
+    """Refuse a gradient with an input or an output without a shape: onnx.checker refuses that model.
 
     :param adjoints: the value that each cotangent and gradient belongs to.
     :raises InvalidModelError: naming the value whose shape has to be declared.
@@ -283,8 +283,8 @@ def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, s
     for value in filter(lacks_shape, () if _ANY_RANK.get() else values):
         raise _ShapelessError(
             f"{adjoints.get(value.name, value.name)!r} declares no shape, and onnx.checker refuses a gradient with an input "
-            "or output that has none. Declare its axes, by names where the sizes are not known. If it has now more axes and "
-            "now fewer, make a model for each number of axes."
+            "or output that has none. Declare its axes, by names where the sizes are not known. If its rank varies, make one "
+            "model per rank."
         )
 
 
@@ -292,7 +292,7 @@ def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, s
 def recorded(
     model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str], conventions: Conventions = DEFAULT
 ) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
-    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and what is of no use.
+    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and the useless gradients.
 
     :raises RefgradError: what `gradient` refuses.
     """
@@ -332,7 +332,7 @@ def _useless(
 
 
 def say_useless(found: Sequence[UselessGradient], named: bool) -> None:
-    """Warn of gradients that are of no use; where no output depends on a name, only if the caller `named` it."""
+    """Warn of useless gradients. Warn of a name that no output depends on only if the caller `named` it."""
     for one in found:
         if one.stops or named:
             notice(str(one))

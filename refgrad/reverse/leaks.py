@@ -1,15 +1,15 @@
-"""Which gradients are nothing but what leaks through rounding: right, and of no use.
+"""Leaked gradients: they pass rounding only through the scales of the rounded values. They are correct but useless.
 
-A tensor h is quantised by its own range: s = max|h|/127, q = round(h/s), and q·s goes on. Rounding has the derivative zero, so
-what is left of the gradient runs through s alone: through the one element of h that has the largest magnitude. No label below
-depends on the values, only on the graph:
+A model quantises a tensor h by its own range: s = max|h|/127, q = round(h/s), and q·s goes on. Rounding has the derivative
+zero, so the gradient passes only through s, to the element of h with the largest magnitude. The labels of a value depend on
+the graph only, not on numbers:
 
-- *direct*: the values to which a derivative flows on a way that does not consist of statistics alone;
-- *statistic*: the values computed by elementwise operators from a reduction of a tensor that is rounded;
-- *rounded*: the values that are computed from something rounded, as numbers and not as an index or a size.
+- *direct*: a derivative reaches the value along a path that is not made of statistics only;
+- *statistic*: elementwise operators compute the value from a reduction of a tensor that is rounded later;
+- *rounded*: the value is computed from rounded numbers, not from a rounded index or size.
 
-Where a statistic multiplies rounded values, it is their scale. Where it was used before the rounding too, and is added to
-rounded values, it is their offset. A derivative that reaches the outputs through scales and offsets alone is a leak.
+A statistic that multiplies rounded values is their scale. A statistic that is used before the rounding, and then added to
+rounded values, is their offset. A derivative that reaches the outputs only through scales and offsets is a leak.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ _PRODUCTS = frozenset(
 _SUMS = frozenset(("", name) for name in ("Add", "Sub", "Sum"))
 _NUMBERS_ALONE = frozenset(
     (("", "Range"), ("", "OneHot"), ("", "ConstantOfShape"))
-)  # what they read says how many, or where
+)  # their inputs are counts or positions
 
 
-_FIRST_ALONE = frozenset((("", "Resize"), ("", "CastLike")))  # the others say which sizes, or which type
-_NUMBERS = frozenset(("tensor(float)", "tensor(int8)", "tensor(uint8)", "tensor(int16)"))  # what no index is
+_FIRST_ALONE = frozenset((("", "Resize"), ("", "CastLike")))  # the other inputs give sizes or a type
+_NUMBERS = frozenset(("tensor(float)", "tensor(int8)", "tensor(uint8)", "tensor(int16)"))  # types that no index has
 
 
 def leaks(
     path: Path, graph: Graph, wrt: Iterable[str], outputs: Sequence[str], quantization: str
 ) -> tuple[LeakedGradient, ...]:
-    """The names in `wrt` whose gradient is what leaks through rounding, those with the same first rounding together.
+    """The leaked gradients of `wrt`, grouped by the first operator that rounds.
 
-    :param graph: the graph of the model, which has the nodes that function bodies replace in that of the path.
+    :param graph: the graph of the model. The graph of `path` has function bodies in place of some of its nodes.
     """
     if any(map(_may_round, nested(node for function in graph.functions.protos.values() for node in function.node))):
         graph = normalise(graph.source)  # the labels do not look into functions
@@ -131,7 +131,7 @@ def _rounds(graph: Graph, node: Node) -> bool:
 
 
 def _in_model(expanded: Graph, graph: Graph, node: Node) -> Node:
-    """The node of the model that `node` belongs to, which may be part of the body of an operator: the next one that it has."""
+    """The node of the model that `node` belongs to. In an operator's body, it is the next node that the model has."""
     reached = set(node.outputs)
     for one in expanded.nodes:
         if one is node or not reached.isdisjoint(one.reads):
@@ -143,7 +143,7 @@ def _in_model(expanded: Graph, graph: Graph, node: Node) -> Node:
 
 
 class _Labels:
-    """The labels of all values, each for every name at once: a bit per name."""
+    """The labels of all values. Each label is a bit mask with one bit per name."""
 
     def __init__(self, path: Path, wrt: Iterable[str], outputs: Sequence[str]) -> None:
         self._path, self._graph = path, path.graph
@@ -151,7 +151,7 @@ class _Labels:
         self._bits = {name: 1 << k for k, name in enumerate(name for name in wrt if name in path.needed)}
 
     def leaked(self) -> dict[str, list[str]]:
-        """By the first node that rounds what depends on them: the names that reach the outputs as a scale alone."""
+        """The names that reach the outputs only as a scale, by the first node that rounds a value which depends on them."""
         smooth = self._smooth()
         rounding = [
             node
@@ -238,7 +238,7 @@ class _Labels:
         return found
 
     def _data(self, node: Node) -> list[str]:
-        """The inputs of a node that it computes with: no index, no size, and not what a branch decides by."""
+        """The inputs that a node computes with: no index, no size and no condition of a branch."""
         if node.key in _NUMBERS_ALONE:
             return []
         if node.key in _FIRST_ALONE:

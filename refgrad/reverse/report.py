@@ -24,9 +24,9 @@ class OperatorVerdict:
 
 @dataclass(frozen=True)
 class UselessGradient:
-    """Names whose gradient is right and of no use, and why; as text, a sentence that says so.
+    """Names whose gradient is correct but useless, with the reason. `str` gives a sentence for the user.
 
-    `stops` are the operators between the names and the outputs that let no derivative through. `advice` says what to do.
+    `stops` are the operators between the names and the outputs that let no derivative through. `advice` is a remedy.
     """
 
     names: tuple[str, ...]
@@ -53,15 +53,15 @@ class ZeroGradient(UselessGradient):
 
 
 class LeakedGradient(UselessGradient):
-    """Names whose gradient is nothing but what leaks through rounding, by way of scales. `stops` has the first rounding."""
+    """Names whose gradient passes rounding only through scales. `stops` has the first operator that rounds."""
 
     def __str__(self) -> str:
         several = len(self.names) > 1
         [stop] = self.stops
         return (
             f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} nothing "
-            f"but what leaks through rounding: the derivative of {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) "
-            f"is 0, and what is left runs through the scales of what is rounded. {self.advice}"
+            f"but what leaks through rounding: {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) has the derivative "
+            f"0, so only the scales of the rounded values pass a derivative. {self.advice}"
         )
 
 
@@ -69,7 +69,7 @@ class LeakedGradient(UselessGradient):
 class Report:
     """Every operator that reads a value which depends on `wrt`, on the way to `outputs` or not.
 
-    `zeros` are the names in `wrt` whose gradient is 0 whatever is fed, `leaks` those whose gradient is what leaks through
+    `zeros` are the names in `wrt` whose gradient is 0 for every input, `leaks` the names whose gradient only leaks through
     rounding.
     """
 

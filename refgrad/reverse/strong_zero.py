@@ -1,8 +1,8 @@
 """The option `strong_zero`: in a gradient, an element whose cotangent is exactly 0 contributes 0, whatever it is multiplied by.
 
-A gradient is linear in its cotangents, so the option needs no rule: of a finished gradient it follows the values that carry
-a cotangent, and guards the products of such a value and another one. 0·∞ and 0·NaN become 0. A product that is no NaN stays
-as it is: to replace all products with a cotangent of 0 would cut off the derivative by the cotangent, which a Hessian needs.
+A gradient is linear in its cotangents, so the option changes no rule. In a finished gradient it follows the values that carry
+a cotangent, and guards their products with other values: 0·∞ and 0·NaN become 0. A product that is not NaN does not change.
+Replacing every product with a cotangent of 0 would cut off the derivative by the cotangent, which a Hessian needs.
 """
 
 from __future__ import annotations
@@ -270,10 +270,10 @@ class _Guards:
 
 
 class _Pairs:
-    """Which inputs and outputs of a node with graphs belong to which of a graph's.
+    """The inputs and outputs of a node with graphs, matched with the inputs and outputs of its graphs.
 
-    `first` is the number of inputs of the node that no input of the graph stands for in this order, `shift` the number of
-    results of the graph that the node does not return. `carried` are outputs that are inputs of the next step.
+    `first` is the position from which inputs match, `shift` the number of leading results that the node does not return.
+    `carried` maps the position of an output to the position of the input that it becomes in the next step.
     """
 
     def __init__(self, inputs: int, first: int, shift: int, carried: Mapping[int, int]) -> None:
@@ -301,12 +301,12 @@ def _pairs(node: NodeProto) -> _Pairs:
 
 
 def _factors(node: NodeProto) -> int:
-    """How many of the first inputs are factors."""
+    """The number of leading inputs that are factors."""
     return _CONTRACTIONS.get(node.op_type, 2) or len(node.input)
 
 
 def _kind(node: NodeProto, carried: Mapping[str, int]) -> int:
-    """The element type of what a node makes of cotangents, 0 if it is not known."""
+    """The element type of the cotangent that a node returns, 0 if unknown."""
     if node.op_type == "Cast":
         return int(next(attribute_value(a) for a in node.attribute if a.name == "to"))
     if node.op_type == "CastLike":
@@ -315,5 +315,5 @@ def _kind(node: NodeProto, carried: Mapping[str, int]) -> int:
 
 
 def _rule(node: NodeProto) -> str:
-    """What the nodes of one rule for one forward node have in common: the path in front of their names."""
+    """The path in front of the name of `node`. All nodes of one rule for one forward node share it."""
     return str(node.name.rpartition("/")[0] or node.name)

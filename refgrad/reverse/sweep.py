@@ -256,7 +256,7 @@ def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int])
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a sweep found: the adjoint of each name in `wrt`, and the graph inputs that are cotangents, by output.
+    """The results of a sweep: the adjoint of each name in `wrt`, and the graph inputs that are cotangents, by output.
 
     `seeds` are the element types of all cotangents that it started from, by their names in the result.
     """

@@ -46,7 +46,7 @@ def celu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy where x > 0, else dy·exp(x/α)"""
     if alpha == 0:
         raise RuleError(
-            f"Celu divides by alpha, and node {op.node!r} has alpha=0. Give it another number; Relu is its limit for 0."
+            f"Celu divides by alpha, but node {op.node!r} has alpha=0. Use another alpha, or Relu, the limit for alpha=0."
         )
     below = op.Clip(X, None, 0.0)
     return op.Mul(d_Y, op.Exp(below if alpha == 1 else op.Div(below, alpha)))

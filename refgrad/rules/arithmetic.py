@@ -152,9 +152,9 @@ def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
 
 
 def _nonzero_at_zero(op: Emitter, exponent: str, X: str) -> str:
-    """The exponent, but 1 for 0 where 1/X is no number of the type: 0·X⁰ is 0 there, and 0·X⁻¹ would be NaN.
+    """The exponent, with 1 for 0 where 1/X is not finite in the type: 0·X⁰ is 0 there, and 0·X⁻¹ would be NaN.
 
-    Where X is not 0 the exponent stays, for the mixed derivative of X^Y at Y = 0 is 1/X.
+    Elsewhere the exponent stays 0, because the mixed derivative of X^Y at Y = 0 is 1/X.
     """
     tiny = smallest_normal(helper.tensor_dtype_to_np_dtype(op.type(X)))
     alone = op.And(op.Equal(exponent, 0.0), op.Less(op.Abs(X), tiny))
@@ -187,7 +187,7 @@ def neg(op: Emitter, d_Y: str) -> str:
 
 @rule("Abs")
 def abs_(op: Emitter, d_Y: str, X: str, Y: str) -> str:
-    """dx = dy·sign x; where dy has the factor y, as that of y² has, y·sign x is x"""
+    """dx = dy·sign x; if dy has the factor y, as in the gradient of y², y·sign x is x"""
     rest = quotient(op, d_Y, Y)
     return op.Mul(d_Y, op.Sign(X)) if rest is None else op.Mul(rest, X)
 
@@ -198,7 +198,7 @@ def sqrt(op: Emitter, d_Y: str, X: str, Y: str) -> str:
 
     At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it, or use `strong_zero`.
     With it, the slope of the root of a sum of squares, such as a variance, is 0 at 0: the least subgradient of the norm.
-    Where dy has the factor y, as that of y² has, nothing is divided.
+    If dy has the factor y, as in the gradient of y², nothing is divided.
     """
     rest = quotient(op, d_Y, Y)
     if rest is not None:

@@ -61,7 +61,7 @@ def reduce_max(
 
 
 def _of_an_index(op: Emitter, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int) -> Sequence[int]:
-    """The axes along which the node stands for a function of torch that returns, or keeps, an index; none if for another."""
+    """The reduced axes, if the node was exported from a torch function that selects one element by index; else empty."""
     shape, known = op.shape(data), op.constant(axes)
     if shape is None or (axes is not None and known is None):
         return ()

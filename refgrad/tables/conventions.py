@@ -1,7 +1,7 @@
 """The conventions of a derivative: what counts as the derivative where calculus gives none, or one of no use.
 
-`refgrad.gradient` takes each by name. Whatever differentiates on the way to something else takes all of them as
-`**conventions`, and passes them on as one record. A new convention is a field here, once as an option and once as a value.
+`refgrad.gradient` takes each by name. Every other function that differentiates takes all of them as `**conventions`, and
+passes them on as one record. A new convention needs a field in both classes: as an option, and as a value.
 """
 
 from __future__ import annotations

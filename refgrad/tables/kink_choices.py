@@ -21,7 +21,7 @@ class KinkChoice:
     reason: str
 
 
-_BELOW = "the derivatives of the side x < 0, as for the first"
+_BELOW = "the derivatives of the side x < 0, as for order 1"
 _PRODUCT = "sign 0 = 0 in a product of the slopes of both sides"
 _LINEAR = "the derivatives of the piece whose slope was chosen"
 
@@ -30,7 +30,11 @@ KINK_CHOICES: tuple[KinkChoice, ...] = (
     KinkChoice("Selu", ("x = 0", "x = 0, γ·α = γ"), (2, 3), ("one side",), _BELOW),
     KinkChoice("Celu", ("x = 0",), (2, 3), ("one side",), _BELOW),
     KinkChoice(
-        "Softsign", ("x = 0",), (2, 3), ("zero",), "sign 0 = 0 in −2·sign x/(1 + |x|)³; the third is that of a constant"
+        "Softsign",
+        ("x = 0",),
+        (2, 3),
+        ("zero",),
+        "sign 0 = 0 in −2·sign x/(1 + |x|)³; the third is 0, as for a constant",
     ),
     KinkChoice(
         "HardSwish",
@@ -62,12 +66,14 @@ KINK_CHOICES: tuple[KinkChoice, ...] = (
         ("a point lies on the border",),
         (2,),
         ("asymmetric",),
-        "the derivative in the grid is that outside, 0; the weights of the pixels change as inside",
+        "the derivative by the grid is 0, as outside; the weights of the pixels change as inside",
     ),
     KinkChoice("GridSample", ("cubic, a point lies on a pixel",), (3,), ("one side",), _LINEAR),
     KinkChoice("GridSample", ("reflected at the border",), (1, 2, 3), ("mean", "zero"), "both slopes add up to 0"),
     KinkChoice("Resize", ("the crop ends at the border",), (2,), ("one side",), _LINEAR),
-    KinkChoice("RoiAlign", ("a roi of no size",), (1, 2, 3), ("zero",), "it is as wide as 1, as for a smaller roi"),
+    KinkChoice(
+        "RoiAlign", ("a roi of no size",), (1, 2, 3), ("zero",), "its width counts as 1, as for every smaller roi"
+    ),
     KinkChoice(
         "RoiAlign", ("a point lies on a pixel",), (1, 2, 3), ("one side", "zero"), "the slope towards the next pixel"
     ),

@@ -1,6 +1,6 @@
-"""What the gradient is where an input is NaN: by every operator that compares numbers, and so may let no NaN through.
+"""The gradient where an input is NaN, for every operator that compares numbers and so may stop a NaN.
 
-An operator that computes with its input has the gradient NaN there, and no row.
+An operator that computes with its input has the gradient NaN there, and needs no row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""torch's functions at their kinks: which one a row of the table of kinks means, and which one a node was exported for.
+"""The torch function of each row of the table of kinks, and the torch function that a node was exported from.
 
-Several functions of torch become the same operator of ONNX, and differ where it has no derivative: relu6, hardtanh and clamp
-are all a Clip, and torch 2.13 has 0 at the ends of the first two and 1 at those of the last.
+Several torch functions become the same ONNX operator, but differ where it has no derivative. relu6, hardtanh and clamp all
+become Clip. At the ends, torch 2.13 has the derivative 0 for relu6 and hardtanh, and 1 for clamp.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from refgrad.tables.kinks import Kink
 
-RELEASE = "2.13"  # of torch, that the tables are true of
+RELEASE = "2.13"  # of torch, which the tables describe
 _TARGETS = (  # metadata that torch's exporter writes, and where they name the function
     ("pkg.torch.onnx.fx_node", re.compile(r"target=torch\.ops\.aten\.([\w.]+)\]")),
     ("pkg.torch.onnx.class_hierarchy", re.compile(r"'aten\.([\w.]+)'\]$")),
@@ -75,8 +75,8 @@ ASKED: dict[tuple[str, str], str] = {
     ("ScatterElements", "updates and data are the largest"): "x.scatter_reduce(0, y, z, 'amax')",
 }
 
-# Where kinks="torch" follows a function that chooses otherwise: the function that the exporter names, what torch is asked, and
-# the row, whose `torch` is that function's.
+# Functions that kinks="torch" follows because they choose differently: the exporter's name, the expression for torch, and a
+# row whose `torch` is the derivative of that function.
 FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     (
         "hardtanh",
@@ -165,7 +165,7 @@ FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     ),
 )
 
-# Functions whose export does not tell them: what they are, what they become, and what torch has.
+# Functions that their export does not identify: the function, the exported operator, and torch's derivative.
 UNTOLD: tuple[tuple[str, str, str], ...] = (
     ("relu6, hardtanh, by the TorchScript exporter", "Clip", "0 at the ends"),
     ("max(dim), min(dim) without indices, by the TorchScript exporter", "ReduceMax, ReduceMin", "the first element"),
@@ -184,8 +184,8 @@ UNTOLD: tuple[tuple[str, str, str], ...] = (
 def exported_function(node: NodeProto) -> str:
     """The function of torch that `node` was exported for, as aten calls it with its overload: "hardtanh", "max.dim".
 
-    The exporter's metadata tell it; without them, the names that the exporter gives to nodes and values, where these are
-    unambiguous. "" where nothing tells it.
+    The exporter's metadata identify it. Without metadata, unambiguous names of nodes and values do. "" if nothing
+    identifies it.
     """
     known = {entry.key: entry.value for entry in node.metadata_props}
     for key, pattern in _TARGETS:

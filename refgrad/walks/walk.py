@@ -499,7 +499,7 @@ class _Reading:
         else:
             whys = ["more would take long"] if taken.is_spent else []
             if rounded:
-                whys.insert(0, "where rounding follows, a difference sees steps, and the gradient does not")
+                whys.insert(0, "a difference would see the steps of a later rounding, which the gradient ignores")
             why = "; ".join(whys)
         if not without or not why:
             return made, []
@@ -569,7 +569,7 @@ def _flat(
 
 
 def _rounded(path: Path) -> set[str]:
-    """The values whose derivative passes through rounding, as if nothing were rounded."""
+    """The values whose derivative passes straight through a later rounding."""
     rounded = set(path.adjoint_types)
     for node in reversed(path.active):
         within = path.passages[node.name].paths if node.name in path.passages else ()

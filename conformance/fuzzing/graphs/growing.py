@@ -459,7 +459,7 @@ class Scope:
         return self.leaf(np.full(tuple(shape), value, np.float32), self.world.kind, moves=False)
 
     def named(self, count: int) -> list[bool]:
-        """Which of the outputs of a node have a name: now and then one has none."""
+        """True for each output of a node that gets a name. Now and then one gets none."""
         left = self.rng.randrange(count) if count > 1 and self.chance(0.08) else count
         return [k != left for k in range(count)]
 

@@ -1,4 +1,4 @@
-"""What onnx's checker and its strict inference say of a model that refgrad made, and which refusals are expected."""
+"""Checks of a model that refgrad made, by onnx's checker and strict inference, and the refusals that are expected."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class _Question:
             raise _FaultError(step, RAISED, text, place_of(error)) from error
 
     def _valid(self, step: str, make: Callable[[], ModelProto]) -> ModelProto:
-        """What is made, if onnx's full check and strict inference take it.
+        """The model that `make` returns, if it passes onnx's full check and strict inference.
 
         :raises _FaultError: they do not.
         """
@@ -356,7 +356,7 @@ class _Question:
             self._near("onnxruntime", WRONG, output, got[output], exact[output], gradient, feeds)
 
     def _folds(self) -> bool:
-        """Whether ONNX Runtime runs the model only because it folds the weights that are inputs of the gradient."""
+        """True if ONNX Runtime runs the model only because it folds the weights that are inputs of the gradient."""
         unfolded = ModelProto()
         unfolded.CopyFrom(self.model)
         inputs = {value.name for value in unfolded.graph.input}

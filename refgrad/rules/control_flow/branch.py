@@ -116,9 +116,9 @@ class If(Structure):
             yield name, value
 
     def _may_differ(self, place: int, body: Body, seed: Shape | None) -> bool:
-        """Whether the cotangent of the output at `place` may be taken for a tensor of another shape than the branch returns.
+        """True if the cotangent of the output at `place` may have another declared shape than the result of the branch.
 
-        Its shape is that of the output, of which one is declared or inferred for both branches.
+        The cotangent has the shape of the output, which is declared or inferred once for both branches.
         """
         if self.node.outputs[place] in self.graph.containers:
             return False
@@ -145,7 +145,7 @@ def _contradict(one: Shape | None, other: Shape | None) -> bool:
 
 
 def _leaves_open(own: Shape, other: Shape | None) -> bool:
-    """Whether `other` does not say that a tensor has the rank and the known sizes of `own`."""
+    """True if `other` does not fix the rank and the known sizes of `own`."""
     if other is None or len(own) != len(other):
         return True
     return any(isinstance(a, int) and a != b for a, b in zip(own, other, strict=True))

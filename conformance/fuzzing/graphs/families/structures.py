@@ -1,4 +1,4 @@
-"""What only structures do: branches of several ranks, ranks that nobody knows, states that grow."""
+"""Random control flow: branches with different ranks, unknown ranks, and states that grow."""
 
 from __future__ import annotations
 
