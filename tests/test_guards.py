@@ -200,6 +200,43 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("text", [GUARDED_NORM, SELECTED_NORM.replace("float[2, 2]", "float[1, 2]")])
+@pytest.mark.parametrize("x", [(math.inf, 1.0), (1e25, 0.0), (1e-30, 0.0), (math.nan, 0.0), (-0.0, 0.0)])
+def test_the_values_of_a_guarded_norm_stay(text: str, x: tuple[float, float]) -> None:
+    model = parsed(text)
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    at = np.array(x, np.float32).reshape(shape)
+    made = refgrad.gradient(model, ["x"], keep_outputs=True, cotangent="ones")
+    np.testing.assert_array_equal(run(made, x=at)["d"], run(model, x=at)["d"])
+
+
+@pytest.mark.parametrize("b", [math.nan, math.inf, -math.inf, 0.0, 1e-320, -2.0])
+def test_the_values_of_a_guarded_power_stay(b: float) -> None:
+    model = parsed(GUARDED_POWER)
+    other = parsed(GUARDED_POWER.replace("double one = {1}", "double one = {2}"))
+    for text in (model, other):
+        made = refgrad.gradient(text, ["b"], keep_outputs=True, cotangent="ones")
+        for e in (0.0, 1.0, 3.0):
+            np.testing.assert_array_equal(run(made, b=b, e=e)["d"], run(text, b=b, e=e)["d"])
+
+
+@pytest.mark.parametrize("nodes", ["q = Mul(n, x) r = Mul(q, n)", "s = Pow(n, two) t = Pow(s, two) r = Identity(t)"])
+def test_strong_zero_keeps_a_second_derivative(nodes: str) -> None:
+    """(√x)²·x and (√x)⁴ are x²: the guards of the first gradient do not hide the factor from the second one."""
+    model = parsed(
+        f"g (double[2] x) => (double y) <double two = {{2}}> {{ n = Sqrt(x) {nodes} y = ReduceSum<keepdims=0>(r) }}"
+    )
+    for strong_zero in (False, True):
+        got = run(refgrad.hessian(model, ["x"], strong_zero=strong_zero), x=[0.0, 4.0])["y_by_x_by_x"]
+        np.testing.assert_allclose(got, 2 * np.eye(2), atol=1e-14)
+
+
+def test_the_square_of_a_root_is_no_square() -> None:
+    model = parsed("g (double[1] x) => (double[1] y) { r = Sqrt(x) s = Mul(r, r) y = Sqrt(s) }")
+    got = run(refgrad.gradient(model, cotangent="ones", strong_zero=True), x=[0.0])["x_grad"]
+    assert not np.isfinite(got).any()
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("x", [((0.0, 0.0), (3.0, 4.0)), ((0.0, 0.0), (0.0, 0.0))])
 def test_the_values_of_the_model_stay(name: str, x: Any) -> None:

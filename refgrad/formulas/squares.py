@@ -31,6 +31,7 @@ _MOVES = frozenset(
         *("Gather", "GatherElements", "GatherND", "Tile", "Relu", "Clip", "Div"),
     )
 )
+_ROOTS = frozenset(("Sqrt", "Acos", "Acosh", "Asin"))  # infinite slopes where they are finite
 _SIZES = frozenset(  # what computes a number of elements
     (
         *("Shape", "Size", "Constant", "Cast", "CastLike", "Gather", "Slice", "ReduceProd", "Squeeze", "Unsqueeze"),
@@ -53,10 +54,11 @@ def _holds(graph: Graph, name: str, depth: int) -> bool:
         return False
     op_type, inputs = node.op_type, [one for one in node.inputs if one]
     if op_type == "ReduceSumSquare" or (op_type == "Mul" and inputs[0] == inputs[1]):
-        return True
+        return not _is_root(graph, inputs[0], depth)
     if op_type == "Pow":
         exponent = graph.constant(inputs[1])
-        return exponent is not None and bool(((exponent % 2 == 0) & (exponent > 0)).all())
+        even = exponent is not None and bool(((exponent % 2 == 0) & (exponent > 0)).all())
+        return even and not _is_root(graph, inputs[0], depth)
     summands = inputs if op_type in ("Add", "Sum", "Mean", "Max", "Min", "Mul", "Concat") else inputs[:1]
     if op_type == "Div" and not _is_size(graph, inputs[1], depth):
         return False
@@ -68,6 +70,21 @@ def _holds(graph: Graph, name: str, depth: int) -> bool:
             for found, one in zip(known, summands, strict=True)
         )
     return False
+
+
+def _is_root(graph: Graph, name: str, depth: int) -> bool:
+    """True if a value has an infinite slope where a root in it is 0: its square does not have the slope 0 there."""
+    node = graph.producer.get(name)
+    if node is None or node.domain or not depth:
+        return False
+    if node.op_type == "Pow":
+        exponent = graph.constant(node.inputs[1])
+        return exponent is None or bool((exponent < 1).any())
+    if node.op_type in _ROOTS:
+        return True
+    reads = node.inputs[:1] if node.op_type == "Div" else node.inputs
+    passes = node.op_type in _SUMS or node.op_type in _MOVES or node.op_type in ("Sub", "Neg", "Where")
+    return passes and any(_is_root(graph, one, depth - 1) for one in reads if one)
 
 
 def _is_number(graph: Graph, name: str, op_type: str, depth: int) -> bool:

@@ -67,6 +67,14 @@ def cofactor(
                 if inner is not None:
                     return "Mul", inner, other
             return None
+        case "Where":  # 0 where it masks
+            for place in (1, 2):
+                masked = constant(reads[place])
+                if masked is not None and not masked.any():
+                    inner = within(reads[3 - place])
+                    parts = (reads[1], inner) if place == 1 else (inner, reads[2])
+                    return None if inner is None else ("Where", reads[0], *parts)  # type: ignore[return-value]
+            return None
         case "Div":
             inner = within(reads[0])
             return None if inner is None else ("Div", inner, reads[1])

@@ -110,16 +110,15 @@ class _Scope:
         if kind.kind not in "fV":
             return None
         tiny = self._constant(np.array(smallest_normal(kind), kind), "smallest_normal")
-        alone = self._emit(
-            "And", is_zero, self._emit("Less", self._emit("Abs", base), self._emit("CastLike", tiny, base))
-        )
+        large = self._emit("GreaterOrEqual", self._emit("Abs", base), self._emit("CastLike", tiny, base))
+        alone = self._emit("And", is_zero, self._emit("Not", large))  # of NaN too
         return self._emit("Pow", base, self._emit("Sub", self._emit("Where", alone, instead, exponent), one))
 
     def _over_norm(self, factor: str, data: str) -> str | None:
         """The factor q/l' of a product with x, rewritten; None for another factor.
 
-        l' is the norm l of x, with another number for 0, and q is a product with l. Where x = 0, the factor becomes q/l
-        without a division, if that is finite. The model keeps its values.
+        l' is the norm l of x, with another number for 0, and q is a product with l. Where l and x are 0, the factor becomes
+        q/l without a division, if that is finite. The model keeps its values.
         """
         read = self.producers.get(factor)
         spread = read.inputs[1] if read is not None and read.op_type == "Unsqueeze" else ""
@@ -133,7 +132,7 @@ class _Scope:
             guard = self._guard(length)
             if guard is None:
                 return None
-            length, zero, *_ = guard
+            length, zero, _, condition = guard
         if not self._is_norm(length, data, spread):
             return None
         rest = cofactor(numerator, lambda name: name == length, self.producers.get, self.constants.get)
@@ -145,9 +144,9 @@ class _Scope:
             safe = self._emit("Div", numerator, self._emit("Where", condition, one, length))
             quotient = factor = self._emit("Where", condition, zero, safe)
         if spread:
-            limit, factor = (self._emit("Unsqueeze", value, spread) for value in (limit, quotient))
+            limit, factor, condition = (self._emit("Unsqueeze", name, spread) for name in (limit, quotient, condition))
         finite = self._emit("Not", self._emit("IsNaN", self._emit("Sub", limit, limit)))
-        at_zero = self._emit("Equal", data, self._emit("CastLike", self._emit("Sub", zero, zero), data))
+        at_zero = self._emit("And", condition, self._emit("Equal", data, self._emit("CastLike", zero, data)))
         return self._emit("Where", self._emit("And", at_zero, finite), limit, factor)
 
     def _is_norm(self, length: str, data: str, spread: str) -> bool:
