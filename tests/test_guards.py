@@ -73,6 +73,12 @@ SMOOTH = {
     "a bell": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) m = Mul(l, l) n = Neg(m) y = Exp(n)", -2.0),
     "a sum": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) m = Mul(l, l) n = Pow(m, two) y = Add(m, n)", 2.0),
     "a root": ("(double[3] x)", "s = ReduceSumSquare<keepdims=0>(x) l = Sqrt(s) y = Mul(l, l)", 2.0),
+    "a root in two nodes": (
+        "(double[3] x)",
+        "s = ReduceSumSquare<keepdims=0>(x) l = Sqrt(s) m = Sqrt(s) y = Mul(l, m)",
+        2.0,
+    ),
+    "a power of ½": ("(double[3] x)", "s = ReduceSumSquare<keepdims=0>(x) l = Pow(s, half) y = Pow(l, two)", 2.0),
     "LpPool": (
         "(double[3] x)",
         "i = Unsqueeze(x, two_axes) l = LpPool<kernel_shape=[3]>(i) m = Mul(l, l) y = Squeeze(m)",
@@ -96,9 +102,13 @@ SMOOTH = {
 @pytest.mark.parametrize("name", SMOOTH)
 def test_smooth_functions_of_a_norm_at_zero(name: str) -> None:
     inputs, nodes, curvature = SMOOTH[name]
-    constants = "<double two = {2}, double four = {4}, int64[1] axis = {0}, int64[2] two_axes = {0, 1}>"
-    got = hessian(f"n {inputs} => (double y) {constants} {{ {nodes} }}", x=np.zeros(3))
-    np.testing.assert_allclose(got["y_by_x_by_x"], curvature * np.eye(3), atol=1e-14)
+    constants = (
+        "<double half = {0.5}, double two = {2}, double four = {4}, int64[1] axis = {0}, int64[2] two_axes = {0, 1}>"
+    )
+    model = parsed(f"n {inputs} => (double y) {constants} {{ {nodes} }}")
+    for strong_zero in (False, True):
+        got = run(refgrad.hessian(model, ["x"], strong_zero=strong_zero), x=np.zeros(3))
+        np.testing.assert_allclose(got["y_by_x_by_x"], curvature * np.eye(3), atol=1e-14)
 
 
 def test_one_row_of_zeros() -> None:

@@ -155,3 +155,14 @@ def test_quotients_in_bodies_are_found() -> None:
     feeds = {"a": np.array([2.0]), "b": np.array([0.0]), "c": np.array(True), "y_grad": np.ones(1)}
     found = run(refgrad.gradient(source, ["a", "b"], strong_zero=True), feeds, "numpy")
     assert [found["a_grad"].item(), found["b_grad"].item()] == [0, -0.5]
+
+
+def test_a_number_that_the_caller_may_feed_is_not_taken_for_zero() -> None:
+    source = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (double[1] x, double zero) => (double[1] y) <double one = {1}> '
+        "{ c = Equal(x, zero) s = Sin(x) q = Div(s, x) y = Where(c, one, q) }"
+    )
+    source.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.0), "zero"))
+    made = refgrad.gradient(source, ["x"], keep_outputs=True, strong_zero=True, cotangent="ones")
+    feeds = {"x": np.array([2.0]), "zero": np.array(2.0)}
+    assert get_backend("numpy").prepare(made).run(feeds)["y"] == 1.0

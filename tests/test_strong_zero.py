@@ -402,3 +402,11 @@ def test_what_the_guards_read_is_no_weight() -> None:
     made = refgrad.gradient(source, strong_zero=True)
     again = refgrad.gradient(made, strong_zero=True)
     assert names_in(again)[1].keys() == {"x", "w", "y_grad"}
+
+
+def test_nan_does_not_call_a_wrong_number_a_cure() -> None:
+    """cos √x has the derivative −½ at 0, a limit of 0·∞ that the option takes for 0."""
+    source = model("(float[N] x) => (float[N] y) { r = Sqrt(x) y = Cos(r) }")
+    found = nonfinite(source, {"x": np.array([0, 4], np.float32)})
+    assert "does not cure it" in found.cure
+    assert "the difference quotient is" in found.cure

@@ -20,9 +20,20 @@ def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None
     def producer(name: str) -> Operation | None:
         return made.get(name) or forward.get(name)
 
+    origin = producer(factor)
+
+    def is_factor(name: str) -> bool:
+        """True for a view of the factor, which is aligned with it if it fits a cotangent, and for the same node again."""
+        name = viewed(name, producer)
+        other = producer(name)
+        return name == factor or (
+            origin is not None
+            and other is not None
+            and (other.op_type, other.inputs, other.attributes) == (origin.op_type, origin.inputs, origin.attributes)
+        )
+
     for _ in range(power):
-        # A cotangent has the shape of its primal: where a view of the factor fits, its elements are at their places.
-        found = cofactor(rest, lambda name: viewed(name, producer) == factor, producer, op.constant)
+        found = cofactor(rest, is_factor, producer, op.constant)
         if found is None:
             return None
         rest = written(found, lambda operator, *operands: str(op.emit(operator, "", operands, 1, {})))

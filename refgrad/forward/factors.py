@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,10 @@ class Operation(Protocol):
     @property
     def inputs(self) -> Sequence[str]:
         """The values that it reads."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Its attributes."""
 
 
 def cofactor(
@@ -73,7 +77,7 @@ def cofactor(
                 if masked is not None and not masked.any():
                     inner = within(reads[3 - place])
                     parts = (reads[1], inner) if place == 1 else (inner, reads[2])
-                    return None if inner is None else ("Where", reads[0], *parts)  # type: ignore[return-value]
+                    return None if inner is None else ("Where", reads[0], *parts)
             return None
         case "Div":
             inner = within(reads[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
@@ -35,6 +36,10 @@ class _Read:
     def inputs(self) -> tuple[str, ...]:
         return tuple(self.proto.input)
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {attribute.name: attribute_value(attribute) for attribute in self.proto.attribute}
+
 
 def free_limits(model: ModelProto, used: Set[str]) -> None:
     """Rewrite guarded products in place so that their derivatives at 0 are right.
@@ -50,16 +55,12 @@ def _rewrite(
     graph: GraphProto, producers: Mapping[str, _Read], constants: Mapping[str, np.ndarray], taken: set[str]
 ) -> None:
     own = {name: _Read(node) for node in graph.node for name in node.output if name}
-    known = {t.name: array_of(t) for t in graph.initializer if not is_large(t)}
     overridden = {value.name for value in graph.input}
-    known |= {
-        node.output[0]: array_of(node.attribute[0].t)
-        for node in graph.node
-        if node.op_type == "Constant" and not node.domain and node.attribute[0].name == "value"
-    }
-    scope = _Scope(
-        {**producers, **own}, {**constants, **{k: v for k, v in known.items() if k not in overridden}}, taken
-    )
+    known = {t.name: array_of(t) for t in graph.initializer if not is_large(t) and t.name not in overridden}
+    for node in graph.node:
+        if node.op_type == "Constant" and not node.domain and (array := _number(node)) is not None:
+            known[node.output[0]] = array
+    scope = _Scope({**producers, **own}, {**constants, **known}, taken)
     nodes: list[NodeProto] = []
     changed = False
     for node in graph.node:
@@ -74,6 +75,15 @@ def _rewrite(
         nodes.append(node)
     if changed:
         refill(graph.node, nodes)
+
+
+def _number(constant: NodeProto) -> np.ndarray | None:
+    [attribute] = constant.attribute
+    if attribute.name == "value":
+        return array_of(attribute.t)
+    if attribute.name in ("value_float", "value_floats"):
+        return np.array(attribute_value(attribute), np.float32)
+    return np.array(attribute_value(attribute)) if attribute.name in ("value_int", "value_ints") else None
 
 
 class _Scope:
@@ -154,7 +164,7 @@ class _Scope:
         made = self.producers.get(length)
         if made is None or made.op_type not in _NORMS or made.inputs[0] != data:
             return False
-        attributes = {attribute.name: attribute_value(attribute) for attribute in made.proto.attribute}
+        attributes = made.attributes
         axes = self.constants.get(made.inputs[1]) if len(made.inputs) > 1 else attributes.get("axes")
         if len(made.inputs) > 1 and axes is None and made.inputs[1] != spread:
             return False

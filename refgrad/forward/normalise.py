@@ -84,7 +84,7 @@ def normalise(
     free_limits(upgraded, used)
     settled = replace_misplaced(upgraded, lambda model: ranks(infer(functions.inlined(model))))
     if removable:
-        without_singularities(settled, large)
+        without_singularities(settled)
     made = view(source, settled, large, functions, outer, captures)
     if not shapeless:
         declare_shapes(made.outputs, made.results)

@@ -24,13 +24,10 @@ from refgrad.protos.walk import fresh, graphs, names_of, refill, subgraphs
 _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(11)]
 
 
-def without_singularities(model: ModelProto, constants: Mapping[str, TensorProto]) -> None:
-    """Write the quotients of `model` anew, in place.
-
-    :param constants: initializers that it lacks.
-    """
+def without_singularities(model: ModelProto) -> None:
+    """Write the quotients of `model` anew, in place. A number that the caller may override is none that is known."""
     taken = names_of(model.graph) | {node.name for one in graphs(model.graph) for node in one.node}
-    _Rewriting(taken).graph(model.graph, constants, {})
+    _Rewriting(taken).graph(model.graph, {}, {})
 
 
 class _Rewriting:
@@ -42,7 +39,8 @@ class _Rewriting:
 
         :param constants: and `makers`: what is known outside, by name.
         """
-        constants = {**constants, **{tensor.name: tensor for tensor in graph.initializer}}
+        fed = {value.name for value in graph.input}
+        constants = {**constants, **{tensor.name: tensor for tensor in graph.initializer if tensor.name not in fed}}
         makers = {**makers, **{name: node for node in graph.node for name in node.output}}
         nodes: list[NodeProto] = []
         found = False

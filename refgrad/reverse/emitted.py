@@ -47,6 +47,11 @@ class Emitted(NamedTuple):
     owner: tuple[str, str]
     optional_outputs: bool
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that the node sets."""
+        return self.settings.attributes
+
 
 def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
     """The emitted nodes that the values in `live` need, to which whatever they read is added."""

@@ -131,13 +131,13 @@ def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
 def pow_(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> tuple[str | None, str]:
     """dX = dZ·Y·X^(Y − 1), dY = dZ·Z·log X, and 0 where X = 0"""
     log = op.Log(op.Where(op.Equal(X, 0.0), 1.0, X))
-    d_base = _d_base(op, d_Z, X, Y)
+    d_base = _d_base(op, d_Z, X, Y, Z)
     if d_base is not None and op.torch_function == "linalg_vector_norm":
         d_base = op.Where(op.Equal(X, 0.0), 0.0, d_base)
     return d_base, op.as_type(op.Mul(d_Z, op.Mul(Z, log)), op.type(Y))
 
 
-def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
+def _d_base(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> str | None:
     known, guarded = op.constant(Y), op.kinks != "onnxruntime"
     if known is None or known.size != 1 or not (guarded or known.item()):
         exponent = op.as_type(Y, op.type(X))
@@ -146,6 +146,9 @@ def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
     y = float(known.item())
     if y in (0, 1):
         return d_Z if y else None
+    rest = quotient(op, d_Z, Z) if y == 0.5 else None
+    if rest is not None:
+        return op.Mul(rest, y)
     if op.strong_zero and 0.5 <= y < 1 and is_sum_of_squares(op.graph, X):
         return _unless_zero(op, X, lambda base: op.Mul(d_Z, op.Mul(op.Pow(base, y - 1), y)))
     return op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y))
