@@ -81,7 +81,9 @@ def test_a_page_says_what_the_code_and_the_results_say(site):
     assert "| refgrad | numpy |" in page
     assert "comparisons agreed (differences" in page
     relu = site.pages["operators/Relu.md"]
-    assert "| x = 0 | 0 | 0 | 0 | the result is as flat as for x < 0 |" in relu
+    assert "| where | order | refgrad | torch | torch's function | ONNX Runtime | why |" in relu
+    assert "| x = 0 | 1 | 0 | 0 | `relu(x)` | 0 | the result is as flat as for x < 0 |" in relu
+    assert "Where an input is NaN:\n\n| where | refgrad | torch | ONNX Runtime | why |" in relu
     assert "node by node" in relu
     assert "no gradient for it" in site.pages["operators/HardSwish.md"]
     assert "no case of this operator" in site.pages["operators/com.microsoft.nchwc.Conv.md"]

@@ -322,15 +322,19 @@ def _rows(page: str, operator: str, column: int = 0) -> list[str]:
 
 
 def _kinks(records: Records, operator: str) -> str:
-    rows = _rows(records.kinks, operator)
-    if not rows:
+    tables = []
+    for section in re.split(r"^## ", records.kinks, flags=re.MULTILINE):
+        rows = _rows(section, operator)
+        if rows:
+            head = [line for line in section.splitlines() if line.startswith("| ")][:2]
+            title = section.partition("\n")[0]
+            named = "" if title.startswith("# ") else f"{title}:\n\n"
+            tables.append(named + "\n".join("| " + line.split(" | ", 1)[1] for line in (*head, *rows)) + "\n")
+    if not tables:
         return "None is recorded: the rule is the derivative wherever there is one.\n"
-    cells = ["| " + line.split(" | ", 1)[1] for line in rows]
     return (
         "Where the derivative does not exist, the gradient of each input for a cotangent of 1 "
-        "([all kinks](../kinks.md)).\n\n| where | refgrad | torch | ONNX Runtime | why |\n| --- | --- | --- | --- | --- |\n"
-        + "\n".join(cells)
-        + "\n"
+        "([all kinks](../kinks.md)).\n\n" + "\n".join(tables)
     )
 
 

@@ -83,7 +83,8 @@ def name_results(function: FunctionProto) -> None:
 
     bodies = [g for node in nested(function.node) for attribute in node.attribute for g in subgraphs(attribute)]
     made = {name for node in function.node for name in node.output}
-    function.output[:] = [result(function, made, name) for name in function.output]
+    known = made | set(function.input)  # an optional output need not be computed
+    function.output[:] = [result(function, made, name) if name in known else name for name in function.output]
     for graph in bodies:
         made = {name for node in graph.node for name in node.output}
         for value in graph.output:
