@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +135,11 @@ def test_torch_disagrees_only_where_the_reason_says_so() -> None:
 @pytest.mark.parametrize("row", MISSING, ids=lambda row: row.operator)
 @pytest.mark.parametrize("dialect", ["onnx", "ort"])
 def test_ours_where_a_number_is_missing(row: Kink, dialect: str) -> None:
-    test_ours(replace(row, ours=row.choice("onnxruntime")) if dialect == "ort" else row, dialect)
+    if dialect == "onnx":
+        test_ours(row, dialect)
+    else:  # in double: in float32 the kernels of ONNX Runtime have their own way with NaN
+        model = refgrad.gradient(case(row).model, dialect=dialect)
+        expect(gradients(model, row, "numpy", np.float64), row, row.choice("onnxruntime"))
 
 
 @pytest.mark.parametrize("row", [row for row in MISSING if row.torch is not None], ids=lambda row: row.operator)

@@ -16,7 +16,7 @@ FIRST_NAN = "the element whose index is returned: NaN counts as the largest"
 # `ours`, `torch` and `ort` are the gradient of each input for a cotangent of 1, as in the table of kinks. Dialect "ort" has
 # what ONNX Runtime's builder has.
 MISSING: tuple[Kink, ...] = (
-    Kink("Relu", "x = NaN", (nan,), (1.0,), (1.0,), None, "NaN is not 0"),
+    Kink("Relu", "x = NaN", (nan,), (1.0,), (1.0,), None, "NaN is not 0; the kernel ReluGrad of ONNX Runtime has 0"),
     Kink("LeakyRelu", "x = NaN", (nan,), (0.25,), (0.25,), None, "NaN is not above 0", {"alpha": 0.25}),
     Kink("HardSigmoid", "x = NaN", (nan,), (0.0,), (0.0,), None, NOT_INSIDE),
     Kink("ThresholdedRelu", "x = NaN", (nan,), (0.0,), None, None, "NaN is not above α, and the result is 0"),
