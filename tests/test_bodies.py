@@ -236,6 +236,37 @@ def test_no_two_bodies_of_a_gradient_have_a_name_in_common() -> None:
     assert not {value.name for value in bodies[0].input} & names_of(bodies[1])
 
 
+def test_bodies_beside_the_path_keep_no_names_in_common() -> None:
+    """onnx takes n of one branch for n of the other: the gradient is not by way of them, and has to pass inference."""
+    branches = [f"n = Constant<value_ints={ints}>() o = Expand(w, n) p = Shape(o)" for ints in ("[1,2]", "[2,1,1,2]")]
+    text = (
+        f"{HEAD}g (float[2] x, float[2] w, bool c) => (float[2] z) {{ y = Tanh(x) q = If(c)<then_branch = b () => "
+        f"(int64[K] p) {{ {branches[0]} }}, else_branch = e () => (int64[L] p) {{ {branches[1]} }}> s = Size(q) "
+        "t = Cast<to=1>(s) z = Mul(y, t) }"
+    )
+    gradient = refgrad.gradient(onnx.parser.parse_model(text), ["x"])
+    bodies = [graph for node in gradient.graph.node for attribute in node.attribute for graph in subgraphs(attribute)]
+    first, second = map(names_of, bodies)
+    assert first & second == {"w"}
+    assert not invalid(gradient)
+
+
+def test_a_body_keeps_the_types_that_it_declares() -> None:
+    """onnx infers no type of GroupNormalization in a body: that of g is declared as an output, or within."""
+    for results, declared in (("float[2] v, float[1,4,3] g", ""), ("float[2] v", "<float[1,4,3] g>")):
+        made = "y, s" if "g" in results else "y"
+        text = (
+            f"{HEAD}h (float[2] x, float[1,4,3] w, float[4] r) => (float[2] y) {{ {made} = "
+            f"Scan<num_scan_inputs=1, body = b (float[2] st, float e) => ({results}) {declared} {{ "
+            "g = GroupNormalization<num_groups=2>(w, r, r) t = Tanh(g) m = ReduceMean<keepdims=0>(t) u = Mul(st, m) "
+            "v = Add(u, e) }>(x, r) }"
+        )
+        model = onnx.parser.parse_model(text)
+        assert not invalid(model)
+        for wrt in (["x"], ["x", "w"]):
+            assert not invalid(refgrad.gradient(model, wrt))
+
+
 # Branches of other ranks and sizes: the condition is fed as `c`.
 
 SAME_SIZE = "a = Constant<value_ints=[0]>()"

@@ -70,6 +70,12 @@ SMOOTH = {
         "l = ReduceL2<keepdims=1>(x, axis) s = Squeeze(l, axis) m = Mul(s, s) y = Identity(m)",
         2.0,
     ),
+    "in another shape": (
+        "(double[3] x)",
+        "u = Unsqueeze(x, last) l = ReduceL2<keepdims=0>(u, last) r = Reshape(l, column) m = Mul(r, r) "
+        "y = ReduceSum<keepdims=0>(m)",
+        2.0,
+    ),
     "a bell": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) m = Mul(l, l) n = Neg(m) y = Exp(n)", -2.0),
     "a sum": ("(double[3] x)", "l = ReduceL2<keepdims=0>(x) m = Mul(l, l) n = Pow(m, two) y = Add(m, n)", 2.0),
     "a root": ("(double[3] x)", "s = ReduceSumSquare<keepdims=0>(x) l = Sqrt(s) y = Mul(l, l)", 2.0),
@@ -103,7 +109,8 @@ SMOOTH = {
 def test_smooth_functions_of_a_norm_at_zero(name: str) -> None:
     inputs, nodes, curvature = SMOOTH[name]
     constants = (
-        "<double half = {0.5}, double two = {2}, double four = {4}, int64[1] axis = {0}, int64[2] two_axes = {0, 1}>"
+        "<double half = {0.5}, double two = {2}, double four = {4}, int64[1] axis = {0}, int64[1] last = {1}, "
+        "int64[2] two_axes = {0, 1}, int64[2] column = {3, 1}>"
     )
     model = parsed(f"n {inputs} => (double y) {constants} {{ {nodes} }}")
     for strong_zero in (False, True):
@@ -263,6 +270,17 @@ def test_other_guards_stay() -> None:
         written = [node.op_type for node in parsed(text).graph.node]
         made = [node.op_type for node in refgrad.gradient(parsed(text), ["x"], keep_outputs=True).graph.node]
         assert made[: len(written) - 1] == written[:-1]
+
+
+def test_a_product_that_faces_another_norm_stays() -> None:
+    """In row i and column j, q is the norm of row j by that of row i."""
+    text = """g (double[2, 2] x, double[2, 1] a) => (double[2, 2] y) <double zero = {0}, double one = {1}, int64[1] ax = {1}> {
+        l = ReduceL2(x, ax) c = Equal(l, zero) w = Where(c, one, l) m = Mul(l, a) s = Squeeze(m, ax) q = Div(s, w)
+        y = Mul(q, x)
+    }"""
+    feeds = {"x": np.array([[0.0, 0.0], [3.0, 4.0]]), "a": np.array([[5.0], [7.0]])}
+    got = run(refgrad.jacobian(parsed(text), ["x"]), **feeds)["y_by_x"]
+    np.testing.assert_allclose(np.einsum("ijij->ij", got)[0], [0, 35])
 
 
 def test_shrink_that_changes_nothing() -> None:

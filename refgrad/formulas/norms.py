@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refgrad.formulas.types import wide_type
-from refgrad.forward.factors import Operation, cofactor, viewed, written
+from refgrad.forward.factors import RESHAPES, Operation, cofactor, viewed, written
 from refgrad.reverse.emit import Emitter
 
 
@@ -33,7 +33,7 @@ def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None
         )
 
     for _ in range(power):
-        found = cofactor(rest, is_factor, producer, op.constant)
+        found = cofactor(rest, is_factor, producer, op.constant, RESHAPES)
         if found is None:
             return None
         rest = written(found, lambda operator, *operands: str(op.emit(operator, "", operands, 1, {})))

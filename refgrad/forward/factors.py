@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 _DEEPEST = 6  # operators between a product and its factor; each doubles what is looked at
 _HIGHEST = 8  # power of which a factor is taken
 
-_VIEWS = ("Identity", "Squeeze", "Unsqueeze")
+RESHAPES = ("Squeeze", "Unsqueeze", "Reshape")  # they keep the elements and their order
 Expression = str | tuple["str | Expression", ...]  # a value's name, or an operator and its operands
 
 
@@ -35,6 +35,7 @@ def cofactor(
     is_factor: Callable[[str], bool],
     producer: Callable[[str], Operation | None],
     constant: Callable[[str], np.ndarray | None],
+    reshapes: Collection[str] = (),
     depth: int = _DEEPEST,
 ) -> Expression | None:
     """The other factors of `value`, if its nodes show it as a product with a given factor; else None.
@@ -42,6 +43,8 @@ def cofactor(
     The result may have a smaller shape, which broadcasts to the shape of `value`.
 
     :param is_factor: True for the names of the factor.
+    :param reshapes: operators of `RESHAPES` that the product may have gone through, where each element of `value` is known to
+        face the element of the factor at the same place in their order.
     :param producer: the node that computes a value, None for an input.
     :param constant: the array behind a value that is known before the model runs.
     """
@@ -50,15 +53,15 @@ def cofactor(
         return None
 
     def within(name: str) -> Expression | None:
-        return cofactor(name, is_factor, producer, constant, depth - 1)
+        return cofactor(name, is_factor, producer, constant, reshapes, depth - 1)
 
     reads = node.inputs
     match node.op_type:
         case "Identity":
             return within(reads[0])
-        case "Squeeze" | "Unsqueeze":
+        case op_type if op_type in reshapes and not node.attributes:
             inner = within(reads[0])
-            return None if inner is None else (node.op_type, ("Expand", inner, ("Shape", reads[0])), *reads[1:])
+            return None if inner is None else (op_type, ("Expand", inner, ("Shape", reads[0])), *reads[1:])
         case "Neg":
             inner = within(reads[0])
             return None if inner is None else ("Neg", inner)
@@ -99,8 +102,8 @@ def cofactor(
 
 
 def viewed(value: str, producer: Callable[[str], Operation | None]) -> str:
-    """The value whose elements `value` has, behind operators that put axes of size 1 in or leave them out."""
-    while (node := producer(value)) is not None and node.op_type in _VIEWS:
+    """The value whose elements `value` has, in the same order, behind operators that give them another shape."""
+    while (node := producer(value)) is not None and node.op_type in ("Identity", *RESHAPES):
         value = node.inputs[0]
     return value
 

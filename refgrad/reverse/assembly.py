@@ -67,7 +67,9 @@ def assemble(
     if MICROSOFT in domains:
         import_domain(final, MICROSOFT)
     _add_values(final, found, live, kept, again, weights, primals)
-    if found.path.passages:  # what a body computes again has the names that it has in the forward body
+    if any(
+        node.key in graph.structures for node in graph.nodes
+    ):  # bodies may share names: of the model, or of both passes
         rename_repeats(target)
         for function in final.functions:
             body = GraphProto(node=function.node)

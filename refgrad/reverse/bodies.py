@@ -262,6 +262,7 @@ class Swept:
         made.node.extend((*nodes, *copies))
         made.input.extend(body.proto.input)
         made.output.extend(outputs)
+        made.value_info.extend(self._declared(nodes, {value.name for value in outputs}))
         self._add_initializers(made, live)
         return made
 
@@ -290,8 +291,15 @@ class Swept:
         write(made, self._backward, names)
         made.output.extend(helper.make_value_info(names.get(name, name), kind) for name, kind in results)
         made.value_info.extend(self.op.declarations(live.difference(name for name, _ in results), names))
+        made.value_info.extend(self._declared((node.proto for node in self._again), {name for name, _ in results}))
         self._add_initializers(made, live)
         return made
+
+    def _declared(self, nodes: Iterable[NodeProto], results: set[str]) -> list[ValueInfoProto]:
+        """What the body declares of the outputs of `nodes` but `results`: onnx infers no type of some functions in a body."""
+        made = {name for node in nodes for name in node.output}.difference(results)
+        declared = {value.name: value for value in (*self.body.proto.value_info, *self.body.proto.output)}
+        return [value for name, value in declared.items() if name in made and value.HasField("type")]
 
     def _add_initializers(self, made: GraphProto, live: set[str]) -> None:
         given, graph = {*self.body.captures, *self.body.inputs}, self.graph
