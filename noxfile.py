@@ -145,7 +145,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def jets(session: nox.Session) -> None:
-    """Derivatives of order 1 to 3 at special points, by Taylor arithmetic: what exists, and what refgrad says; minutes."""
+    """Compare derivatives of order 1 to 3 at special points with Taylor arithmetic; minutes."""
     stock(session, "python", "-m", "refgrad.conformance.jets", *session.posargs)
 
 

@@ -1,4 +1,4 @@
-"""What the option `strong_zero` adds to a gradient: nodes, and time on ONNX Runtime.
+"""The nodes and the time on ONNX Runtime that the option `strong_zero` adds to a gradient.
 
     python benchmarks/strong_zero.py FOLDER
 

@@ -119,7 +119,7 @@ def is_right(made: Sample, dialects: bool = True) -> None:
 
 
 def on(backend: str, made: Sample) -> None:
-    """The gradient is that of complex steps on a backend, whatever it makes of the model."""
+    """The gradient equals complex steps on a backend."""
     gradient = refgrad.gradient(made.model, made.wrt, made.outputs, cotangent="ones")
     results = get_backend(backend).prepare(gradient).run(made.feeds)
     rng = np.random.default_rng(1)
@@ -252,7 +252,7 @@ def test_bodies_beside_the_path_keep_no_names_in_common() -> None:
 
 
 def test_a_body_keeps_the_types_that_it_declares() -> None:
-    """onnx infers no type of GroupNormalization in a body: that of g is declared as an output, or within."""
+    """onnx infers no type for GroupNormalization in a body. The model declares g as an output, or within."""
     for results, declared in (("float[2] v, float[1,4,3] g", ""), ("float[2] v", "<float[1,4,3] g>")):
         made = "y, s" if "g" in results else "y"
         text = (

@@ -263,7 +263,7 @@ def test_the_values_of_the_model_stay(name: str, x: Any) -> None:
 
 
 def test_other_guards_stay() -> None:
-    """A norm of something else, and a numerator without the factor: the derivative of what is written."""
+    """The norm of another value, and a numerator without the factor: the model is differentiated as it stands."""
     other = GUARDED_NORM.replace("d = Mul(x, q)", "h = Add(x, one) d = Mul(h, q)")
     wrong = GUARDED_NORM.replace("m = Mul(l, two)", "m = Add(l, two)")
     for text in (other, wrong):

@@ -109,7 +109,7 @@ def torch_has(kink: Kink, question: str) -> None:
 
 
 def asked(torch: Any, expression: str, inputs: list[Any]) -> Any:
-    """What torch answers to an expression of the page."""
+    """The gradient that torch returns for an expression of the page."""
     names = dict(zip("xyz", inputs, strict=False))
     scope = (
         {"__builtins__": {}}

@@ -1,4 +1,4 @@
-"""Gradients that are nothing but what leaks through rounding: who says so, of which models, and what the option cures."""
+"""Gradients that only leak through rounding: the warning, the models that get it, and the option that cures it."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def reduced(x: np.ndarray) -> Case:
 
 
 def scattered(x: np.ndarray) -> Case:
-    """All elements multiply the one of data. They are the first input here: it is they that are differentiated."""
+    """All elements multiply the one of data. They are the first input here, by which the case differentiates."""
     made = node_case("ScatterElements", np.ones(1, x.dtype), np.zeros(len(x), np.int64), x, reduction="mul", opset=18)
     return Case(made.name, made.model, {"updates": x, **{k: v for k, v in made.feeds.items() if k != "updates"}})
 

@@ -1,4 +1,4 @@
-"""The scan against mpmath: every error has a reason, every reason an error, and what is wrong is found."""
+"""The scan against mpmath: every error has a reason, every reason an error, and planted errors are found."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_interpreter_in_float32(name: str) -> None:
 
 
 def test_every_operator_of_numbers_is_scanned() -> None:
-    """Those with a rule whose families are of functions of numbers; others move, select or sum."""
+    """The operators with a rule in the families of scalar functions; others move, select or sum."""
     scanned = {(function.domain, function.operator) for function in FUNCTIONS}
     families = ("refgrad.rules.activation", "refgrad.rules.arithmetic")
     ruled = {key for key, rule in RULES.items() if rule.function.__module__ in families}

@@ -36,7 +36,7 @@ def _judge(k: int) -> list[Verdict]:
 
 
 def results(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The counts per operator, and what refgrad returns where no derivative exists, by point."""
+    """The counts per operator, and the kind of number that refgrad returns at each point without a derivative."""
     counts: dict[str, Counter[str]] = {}
     choices: dict[str, dict[tuple[str, str, str], list[int]]] = {}
     for v in verdicts:

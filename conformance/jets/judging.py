@@ -28,7 +28,7 @@ _SHORT = 0.25  # the directions in which samples are taken, so that they stay on
 
 @dataclass(frozen=True)
 class Verdict:
-    """One order at one point, by some inputs: what the series say, and what refgrad says.
+    """One order at one point, by some inputs: the verdict of the series, and the number of refgrad.
 
     `says` is "right" or "wrong" where the derivative exists. Elsewhere it names what refgrad returns: "nan", "inf", "zero",
     "one side" (a one-sided derivative), "mean" (of both sides), "asymmetric" (it depends on the order in which the inputs are

@@ -128,7 +128,7 @@ def _curve(x: np.ndarray, steps: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass
 class Plane:
-    """What the series say on the plane of u and v; without v on the line of u."""
+    """Judge the series on the plane of u and v; without v on the line of u."""
 
     function: Function | Sampled
     value: Series | None  # at the point; None where the function is undefined
@@ -219,7 +219,7 @@ class Plane:
         return tuple(float(c) * scale / math.comb(order, m) for c, m in zip(found, counts, strict=True))
 
     def _on_curves(self, order: int) -> bool:
-        """Whether curves have the coefficient that the forms of orders up to this one give (Faà di Bruno)."""
+        """True if curves have the coefficient that the forms of orders up to this one give (Faà di Bruno)."""
         forms = {k: self.form(k) for k in range(1, order + 1)}
         rng = np.random.default_rng(self.seed + 1)
         for _ in range(2):
@@ -249,7 +249,7 @@ def _independent(lines: Mapping[Pair, Series]) -> Callable[[Pair], bool]:
 
 
 def _diverges(line: Series, order: int) -> bool:
-    """Whether the derivative of an order along a line is infinite."""
+    """True if the derivative of an order along a line is infinite."""
     return any(e < 0 or (e < order and e != int(e)) or (e <= order and k) for e, k in line.terms) or bool(line.infinite)
 
 

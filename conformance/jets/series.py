@@ -117,7 +117,7 @@ class Series:
 
     @property
     def infinite(self) -> bool:
-        """Whether it is the constant ∞ or −∞."""
+        """True if it is the constant ∞ or −∞."""
         return (0, 0) in self.terms and bool(CONTEXT.isinf(self.terms[0, 0]))
 
     def coefficient(self, exponent: Exponent, logs: int = 0) -> Any:
@@ -490,7 +490,7 @@ def _start(x: Series) -> Any:
 
 
 def _bound(a: Series, b: Series) -> Any:
-    """Where a product of two is cut."""
+    """The order at which a product of two is cut."""
     if any(x.order == inf and len(x.terms) == 1 for x in (a, b)):
         return inf
     return _start(a) + _start(b) + _length[-1]

@@ -21,7 +21,7 @@ class OutsideError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """An operator with its attributes, and what it computes of `arity` numbers.
+    """An operator with its attributes, and the function of `arity` numbers that it computes.
 
     `row`: the numbers are one row of the operator's only input, which it reduces; else each is an element of an own input.
     `ends`: numbers around which points are dense, such as the ends of the domain.

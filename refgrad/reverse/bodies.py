@@ -296,7 +296,7 @@ class Swept:
         return made
 
     def _declared(self, nodes: Iterable[NodeProto], results: set[str]) -> list[ValueInfoProto]:
-        """What the body declares of the outputs of `nodes` but `results`: onnx infers no type of some functions in a body."""
+        """The types that the body declares for outputs of `nodes`, except `results`: onnx infers none for some functions."""
         made = {name for node in nodes for name in node.output}.difference(results)
         declared = {value.name: value for value in (*self.body.proto.value_info, *self.body.proto.output)}
         return [value for name, value in declared.items() if name in made and value.HasField("type")]

@@ -62,7 +62,7 @@ class Finite:
                 self._tensors[tensor.name] = tensor
 
     def see(self, node: NodeProto) -> None:
-        """Take note of what a node computes."""
+        """Note the results of a node."""
         for name in node.output:
             self._forget(name)
         if node.domain or len(node.output) != 1:

@@ -225,7 +225,7 @@ class _Labels:
         return found
 
     def _local(self, names: Iterable[str]) -> set[str]:
-        """The names, and what they are computed from by elementwise operators alone."""
+        """The names, and the values that they are computed from by elementwise operators alone."""
         found, pending = set[str](), list(names)
         while pending:
             name = pending.pop()

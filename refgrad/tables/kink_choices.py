@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KinkChoice:
-    """Points where an operator has no derivative of some orders, and what refgrad gives there.
+    """Points where an operator has no derivative of some orders, and the numbers that refgrad gives there.
 
     `choices` are "zero", "one side" (the derivative of one side), "mean" (of both), "finite" (another number), "asymmetric"
     (it depends on the order in which the inputs are taken). For a point in KINKS every order above the first is 0, unless a row
