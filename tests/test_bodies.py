@@ -438,3 +438,16 @@ def test_a_state_of_unknown_size_whose_final_value_is_longer() -> None:
     found = judge(made)
     assert [one for one in found.verdicts if one.kind != FOREIGN] == []
     assert {"gradient", "ort dialect", "jvp", "hvp", "again"} <= found.compared
+
+
+def test_an_unnamed_final_state_of_unknown_size_is_a_tensor() -> None:
+    """Its adjoint is needed in every step, and nothing in an older opset asks a tensor whether it has an element."""
+    text = (
+        '(float[2,3] x, float[3,3] w, int64[2] n) => (float[3,2,3] z) { "", z = Scan<num_scan_inputs=1, body = b '
+        "(float[2,3] st, float[3] e) => (float[?,?] v, float[2,3] o) { t = Sin(st) u = Add(t, e) v = Reshape(u, n) "
+        "o = Tanh(v) }>(x, w) }"
+    )
+    fed = {"x": (2, 3), "w": (3, 3), "n": np.array([2, 3])}
+    found = judge(sample(f'<ir_version: 8, opset_import: ["": 16]> g {text}', fed))
+    assert [one for one in found.verdicts if one.kind != FOREIGN] == []
+    assert {"gradient", "ort dialect", "jvp", "hvp"} <= found.compared

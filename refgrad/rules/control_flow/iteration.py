@@ -242,16 +242,16 @@ class Iteration(Structure):
 
     def _zeros(self, op: Emitter, state: State) -> str:
         """Zeros like the final state."""
-        kind = self.body.graph.containers.get(state.made)
-        if kind is None:
+        container, shape = self.body.graph.containers.get(state.made), None
+        if container is None:
             before, after = (self.body.graph.shapes.get(name) for name in (state.read, state.made))
             if before is not None and before == after and not any(map(is_unnamed, before)):
                 return op.zeros_like(state.start)
-            kind = tensor_type(op.type(state.start), None if before is None else (None,) * len(before))
+            shape = None if before is None else (None,) * len(before)
         end = state.end
         if not end:
-            end = op.fresh(f"{self.node.name}_{state.made}")
-            op.edits.name_output(self.node, self.states.index(state), op.values.add(end, kind))
+            end = op.values.add(op.fresh(f"{self.node.name}_{state.made}"), container or op.type(state.start), shape)
+            op.edits.name_output(self.node, self.states.index(state), end)
         return op.zeros_like(end)
 
     def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
