@@ -451,3 +451,15 @@ def test_an_unnamed_final_state_of_unknown_size_is_a_tensor() -> None:
     found = judge(sample(f'<ir_version: 8, opset_import: ["": 16]> g {text}', fed))
     assert [one for one in found.verdicts if one.kind != FOREIGN] == []
     assert {"gradient", "ort dialect", "jvp", "hvp"} <= found.compared
+
+
+def test_a_branch_that_is_never_taken_may_fit_no_shape() -> None:
+    """No scalar has the shape [K, 4, 4] of the input, but Reshape asks nobody before it runs."""
+    text = (
+        "(float[K,4,4] x, bool c) => (float[1,4,4] z) { s = Constant<value_ints=[1,4,4]>() none = Shape<start=3>(x) "
+        "y = If(c)<else_branch = e () => (float[1,4,4] u) { r = Reshape(x, s) u = Sin(r) }, "
+        "then_branch = t () => (float[1,4,4] v) { q = Reshape(x, none) v = Expand(q, s) }> z = Neg(y) }"
+    )
+    found = judge(sample(f"{HEAD}g {text}", {"x": (1, 4, 4), "c": np.array(False)}))
+    assert [one for one in found.verdicts if one.kind != FOREIGN] == []
+    assert {"gradient", "ort dialect", "jvp", "hvp"} <= found.compared
