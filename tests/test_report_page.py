@@ -15,6 +15,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, REFUSED, WRONG
 from refgrad.conformance.reporting import write
 from refgrad.conformance.reporting.tally import MARKS
+from refgrad.escaping import shell_line
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -202,7 +203,7 @@ def test_a_case_shows_everything_that_is_known(opened, case):
                 None if x is None else float(f"{x:.3g}") for x in (row.relative, row.allowed)
             ]
             assert body.locator(".note").all_text_contents() == ([row.note] if row.note else [])
-        assert body.locator("code").text_content() == RESULTS.command(row)
+        assert body.locator("code").text_content() == shell_line(RESULTS.command(row))
         assert shlex.split(RESULTS.command(row))[4] == case
     known = case != "Op1-1"
     assert page.locator("pre").all_text_contents() == ([to_text(MODEL)] if known else [])
