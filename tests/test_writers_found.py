@@ -145,7 +145,7 @@ def from_escaping(tree: ast.AST) -> set[str]:
 
 def test_every_writer_is_known() -> None:
     found = {
-        file for file, tree in trees().items()
+        file for file in trees()
         if any(_PRINTING.search(what) and not _NO_PRINTING.search(what) for _, what in calls(file))
     }  # fmt: skip
     assert found == set(WRITERS), "say here how each escapes the names of a model, and try it in test_writers.py"
@@ -167,7 +167,7 @@ def test_nobody_else_escapes() -> None:
         }  # fmt: skip
         assert not modules & {"html", "xml.sax.saxutils", "string.templatelib", "markupsafe", "pipes"}, file
         assert not any(what.endswith(".isprintable") for _, what in calls(file)), file
-    users = {file for file, tree in trees().items() if any(what.startswith("shlex.") for _, what in calls(file))}
+    users = {file for file in trees() if any(what.startswith("shlex.") for _, what in calls(file))}
     assert users == {"refgrad/escaping.py", "conformance/running/results.py"}
 
 
@@ -185,7 +185,7 @@ def test_values_in_markup_are_escaped() -> None:
 
 def test_no_template_is_filled_with_text() -> None:
     found = set()
-    for file, tree in trees().items():
+    for file in trees():
         for call, what in calls(file):
             first = call.args[0] if call.args else None
             marked = (
@@ -208,8 +208,8 @@ def test_what_is_run_is_known() -> None:
     running = re.compile(
         r"^(exec|eval|compile)$|(^|\.)parse_(model|graph|function|node)$|^(os\.)?(system|popen)$|^__import__$"
     )
-    assert {file for file, tree in trees().items() if any(running.search(what) for _, what in calls(file))} == set(RUN)
-    for file, tree in trees().items():
+    assert {file for file in trees() if any(running.search(what) for _, what in calls(file))} == set(RUN)
+    for file in trees():
         for call, what in calls(file):
             assert not any(keyword.arg == "shell" for keyword in call.keywords), (file, what)
 
