@@ -359,6 +359,8 @@ def test_no_name_runs(middle: str, end: str, tmp_path: Path, monkeypatch: pytest
         "    return refgrad.gradient(model, wrt, outputs)\n"
     )
     assert main(["reduce", "evil.onnx", "--side", "refuses_tanh:build@numpy", "-o", "out"]) == 0
+    said = capsys.readouterr()
+    assert_harmless(said.out + said.err, "reduce")
     program = Path("out/reproduce.py").read_text(encoding="utf-8")
     asked = {"wrt": [middle], "outputs": [end], "module": "refuses_tanh", "builder": "build"}
     assert literal_in(program) == asked
@@ -405,7 +407,7 @@ def test_a_case_is_found_by_its_name() -> None:
     """The command that is printed for a fault has the name of the case, which is not a pattern."""
     cases = [Case(name, plain_model(lambda place: place), {"x": FEEDS}) for name in ("m[1]", "m1", "a*", "?[")]
     for case in cases:
-        assert case.name in {found.name.partition("-opset")[0] for found in select(cases, name=case.name)}
+        assert case.name in {found.name.partition("-opset")[0] for found in select(cases, names=case.name)}
 
 
 def test_a_verbose_derivative(both: tuple[Say, Say], capsys: Any) -> None:
