@@ -12,11 +12,11 @@ from onnx import FunctionProto, GraphProto, ModelProto
 
 from refgrad.escaping import printable
 
-Printed = TypeVar("Printed", ModelProto, GraphProto, FunctionProto)
+Printed = TypeVar("Printed", bound=ModelProto | GraphProto | FunctionProto)
 _NUMBERS = "raw_data"  # bytes that are no text
 
 
-def onnx_text(proto: Printed, written: Callable[[str], str] = printable) -> str:
+def onnx_text(proto: ModelProto | GraphProto | FunctionProto, written: Callable[[str], str] = printable) -> str:
     """Return the text that `onnx.printer` makes of `proto` after `written` was applied to every name and string in it.
 
     :param written: the function of `refgrad.escaping` for the medium that shows the text.
