@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import onnx.printer
 from google.protobuf.descriptor import FieldDescriptor
@@ -12,7 +12,6 @@ from onnx import FunctionProto, GraphProto, ModelProto
 
 from refgrad.escaping import printable
 
-Printed = TypeVar("Printed", bound=ModelProto | GraphProto | FunctionProto)
 _NUMBERS = "raw_data"  # bytes that are no text
 
 
@@ -24,7 +23,7 @@ def onnx_text(proto: ModelProto | GraphProto | FunctionProto, written: Callable[
     return str(onnx.printer.to_text(_with_texts(proto, written)))
 
 
-def _with_texts(proto: Printed, written: Callable[[str], str]) -> Printed:
+def _with_texts(proto: Any, written: Callable[[str], str]) -> Any:
     """A copy whose texts are what `written` returns for them."""
     made = type(proto)()
     made.CopyFrom(proto)
