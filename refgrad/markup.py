@@ -5,9 +5,10 @@ A table inherits its colours from the page. Dark and light themes both show it w
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from refgrad.escaping import html
 
 ROWS = 30  # of a table in a notebook
 BAD = "#e5534b"  # of a verdict: it can be read on black and on white
@@ -42,7 +43,7 @@ def html_table(
     """
     listed = list(rows)
     known = colors or {}
-    parts = [f"<div><strong>{_escaped(title)}</strong>"]
+    parts = [f"<div><strong>{html(title)}</strong>"]
     if listed:
         numbers = {key for key in listed[0] if any(isinstance(row[key], float | int) for row in listed)}
         parts.append(f'<table style="{_TABLE}"><thead><tr>')
@@ -55,17 +56,13 @@ def html_table(
             )
         parts.append("</tbody></table>")
     more = [f"and {len(listed) - most} more"] if len(listed) > most else []
-    parts += [f'<div style="margin:4px 0">{_escaped(note)}</div>' for note in (*more, *notes)]
+    parts += [f'<div style="margin:4px 0">{html(note)}</div>' for note in (*more, *notes)]
     return "".join((*parts, "</div>"))
 
 
 def _cell(tag: str, text: str, number: bool, color: str) -> str:
     style = _CELL.format("right" if number else "left", color)
-    return f'<{tag} style="{style}">{_escaped(text)}</{tag}>'
-
-
-def _escaped(text: str) -> str:
-    return html.escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))
+    return f'<{tag} style="{style}">{html(text)}</{tag}>'
 
 
 def shape_text(shape: Sequence[int | str | None] | None) -> str:

@@ -300,17 +300,24 @@ def test_what_makes_no_test_is_listed_with_the_reason(tmp_path):
     assert not (made.folder / "gradients" / "test_grad_zero").exists()
 
 
-@pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\rb"])
-def test_a_name_that_would_break_the_lists_makes_no_test(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("a\tb", "tab or the end of a line"),
+        ("a\nb", "tab or the end of a line"),
+        ("a\rb", "tab or the end of a line"),
+        ("a\x1bb", "control character"),
+        ("a\u202eb", "control character"),
+    ],
+)
+def test_a_name_that_would_break_the_lists_makes_no_test(tmp_path, name, what):
     node = onnx.helper.make_node("Exp", [name], ["y"])
     values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, (2, 3)) for n in (name, "y")]
     graph = onnx.helper.make_graph([node], "g", values[:1], values[1:])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "model.onnx")
     models = models_in(tmp_path / "model.onnx")
     made = export(tmp_path / "suite", {"test_grad_exp": node_case("Exp", NUMBERS)}, models=models)
-    assert made.left_out == {
-        "test_grad_model_model": f"tests.tsv cannot hold the tab or the end of a line in the name {name!r}."
-    }
+    assert made.left_out == {"test_grad_model_model": f"tests.tsv cannot hold the {what} in the name {name!r}."}
     assert list(made.tests) == ["test_grad_exp"]
 
 

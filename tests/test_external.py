@@ -25,9 +25,9 @@ from refgrad.cli.output import Files
 from refgrad.conformance.running import sources
 from refgrad.conformance.systems.executors import REFERENCE, get_executor
 from refgrad.errors import InvalidModelError, RefgradError
+from refgrad.escaping import printable
 from refgrad.protos import external, files
 from refgrad.protos.reading import read
-from refgrad.show.tables import printable
 
 SECRET = b"key=hunter2!"  # 12 bytes: three floats
 ELEMENTS = {t for t in TensorProto.DataType.values() if t not in (TensorProto.UNDEFINED, TensorProto.STRING)}

@@ -18,6 +18,7 @@ TOPS = ("refgrad", "backends", "conformance")
 # From the lowest step up. Rooms on one step may not import from each other either.
 STAIRCASE = (
     # the differentiator
+    ("refgrad.escaping",),
     ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
     ("refgrad.notices",),
     ("refgrad.protos", "refgrad.worker"),

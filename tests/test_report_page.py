@@ -15,6 +15,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, REFUSED, WRONG
 from refgrad.conformance.reporting import write
 from refgrad.conformance.reporting.tally import MARKS
+from refgrad.escaping import printable, shell_line
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -201,8 +202,8 @@ def test_a_case_shows_everything_that_is_known(opened, case):
             assert [float(x) if x else None for x in (error, allowed)] == [
                 None if x is None else float(f"{x:.3g}") for x in (row.relative, row.allowed)
             ]
-            assert body.locator(".note").all_text_contents() == ([row.note] if row.note else [])
-        assert body.locator("code").text_content() == RESULTS.command(row)
+            assert body.locator(".note").all_text_contents() == ([printable(row.note)] if row.note else [])
+        assert body.locator("code").text_content() == shell_line(RESULTS.command(row))
         assert shlex.split(RESULTS.command(row))[4] == case
     known = case != "Op1-1"
     assert page.locator("pre").all_text_contents() == ([to_text(MODEL)] if known else [])
@@ -222,9 +223,9 @@ def test_a_case_that_there_is_not(opened):
 
 def test_a_hostile_name_is_only_text(opened):
     page = opened(view="cases", operator="com.microsoft.<b>")
-    assert page.locator("#cases tbody th").all_text_contents() == [HOSTILE]
+    assert page.locator("#cases tbody th").all_text_contents() == [printable(HOSTILE)]
     page.locator("#cases tbody th a").click()
-    assert page.locator("h2").text_content() == HOSTILE
+    assert page.locator("h2").text_content() == printable(HOSTILE)
     assert page.locator("script").count() == 2  # the data and the program
     assert page.locator("main b").count() == 0
 
@@ -232,7 +233,7 @@ def test_a_hostile_name_is_only_text(opened):
 def test_marks_that_do_not_fit_the_filter_are_dimmed(opened):
     page = opened(view="cases", verdict=REFUSED)
     cases = {row.case for row in rows_of(verdict=REFUSED)}
-    assert set(page.locator("#cases tbody th").all_text_contents()) == cases
+    assert set(page.locator("#cases tbody th").all_text_contents()) == set(map(printable, cases))
     clear = page.locator("#cases td.mark:not(.dim) .hidden").all_text_contents()
     assert clear == [REFUSED] * len(rows_of(verdict=REFUSED))
 

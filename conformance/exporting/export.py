@@ -43,10 +43,10 @@ from refgrad.conformance.running.runner import in_lanes
 from refgrad.conformance.running.sources import select
 from refgrad.conformance.running.suite import Progress
 from refgrad.errors import OptionError, OutputFileError, WorkerError
+from refgrad.escaping import is_printable, json_text
 from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder, replacing
 from refgrad.protos.walk import every_node
-from refgrad.show.tables import escaped_json
 from refgrad.worker import Worker
 
 FORMAT = "refgrad conformance export 2"
@@ -155,7 +155,8 @@ def _fill(
     for done, (name, case, found) in enumerate(_tests_of(cases, tuple(asked)), 1):
         about = {"name": name, "section": place[name], **_about(case)}
         if not isinstance(found, str) and (broken := _broken_names(found)):
-            found = f"tests.tsv cannot hold the tab or the end of a line in the name {broken[0]!r}."
+            what = "tab or the end of a line" if set(broken[0]) & set("\t\n\r") else "control character"
+            found = f"tests.tsv cannot hold the {what} in the name {broken[0]!r}."
         if isinstance(found, str):
             left_out[name] = {**about, "why": found}
         else:
@@ -205,9 +206,9 @@ def _test_of(case: Case, oracles: Sequence[str], worker: Worker) -> Expected | s
 
 
 def _broken_names(expected: Expected) -> list[str]:
-    """The names of tensors that would break a row of a list."""
+    """The names of tensors that would break a row of a list, or that a reader of it would not see as they are."""
     names = (*expected.feeds, *expected.gradients, *expected.question.feeds, *expected.results)
-    return [name for name in names if any(letter in name for letter in "\t\n\r")]
+    return [name for name in names if not is_printable(name)]
 
 
 def _about(case: Case) -> dict[str, Any]:
@@ -371,7 +372,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> Path:
-    text = escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+    text = json_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     path.write_text(f"{text}\n", encoding="utf-8", newline="\n")
     return path
 

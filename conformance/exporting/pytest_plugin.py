@@ -17,6 +17,7 @@ from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.runner import Plan, run_case
 from refgrad.conformance.running.suite import require
 from refgrad.errors import RefgradError
+from refgrad.escaping import printable
 from refgrad.worker import Worker
 
 _ROW = "refgrad"  # the property of a report that holds the verdict
@@ -77,7 +78,7 @@ class Suite:
         if self.stale:
             terminalreporter.section("stale limitations", red=True)
             for entry, why in self.stale:
-                terminalreporter.line(f"{entry}: {why} ({entry.reason})")
+                terminalreporter.line(printable(f"{entry}: {why} ({entry.reason})"))
 
 
 class _Collector(pytest.Collector):
@@ -106,7 +107,7 @@ class _Gradient(pytest.Item):
         (row,) = run_case(self.case, self.suite.plan, self.suite.worker)
         self.user_properties.append((_ROW, json.dumps(asdict(row))))
         if known := self.suite.limitations.covers(row, self.suite.operators):
-            pytest.xfail(f"{row.verdict}: {known.reason}")
+            pytest.xfail(printable(f"{row.verdict}: {known.reason}"))
         if row.verdict in FAULTS:
             raise _FaultError(_described(row))
         if row.verdict not in (AGREED, CONVENTION):
@@ -122,4 +123,4 @@ class _Gradient(pytest.Item):
 def _described(row: ResultRow) -> str:
     who = ", ".join((*row.witnesses, *(f"not {name}" for name in row.against)))
     told = [f"{row.verdict}: the gradient by {row.builder} on {row.executor}, case {row.case}", row.note]
-    return "\n".join(filter(None, (*told, who and f"so say {who}")))
+    return "\n".join(printable(line) for line in (*told, who and f"so say {who}") if line)

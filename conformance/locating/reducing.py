@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.printer
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from refgrad.backends import Backend
@@ -22,7 +21,8 @@ from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
 from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.repair import Trial
 from refgrad.conformance.locating.replay import Replay
-from refgrad.conformance.locating.sides import PRECISIONS, Live, in_precision
+from refgrad.conformance.locating.scripts import building, running
+from refgrad.conformance.locating.sides import Live, in_precision
 from refgrad.conformance.locating.values import Values, described
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.feeds import widened
@@ -31,8 +31,10 @@ from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.watching import label_of
 from refgrad.errors import FeedError, RefgradError
+from refgrad.escaping import code, markdown
 from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder
+from refgrad.protos.printing import onnx_text
 from refgrad.protos.walk import reads_of
 from refgrad.reverse.gradient import gradient as differentiate
 
@@ -346,27 +348,6 @@ def _with(
 
 # What is written
 
-_SESSION = """import onnxruntime
-
-session = onnxruntime.InferenceSession("model.onnx", providers=[{provider}])
-found = session.run(outputs, feeds)
-"""
-_REFERENCE = """from onnx.reference import ReferenceEvaluator
-
-found = ReferenceEvaluator("model.onnx").run(outputs, feeds)
-"""
-_RUNNERS = {
-    "ort-cpu": _SESSION.format(provider='"CPUExecutionProvider"'),
-    "ort-cuda": _SESSION.format(provider='("CUDAExecutionProvider", {"use_tf32": "0"})'),
-    "onnx.reference": _REFERENCE,
-}
-_OWN = """from {module} import {attribute}  # its folder has to be on PYTHONPATH
-
-results = {attribute}().prepare(model).run(feeds)
-found = [results[name] for name in outputs]
-"""
-SCRIPT = Path(__file__).with_name("reproduce.txt")
-
 
 def write(reduced: Reduced, folder: Path) -> None:
     """Write the failure as a backend test of onnx, with a script that reproduces it and the text of a report.
@@ -390,7 +371,12 @@ def write(reduced: Reduced, folder: Path) -> None:
                 _write_tensor(data / f"output_{k}.pb", shown, reduced.due[name])
             if name in reduced.found:
                 _write_tensor(data / f"actual_{k}.pb", shown, reduced.found[name])
-        (made / "reproduce.py").write_text(_script(reduced), encoding="utf-8")
+        if reduced.failure.kind == RULE and reduced.gradient is None:
+            outputs = [value.name for value in reduced.failure.model.graph.output]
+            script = building(reduced.side, reduced.wrt, outputs)
+        else:
+            script = running(reduced.side, reduced.failure.kind == RULE)
+        (made / "reproduce.py").write_text(script, encoding="utf-8")
         (made / "REPORT.md").write_text(report(reduced), encoding="utf-8")
 
 
@@ -406,79 +392,26 @@ def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
     path.write_bytes(numpy_helper.from_array(np.asarray(value), name).SerializeToString())
 
 
-_BUILDERS = {
-    "refgrad": 'refgrad.gradient("model.onnx", {wrt}, {outputs})',
-    "refgrad:ort": 'refgrad.gradient("model.onnx", {wrt}, {outputs}, dialect="ort")',
-    "onnx-ad": 'onnx_ad.reverse(load("model.onnx"), {wrt}, {outputs}, layout="onnx")',
-}
-_BUILT = """import os
-from pathlib import Path
+def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
+    """The text of a bug report.
 
-{imports}
-
-os.chdir(Path(__file__).parent)
-
-made = {call}
-print("it made", made if not hasattr(made, "graph") else [value.name for value in made.graph.output])
-"""
-
-
-def _script(reduced: Reduced) -> str:
-    builder, _, executor = reduced.side.partition("@")
-    for precision in PRECISIONS:
-        executor = executor.removesuffix(f":{precision}")
-    if reduced.failure.kind == RULE and reduced.gradient is None:
-        return _script_of_builder(reduced, builder)
-    runner = _RUNNERS.get(executor, _REFERENCE)
-    if reduced.failure.kind == RULE:
-        runner = _REFERENCE
-    elif executor not in _RUNNERS and ":" in executor:
-        module, _, attribute = executor.partition(":")
-        runner = _OWN.format(module=module, attribute=attribute)
-    return SCRIPT.read_text(encoding="utf-8").replace("{{runner}}", runner)
-
-
-def _script_of_builder(reduced: Reduced, builder: str) -> str:
-    """A script that asks the builder for the gradient that it refuses or dies of."""
-    wrt, outputs = list(reduced.wrt), [value.name for value in reduced.failure.model.graph.output]
-    call, imports = _BUILDERS.get(builder, ""), "import refgrad"
-    if builder == "onnx-ad":
-        imports = "import onnx_ad\nfrom onnx import load"
-    elif builder.startswith("onnxruntime:"):  # it takes more than a line to call
-        imports = (
-            "from onnx import load\n\nfrom refgrad.conformance import bisect\n"
-            "from refgrad.conformance.locating.recordings import read_recording"
-        )
-        call = f'bisect(load("model.onnx"), read_recording("test_data_set_0").gradients, {builder!r}).faults'
-    elif not call:
-        module, _, attribute = builder.partition(":")
-        imports = f"from onnx import load\nfrom {module} import {attribute}  # its folder has to be on PYTHONPATH"
-        call = attribute + '(load("model.onnx"), {wrt}, {outputs})'
-    return _BUILT.format(imports=imports, call=call.replace("{wrt}", repr(wrt)).replace("{outputs}", repr(outputs)))
-
-
-def report(reduced: Reduced) -> str:
-    """The text of a bug report."""
+    :param written: the function of `refgrad.escaping` for what shows the text.
+    """
     failure = reduced.failure
     what = "gradient" if failure.kind == RULE else "result"
-    lines = [
-        f"# {', '.join(failure.operators)}: {'a wrong ' + what if failure.how == WRONG else failure.how} ({reduced.side})",
-        "",
-        failure.message or f"The {what} is wrong.",
-        "",
-        f"In the original model: {', '.join(map(repr, failure.nodes))}. Reduced in {reduced.tried} steps"
+    how = f"a wrong {what}" if failure.how == WRONG else failure.how
+    parts = [
+        f"# {written(', '.join(failure.operators))}: {how} ({written(reduced.side)})",
+        written(failure.message or f"The {what} is wrong."),
+        f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {reduced.tried} steps"
         + (", interrupted." if reduced.interrupted else "."),
-        "",
-        "```",
-        onnx.printer.to_text(failure.model).strip(),
-        "```",
-        "",
+        f"```\n{onnx_text(failure.model, code).strip()}\n```",
     ]
+    rows = []
     for name, due in reduced.due.items():
         found = reduced.found.get(name)
-        lines.append(f"- `{name}`: due {_numbers(due)}, found {'nothing' if found is None else _numbers(found)}")
-    lines += ["", "`python reproduce.py` shows it."]
-    return "\n".join(lines) + "\n"
+        rows.append(f"- {written(name)}: due {_numbers(due)}, found {'nothing' if found is None else _numbers(found)}")
+    return "\n\n".join([*parts, "\n".join(rows), "`python reproduce.py` shows it."]) + "\n"
 
 
 def _numbers(value: np.ndarray) -> str:

@@ -14,7 +14,8 @@ from refgrad.conformance.judging.check import FIRST, Check, Row, gravity
 from refgrad.conformance.oracles.comparison import AGREED
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.errors import abridged
-from refgrad.show.tables import printable, table
+from refgrad.escaping import printable
+from refgrad.show.tables import table
 
 _NAMES = 3  # of a list, in a summary
 REASONS_SHOWN = 4  # of each verdict, in a summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections import Counter
@@ -17,7 +16,8 @@ from refgrad.conformance.locating.comparing import Comparison, Sided, Tensor
 from refgrad.conformance.locating.location import Located
 from refgrad.conformance.tracing.nonfinite import NonFinite
 from refgrad.errors import abridged
-from refgrad.show.tables import printable, table
+from refgrad.escaping import html, printable
+from refgrad.show.tables import table
 
 _SHOWN = 12  # tensors of a summary
 _BIRTHS = 8
@@ -192,8 +192,8 @@ def page(found: Comparison, model: ModelProto) -> str:
     """One HTML page without any other file: the verdicts, the nodes at fault with their neighbours, the proof."""
     parts = []
     for name, side in (("a", found.a), ("b", found.b)):
-        parts.append(f"<h2>{name} = {_h(side.label)}</h2>")
-        parts += [f"<p>{_h(line)}</p>" for line in lines_of(side)]
+        parts.append(f"<h2>{name} = {html(side.label)}</h2>")
+        parts += [f"<p>{html(line)}</p>" for line in lines_of(side)]
         parts += [_picture(model, names) for names in _blamed(side)]
     head = "".join(f"<th>{title}</th>" for title in ("tensor", "kind", "a", "b", "apart", "verdict", "reason"))
     rows = "".join(map(_tr, sorted(found.tensors, key=lambda one: one.ok)))
@@ -201,8 +201,8 @@ def page(found: Comparison, model: ModelProto) -> str:
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>refgrad compare</title>"
         f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style></head><body>"
-        f"<h1>{verdict}: {_h(found.a.label)} and {_h(found.b.label)}</h1>"
-        f"<p>Judge: {_h(found.judge)}. Feeds: {_h(found.feeds)}; seed {found.seed}.</p>{''.join(parts)}"
+        f"<h1>{verdict}: {html(found.a.label)} and {html(found.b.label)}</h1>"
+        f"<p>Judge: {html(found.judge)}. Feeds: {html(found.feeds)}; seed {found.seed}.</p>{''.join(parts)}"
         f"<h2>Tensors</h2><table><tr>{head}</tr>{rows}</table></body></html>\n"
     )
 
@@ -211,7 +211,7 @@ def _tr(tensor: Tensor) -> str:
     reason = "; ".join(filter(None, (tensor.a.reason, tensor.b.reason)))
     apart = "" if tensor.apart is None else f"{tensor.apart:.3g}"
     cells = (tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, apart, tensor.verdict, reason)
-    return f"<tr class='{'ok' if tensor.ok else 'bad'}'>{''.join(f'<td>{_h(cell)}</td>' for cell in cells)}</tr>"
+    return f"<tr class='{'ok' if tensor.ok else 'bad'}'>{''.join(f'<td>{html(cell)}</td>' for cell in cells)}</tr>"
 
 
 _STYLE = (
@@ -219,10 +219,6 @@ _STYLE = (
     "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.25rem .5rem;text-align:left}"
     "tr.bad td{background:#fff0f0}svg{max-width:100%;height:auto}"
 )
-
-
-def _h(text: object) -> str:
-    return html.escape(printable(str(text)), quote=True)
 
 
 def _blamed(side: Sided) -> Iterable[tuple[str, ...]]:
@@ -251,12 +247,12 @@ def _picture(model: ModelProto, names: tuple[str, ...]) -> str:
     for k in shown:
         y, fill = 10 + 50 * rows[k], "#ffd9d9" if k in blamed else "#eef3ff"
         boxes.append(f"<rect x='10' y='{y}' width='430' height='32' rx='5' fill='{fill}' stroke='#668'/>")
-        boxes.append(f"<text x='20' y='{y + 21}' font-size='14'>{_h(f'{nodes[k].op_type} {labels[k]}'[:52])}</text>")
+        boxes.append(f"<text x='20' y='{y + 21}' font-size='14'>{html(f'{nodes[k].op_type} {labels[k]}'[:52])}</text>")
         for name in nodes[k].input:
             if made.get(name) in rows:
                 start, end = 26 + 50 * rows[made[name]], 26 + 50 * rows[k]
                 path = f"M 440 {start} C 500 {start} 500 {end} 440 {end}"
                 lines.append(f"<path d='{path}' fill='none' stroke='#668'/>")
     size = f"viewBox='0 0 520 {20 + 50 * len(shown)}' width='520'"
-    label = _h(f"{', '.join(names)} and neighbours")
+    label = html(f"{', '.join(names)} and neighbours")
     return f"<svg role='img' aria-label='{label}' {size}>{''.join(lines)}{''.join(boxes)}</svg>"

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, VERDICTS, ResultRow
 from refgrad.conformance.running.results import Pair, Results
-from refgrad.show.tables import printable
+from refgrad.escaping import printable, shell_line
 
 _PASSED = (AGREED, CONVENTION)
 
@@ -19,22 +19,22 @@ def report(results: Results) -> str:
     for row in sorted(results.rows, key=lambda row: row.case):
         by_pair[row.builder, row.executor].append(row)
     for (builder, executor), rows in by_pair.items():
-        suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(f"{builder} on {executor}")} | _numbers(rows))
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _text(f"{builder} on {executor}")} | _numbers(rows))
         for row in rows:
             operator = results.cases[row.case].operator
             test = ElementTree.SubElement(
                 suite,
                 "testcase",
-                classname=_legal(f"{builder}.{executor}.{operator}"),
-                name=_legal(row.case),
+                classname=_text(f"{builder}.{executor}.{operator}"),
+                name=_text(row.case),
                 time=f"{row.seconds:.3f}",
             )
             if row.verdict in _PASSED:
                 continue
-            message = _legal(f"{row.verdict}: {row.note or VERDICTS[row.verdict]}")
+            message = _text(f"{row.verdict}: {row.note or VERDICTS[row.verdict]}")
             if row.verdict in FAULTS:
                 failure = ElementTree.SubElement(test, "failure", message=message, type=row.verdict)
-                failure.text = _legal(_details(results, row))
+                failure.text = _details(results, row)
             else:
                 ElementTree.SubElement(test, "skipped", message=message)
     for name, value in _numbers(results.rows).items():
@@ -57,12 +57,12 @@ def _numbers(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def _details(results: Results, row: ResultRow) -> str:
-    lines = [f"witnesses: {', '.join(row.witnesses) or 'none'}", f"against: {', '.join(row.against) or 'none'}"]
+    told = [f"witnesses: {', '.join(row.witnesses) or 'none'}", f"against: {', '.join(row.against) or 'none'}"]
     if row.relative is not None and row.allowed is not None:
-        lines.append(f"relative error {row.relative:.3g}, of which {row.allowed:.3g} is explained")
-    return "\n".join([*lines, f"once more: {results.command(row)}"])
+        told.append(f"relative error {row.relative:.3g}, of which {row.allowed:.3g} is explained")
+    return "\n".join(map(_text, [*told, f"once more: {shell_line(results.command(row))}"]))
 
 
-def _legal(text: str) -> str:
-    """`text` without what XML cannot hold, and without what a terminal or an editor would obey."""
-    return "\n".join(map(printable, text.split("\n")))
+def _text(text: str) -> str:
+    """`text` on one line, without what XML cannot hold. ElementTree escapes its markup."""
+    return printable(" ".join(text.split()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 from refgrad.conformance.judging.verdicts import VERDICTS, ResultRow
 from refgrad.conformance.reporting.tally import MARKS, by_operator, marked, occurring, shortened, totals
 from refgrad.conformance.running.results import Results
-from refgrad.show.tables import printable
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&])")
+from refgrad.escaping import markdown
 
 
 def report(results: Results, title: str = "Scoreboard") -> str:
@@ -26,7 +23,7 @@ def report(results: Results, title: str = "Scoreboard") -> str:
         [pair, *(str(count[v] or "") for v in verdicts)] for pair, count in zip(pairs, counts.values(), strict=True)
     ]
     parts = [
-        f"# {escaped(title)}\n",
+        f"# {markdown(title)}\n",
         f"{len(results.cases)} cases of {len(operators)} operators.\n",
         table(("builder and executor", *verdicts), rows),
         table(("mark", "verdict", "what it means"), meanings),
@@ -74,13 +71,8 @@ def told(setting: Any) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table whose cells are text: no character of a name is taken for Markdown or HTML."""
     lines = [
-        [escaped(cell) for cell in header],
+        [markdown(cell) for cell in header],
         ["---"] * len(header),
-        *([escaped(cell) for cell in row] for row in rows),
+        *([markdown(cell) for cell in row] for row in rows),
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def escaped(text: str) -> str:
-    """The text on one line, without control characters, with a backslash before what has a meaning in Markdown."""
-    return _SPECIAL.sub(r"\\\1", printable(" ".join(text.split())))

@@ -12,7 +12,7 @@ from rich.text import Text
 from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, REFUSED, UNSUPPORTED, VERDICTS, ResultRow
 from refgrad.conformance.reporting.tally import occurring, shortened, totals
 from refgrad.conformance.running.results import Results
-from refgrad.show.tables import printable
+from refgrad.escaping import printable, shell_line
 
 FAULTS_SHOWN = 40
 REASONS_SHOWN = 10
@@ -81,7 +81,7 @@ def _show_faults(results: Results, console: Console, limit: int | None) -> None:
         console.print(table)
         if len(faults) > len(shown):
             console.print(f"and {len(faults) - len(shown)} faults more: --verbose", highlight=False)
-        console.print(_text(f"Once more, alone: {results.command(shown[0])}"), soft_wrap=True)
+        console.print(_text(f"Once more, alone: {shell_line(results.command(shown[0]))}"), soft_wrap=True)
 
 
 def _text(name: str) -> Text:

@@ -24,8 +24,8 @@ from refgrad.conformance.judging.verdicts import (
 )
 from refgrad.conformance.running.runner import MEMORY, ORACLES
 from refgrad.errors import ResultsError, choices
+from refgrad.escaping import json_text
 from refgrad.protos.files import replacing
-from refgrad.show.tables import escaped_json
 from refgrad.worker import SECONDS
 
 FORMAT = "refgrad conformance results 1"
@@ -89,7 +89,7 @@ class Results:
         return sorted(faults, key=lambda row: (place[row.builder, row.executor], row.case))
 
     def command(self, row: ResultRow) -> str:
-        """The command that comes to this verdict again."""
+        """The command that comes to this verdict again, for `shlex`. For a reader it goes through `escaping.shell_line`."""
         command = f"{self.command_of(row.case)} {options_of((row.builder, row.executor))}"
         return f"{command} {self._limits()}".rstrip() if row.verdict in (TIMED_OUT, OUT_OF_MEMORY) else command
 
@@ -207,7 +207,7 @@ def unversioned(name: str) -> str:
 
 
 def _compact(value: Any) -> str:
-    return escaped_json(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    return json_text(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def _written(number: float | None) -> float | str | None:

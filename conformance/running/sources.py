@@ -308,12 +308,17 @@ def select(
                 continue  # whatever its opset and type, its name does not match
             for moved in _in_opsets(case, low, high):
                 for made in [moved] if not types else [in_dtype(moved, one) for one in types]:
-                    if made is None or made.name in seen or (names is not None and not fnmatchcase(made.name, names)):
+                    if made is None or made.name in seen or not _fits(made.name, names):
                         continue
                     seen.add(made.name)
                     yield made
 
     return chosen()
+
+
+def _fits(name: str, pattern: str | None) -> bool:
+    """True if a case of this name is asked for: a name is also its own pattern, whatever is in it."""
+    return pattern is None or name == pattern or fnmatchcase(name, pattern)
 
 
 def _range(opset: str) -> tuple[int, int]:

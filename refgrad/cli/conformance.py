@@ -32,6 +32,7 @@ from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, RefgradError, ResultsError, WorkerError, abridged, choices
+from refgrad.escaping import printable
 from refgrad.protos.files import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
@@ -441,6 +442,6 @@ def _bar() -> Iterator[Report]:
         def report(done: int, total: int, name: str) -> None:
             elapsed = bar.tasks[0].elapsed or 0.0
             rate = f"{done / elapsed:.0f} cases/s" if elapsed > 1 else ""
-            bar.update(task, completed=done, total=total, description=name, rate=rate)
+            bar.update(task, completed=done, total=total, description=printable(name), rate=rate)
 
         yield report

@@ -28,6 +28,7 @@ from refgrad.conformance.reporting import comparisons
 from refgrad.conformance.systems.executors import imported
 from refgrad.conformance.tracing.nonfinite import nonfinite
 from refgrad.errors import OptionError, OutputFileError
+from refgrad.escaping import printable
 from refgrad.protos.files import replacing
 
 _SIDE = (
@@ -187,7 +188,7 @@ def reduce(
             }
         )
     else:
-        say_lines(reducing.report(reduced))
+        say_lines(reducing.report(reduced, printable))
         say(f"{output}: written")
     if reduced.interrupted:
         raise KeyboardInterrupt

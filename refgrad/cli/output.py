@@ -20,10 +20,11 @@ from typer.models import CommandFunctionType
 
 from refgrad.cli.limits import limited
 from refgrad.errors import abridged, choices
+from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
 from refgrad.protos.files import data_file_of, refuse_replacing, save_gradient, writable
 from refgrad.protos.malformed import explained
-from refgrad.show.tables import printable, table
+from refgrad.show.tables import table
 from refgrad.tables import plugins
 
 AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, CODE  # exit codes
@@ -44,7 +45,7 @@ def say(*texts: object, file: TextIO | None = None) -> None:
 
 def say_lines(text: object, file: TextIO | None = None) -> None:
     """Print a text whose lines refgrad made: a line break in a name has been replaced or quoted before."""
-    print("\n".join(map(printable, str(text).split("\n"))), file=file or sys.stdout)
+    print(lines(str(text)), file=file or sys.stdout)
 
 
 def print_json(value: Any) -> None:

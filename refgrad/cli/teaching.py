@@ -10,6 +10,7 @@ import typer
 from refgrad.cli.options import Json
 from refgrad.cli.output import AGREES, DISAGREES, Files, print_json, print_table, say, say_lines
 from refgrad.errors import OptionError
+from refgrad.escaping import shell_path
 from refgrad.teaching import CHAPTERS, Chapter, Verdict, chapter_of, judge, start
 
 
@@ -46,7 +47,7 @@ def teach(
         if as_json:
             print_json({"chapter": chapter, "written": str(path)})
         else:
-            say(f"{path}: written. Fill in the derivative; then: refgrad teach {chapter} {path}")
+            say(f"{path}: written. Fill in the derivative; then: refgrad teach {chapter} {shell_path(path)}")
         return
     if answer is None:
         _ask(asked, as_json)

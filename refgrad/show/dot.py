@@ -12,6 +12,7 @@ from itertools import count
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+from refgrad.escaping import dot
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import subgraphs
@@ -183,16 +184,12 @@ class _Picture:
         self._taken.add(name)
         if _PLAIN.fullmatch(name) and name.lower() not in _KEYWORDS:
             return name
-        return f'"{_escaped(name)}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{dot(name)}"'
 
 
 def _label(lines: Iterable[str]) -> str:
     """Return a label in quotes. Graphviz reads HTML's entities in it, so & is escaped too."""
-    return '"' + "\\n".join(_escaped(shown(line)).replace("&", "&amp;") for line in lines) + '"'
+    return '"' + "\\n".join(dot(shown(line)).replace("&", "&amp;") for line in lines) + '"'
 
 
 def _interface(value: ValueInfoProto) -> list[str]:

@@ -117,7 +117,13 @@ def _draw(ax: Any, model: ModelProto) -> None:
         ax.annotate("", places[end], places[start], arrowprops={"arrowstyle": "->", "color": "#888888"})
     for name, text, colour in boxes:
         ax.text(
-            *places[name], text, ha="center", va="center", fontsize=8, bbox={"boxstyle": "round", "facecolor": colour}
+            *places[name],
+            text,
+            parse_math=False,
+            ha="center",
+            va="center",
+            fontsize=8,
+            bbox={"boxstyle": "round", "facecolor": colour},
         )
     ax.set_xlim(0, 1)
     ax.set_ylim(-max(rows, default=0) - 0.5, 0.5)

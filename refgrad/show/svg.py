@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from xml.sax.saxutils import escape, quoteattr
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
+from refgrad.escaping import html
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import subgraphs
@@ -267,7 +267,7 @@ class _Section:
         box = _Box(kind, operator(node), lines)
         self._drawn.append((node, box))
         for attribute, graph in graphs:
-            self.inner.append(_Section(f"{attribute} of {shown(node.name or node.op_type)}", graph))
+            self.inner.append(_Section(f"{shown(attribute)} of {shown(node.name or node.op_type)}", graph))
         return box
 
     # Places
@@ -276,7 +276,7 @@ class _Section:
         """The elements of the section from (x, y) on, how far it reaches to the right, and where it ends."""
         parts: list[str] = []
         if self.title:
-            parts.append(f'<text class="h" x="{x}" y="{y + 16:.0f}">{escape(_cut(self.title, 100))}</text>')
+            parts.append(f'<text class="h" x="{x}" y="{y + 16:.0f}">{html(_cut(self.title, 100))}</text>')
             y += 28
         self._lanes()
         left = x + 34
@@ -386,17 +386,17 @@ def _captured(graph: GraphProto | FunctionProto) -> set[str]:
 
 def _drawn(box: _Box) -> str:
     y = box.y + _PAD - 3
-    full = "\n".join(filter(None, (box.title, *(f"{a}{b}" for a, b in box.lines))))
+    full = "\n".join(html(line) for line in (box.title, *(f"{a}{b}" for a, b in box.lines)) if line)
     parts = [
-        f'<g class="{box.kind}"><title>{escape(full)}</title><rect x="{box.x:.0f}" y="{box.y:.0f}" '
+        f'<g class="{box.kind}"><title>{full}</title><rect x="{box.x:.0f}" y="{box.y:.0f}" '
         f'width="{box.width:.0f}" height="{box.height:.0f}" rx="4"/>'
     ]
     for number, (text, kind) in enumerate(([(box.title, "")] if box.title else []) + box.lines):
         y += _LINE
         style = ' class="o"' if box.title and number == 0 else ""
-        more = f'<tspan class="q">{escape(kind)}</tspan>' if kind else ""
+        more = f'<tspan class="q">{html(kind)}</tspan>' if kind else ""
         parts.append(
-            f'<text{style} x="{box.x + _PAD:.0f}" y="{y:.0f}" xml:space="preserve">{escape(_cut(text))}{more}</text>'
+            f'<text{style} x="{box.x + _PAD:.0f}" y="{y:.0f}" xml:space="preserve">{html(_cut(text))}{more}</text>'
         )
     return "".join((*parts, "</g>"))
 
@@ -409,7 +409,7 @@ def _legend(x: float, y: float) -> list[str]:
 
 def _arrow(name: str, color: str) -> str:
     return (
-        f'<marker id={quoteattr(name)} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
         f'<path d="M0 0L8 4L0 8z" style="fill:{color};stroke:none"/></marker>'
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,18 +9,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from refgrad.escaping import printable
 from refgrad.markup import text_of
-
-
-def printable(text: str) -> str:
-    """Return `text` with a replacement character for each control character: a terminal would obey it."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-def escaped_json(text: str) -> str:
-    """The JSON `text` with an escape in place of each control character: what a reader of the JSON gets is the same."""
-    odd = (letter for letter in set(text) if not (letter.isprintable() or letter == "\n"))
-    return text.translate({ord(letter): json.dumps(letter)[1:-1] for letter in odd})
 
 
 def cell(value: Any) -> Text:
@@ -35,7 +24,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> Table:
     listed = list(rows)
     for name in listed[0] if listed else ():
         number = any(isinstance(row[name], float | int) for row in listed)
-        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
+        made.add_column(Text(printable(name)), justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in listed:
         made.add_row(*map(cell, row.values()))
     return made

@@ -25,6 +25,7 @@ from onnx import (
 )
 
 from refgrad.errors import InvalidModelError
+from refgrad.escaping import is_printable, printable
 from refgrad.protos.external import array_of, is_external
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
@@ -58,7 +59,8 @@ def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
     output: name='y' type=dtype('float32') shape=(N, 2)
     """
     source = read(model, weights=False, sort=False)
-    return "\n".join([*_opsets(source.opset_import), *_inputs(source.graph, values=False), *_outputs(source.graph)])
+    lines = [*_opsets(source.opset_import), *_inputs(source.graph, values=False), *_outputs(source.graph)]
+    return "\n".join(map(printable, lines))
 
 
 @explained
@@ -104,12 +106,12 @@ def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
     lines = [*_opsets(source.opset_import), *_graph(source.graph, numbers)]
     for function in source.functions:
         lines += _function(function, numbers)
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def shown(name: str) -> str:
     """Return a name for one line. A name with control characters is quoted."""
-    return name if name.isprintable() else repr(name)
+    return name if is_printable(name) else printable(repr(name))
 
 
 def kind_of(tensor: int) -> str:

@@ -7,6 +7,7 @@ import reprlib
 from pathlib import Path
 
 from refgrad.errors import OptionError, WorkerError
+from refgrad.escaping import shell_path
 from refgrad.teaching.chapters import chapter_of
 from refgrad.teaching.verdict import Verdict
 from refgrad.worker import Worker
@@ -38,9 +39,8 @@ def judge(number: int, path: str | os.PathLike[str], seconds: float = SECONDS, m
 
 def _checked(path: Path, number: int) -> Path:
     shown = reprlib.repr(str(path))
-    begin = (
-        f"`refgrad teach {number} --start {path if path.suffix == '.py' else 'answer.py'}` writes one to begin with."
-    )
+    target = shell_path(path if path.suffix == ".py" else "answer.py")
+    begin = f"`refgrad teach {number} --start {target}` writes one to begin with."
     try:
         if path.is_dir():
             raise OptionError(f"{shown} is a folder. Give the path of an answer, such as answer.py in it. {begin}")

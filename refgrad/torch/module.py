@@ -17,6 +17,7 @@ from refgrad.backends import available, get_backend
 from refgrad.backends.base import Value, check_shape, describe, load_model
 from refgrad.backends.onnxruntime import SLEEPING, CpuBackend
 from refgrad.errors import FeedError, InvalidModelError, OptionError, choices, did_you_mean
+from refgrad.escaping import printable
 from refgrad.protos.external import array_of
 from refgrad.protos.files import save_made
 from refgrad.protos.reading import read
@@ -232,7 +233,7 @@ class Module(nn.Module):
         """The file, the inputs and the outputs, and what runs it."""
         where = "" if isinstance(self._source, ModelProto) else f"{str(self._source)!r}, "
         named = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        return f"{where}({named[0]}) -> ({named[1]}), backend={self._settings.backend.name!r}"
+        return printable(f"{where}({named[0]}) -> ({named[1]}), backend={self._settings.backend.name!r}")
 
     def _mode(self, training: bool) -> _Mode:
         if training not in self._modes:

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
+from refgrad.escaping import printable
 from refgrad.protos.external import load
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
@@ -130,7 +131,7 @@ def onnx_derivative(
 
         save_made(made, path_name, onx)
     if verbose:
-        names = ", ".join((*by_inputs, *by_weights))
+        names = printable(", ".join((*by_inputs, *by_weights)))
         print(f"[onnx_derivative] {builder}: {len(source.graph.node)} nodes by {names}: {len(made.graph.node)} nodes")
     return made
 

@@ -16,6 +16,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.escaping import is_printable
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET
@@ -156,7 +157,7 @@ def make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]
     for name in new:
         if not isinstance(name, str) or not name:
             raise OptionError(f"The name of an input or an output is a string, not {name!r}.")
-        if not name.isprintable():
+        if not is_printable(name):
             raise OptionError(f"The name of an input or an output can be printed, unlike {name!r}.")
         if name in fixed:
             raise UnknownNameError(

@@ -14,9 +14,14 @@ const solved = new Set(), drafts = new Map(), windowsOf = new Map(), openFolds =
 
 // Elements
 
+// Names are text to it: none is read as HTML, and none turns the text round or hides in it.
+const ODD = /[\p{C}\p{Zl}\p{Zp}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
+const plain = text => String(text).replace(ODD, letter => letter === "\n" ? letter : "\ufffd");
+const SEEN = ["title", "aria-label", "aria-valuetext", "placeholder"]; // attributes that people read
+
 function fill(made, attributes, children) {
-  for (const [name, value] of Object.entries(attributes ?? {})) if (value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  made.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== ""));
+  for (const [name, value] of Object.entries(attributes ?? {})) if (value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : SEEN.includes(name) ? plain(value) : value);
+  made.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== "").map(child => child instanceof Node ? child : plain(child)));
   return made;
 }
 const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
@@ -26,7 +31,8 @@ function button(text, action, attributes) {
   made.addEventListener("click", action);
   return made;
 }
-const say = text => { find("said").textContent = text; };
+const put = (id, text) => { find(id).textContent = plain(text); };
+const say = text => put("said", text);
 const plural = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
 // Numbers
@@ -717,7 +723,7 @@ function editor(name, flat, number, value, index) {
     else if (Math.abs(next) > most) note.textContent = `${value.type} ends at ${show(most)}: write a smaller number.`;
     else if (value.kind === "i" && !Number.isInteger(next)) note.textContent = "This is a whole number: write one.";
     else {
-      note.textContent = change(name, flat, next);
+      note.textContent = plain(change(name, flat, next));
       if (note.textContent) return;
       renderInspector();
       render(false);
@@ -764,7 +770,7 @@ function guess(k) {
     event.preventDefault();
     const said = asksShape(k) ? judgeShape(input.value, value.dims) : judge(input.value, value.at(flat), value);
     feedback.className = `feedback ${said.isRight ? "right" : "wrong"}`;
-    feedback.textContent = said.text;
+    feedback.textContent = plain(said.text);
     if (said.isRight) reveal(k, said.text);
   });
   return form;
@@ -1038,7 +1044,7 @@ function render(isNew = true) {
   find("position").textContent = isStart ? "start" : isEnd ? "end" : `${position} of ${steps.length}`;
   const slider = find("slider");
   slider.value = String(position);
-  slider.setAttribute("aria-valuetext", isStart ? "start" : isEnd ? "the gradients" : `step ${position} of ${steps.length}, ${steps[position - 1].operator}`);
+  slider.setAttribute("aria-valuetext", isStart ? "start" : isEnd ? "the gradients" : plain(`step ${position} of ${steps.length}, ${steps[position - 1].operator}`));
   find("first").disabled = find("previous").disabled = isStart;
   find("next").disabled = find("last").disabled = isEnd;
   markMap();
@@ -1111,12 +1117,12 @@ async function start() {
   try {
     unpack(await read());
   } catch (error) {
-    find("summary").textContent = `This page cannot be read here: ${error.message}.`;
+    put("summary", `This page cannot be read here: ${error.message}.`);
     return;
   }
-  document.title = `${data.title} · backward pass`;
-  find("title").textContent = data.title;
-  find("summary").textContent = `The gradient of ${data.of}, step by step · ${plural(data.forward.length, "node")} forward, ${plural(steps.length, "step")} back`;
+  document.title = plain(`${data.title} · backward pass`);
+  put("title", data.title);
+  put("summary", `The gradient of ${data.of}, step by step · ${plural(data.forward.length, "node")} forward, ${plural(steps.length, "step")} back`);
   find("slider").max = String(steps.length + 1);
   quiz = data.quiz;
   find("quiz").setAttribute("aria-pressed", String(quiz));

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.escaping import csv_cell
 from refgrad.protos.external import array_of
 from refgrad.show.folding import folds
 from refgrad.show.lanes import lanes
@@ -101,7 +102,7 @@ def answers(asked: Mapping[str, Sequence[Question]]) -> str:
         for one in of_page:
             shape, element = (" ".join(map(str, sizes)) for sizes in (one.shape, one.element))
             row = (name, one.step, one.node, one.operator, one.of, shape, element, f"{one.answer:.6g}")
-            writer.writerow(map(_cell, row))
+            writer.writerow(map(csv_cell, row))
     return text.getvalue()
 
 
@@ -112,13 +113,6 @@ def data_of(text: str) -> tuple[dict[str, Any], bytes]:
     raw = zlib.decompress(base64.b64decode(found[1]))
     size = int.from_bytes(raw[:4], "little")
     return json.loads(raw[4 : 4 + size]), raw[4 + size :]
-
-
-def _cell(value: object) -> str:
-    """A cell that no spreadsheet takes for a formula: https://owasp.org/www-community/attacks/CSV_Injection."""
-    text = str(value)
-    is_number = re.fullmatch(r"[-+]?(\d[\d.]*(e[-+]?\d+)?|inf|nan)", text) is not None
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not is_number else text
 
 
 def _digest(text: str) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from refgrad.errors import OptionError
-from refgrad.show.tables import printable
+from refgrad.escaping import printable
 from refgrad.walks.numbers import inline, lines, shape_of
 from refgrad.walks.records import Contribution, Cotangent, Emitted, Step, Walk, came_from, said_of, said_of_difference
 

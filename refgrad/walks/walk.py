@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
-import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from refgrad.backends.base import ModelLike, Value, by_names, check_feeds, graph_inputs, graph_outputs, load_model
@@ -21,6 +20,7 @@ from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameErro
 from refgrad.forward.graph import Node
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
+from refgrad.protos.printing import onnx_text
 from refgrad.protos.walk import attribute_value, reads_of
 from refgrad.reverse.gradient import preflight, recorded
 from refgrad.reverse.path import Path
@@ -599,7 +599,7 @@ def _told(value: Any) -> Any:
     """An attribute for people: graphs and functions are text, tensors are arrays."""
     match value:
         case GraphProto() | FunctionProto():
-            return onnx.printer.to_text(value)
+            return onnx_text(value)
         case TensorProto():
             return array_of(value)
         case list() | tuple():

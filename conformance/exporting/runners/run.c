@@ -290,11 +290,12 @@ static const char *verdict(const char *folder, const Test *test) {
     return VERDICTS[FAILED];
 }
 
+/* Print text as JSON of ASCII: a message may have names in it that a terminal obeys. */
 static void print_json(const char *text) {
     putchar('"');
     for (; *text; text++) {
         if (*text == '"' || *text == '\\') putchar('\\');
-        if ((unsigned char)*text >= ' ') putchar(*text);
+        if ((unsigned char)*text >= ' ') putchar((unsigned char)*text < 0x7f ? *text : '?');
     }
     putchar('"');
 }

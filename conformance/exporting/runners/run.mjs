@@ -230,15 +230,17 @@ if (values.child) {
   await child(runtime, require, folder, tests, Number(values.skip));
 }
 const counts = {};
+// A runtime's message may have names in it that a terminal obeys: JSON with escapes for all but ASCII.
+const json = (value) => JSON.stringify(value).replace(/[\u007f-\uffff]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`);
 const start = performance.now();
 const again = [fileURLToPath(import.meta.url), runtime, folder, '--only', values.only, '--modules', values.modules, '--child'];
 let done = Number(values.skip);
 while (done < tests.length) {
   done = await generation(again, Number(values.seconds), done, tests.length, (place, [found, why]) => {
     counts[found] = (counts[found] ?? 0) + 1;
-    console.log(JSON.stringify({ test: tests[place].name, verdict: found, why }));
+    console.log(json({ test: tests[place].name, verdict: found, why }));
   });
 }
 const seconds = Number(((performance.now() - start) / 1000).toFixed(1));
-console.log(JSON.stringify({ runtime, version, ...counts, seconds }));
+console.log(json({ runtime, version, ...counts, seconds }));
 process.exit(counts.failed ? 1 : 0);
