@@ -33,7 +33,7 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.errors import BackendError, OptionError, RefgradError, choices
-from refgrad.protos.inlining import refuse_growth, refuse_recursion
+from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
 
 _MOST_SHAPES = 8  # of which memory is kept

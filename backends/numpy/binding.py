@@ -17,6 +17,8 @@ from refgrad.backends.numpy.memory import TensorType, inferred
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
 from refgrad.errors import BackendError
+from refgrad.protos import native
+from refgrad.protos.attributes import refuse_absurd_attributes_of
 from refgrad.protos.domains import MICROSOFT, TRAINING
 from refgrad.tables.randomness import ALWAYS, operator_of
 from refgrad.tables.schemas import DECLARED
@@ -133,6 +135,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     """Find what computes `node`.
 
     :raises BackendError: an operator that nobody knows, or attributes that it does not have.
+    :raises InvalidModelError: an attribute with a value that no tensor or window has.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (domain, node.op_type) in _REFUSED:
@@ -143,6 +146,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     schema = _schema(node.op_type, opset, domain)
     node = _seeded(scope.precision.node(node, schema))
     kernel = registry.find(domain, node.op_type, opset)
+    refuse_absurd_attributes_of(node)
     if schema is not None:
         _check(node, schema, kernel)
     try:
@@ -275,9 +279,7 @@ def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Sc
     def call(*inputs: Any) -> Any:
         key = tuple(getattr(x, "dtype", None) for x in inputs)
         if key not in bodies:
-            types = [_type_of(x).SerializeToString() for x in inputs]
-            body = onnx.FunctionProto()
-            body.ParseFromString(schema.get_context_dependent_function(node.SerializeToString(), types))
+            body = native.function_of(schema, node, [_type_of(x) for x in inputs])
             bodies[key] = _call_function(body, node, schema, scope)
         return bodies[key](*inputs)
 

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from refgrad.errors import BackendError
+from refgrad.protos import native
 
 TensorType: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 Predict: TypeAlias = Callable[[Sequence[Any]], list[TensorType]]
@@ -185,10 +186,9 @@ def inferred(
         for name, x in given.items()
     }
     data = {name: numpy_helper.from_array(x) for name, x in given.items() if x.dtype.kind in "iuf" and x.size <= _SMALL}
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
-        outputs = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-    except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
+        outputs = native.infer_node_outputs(schema, node, types, data, opsets)
+    except native.InferenceError:
         return None  # the run says what is wrong with the node
     found = []
     for value in outputs.values():

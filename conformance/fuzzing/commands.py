@@ -18,10 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnx.parser
-
 from refgrad.conformance.fuzzing.journey import Fault, Journey
+from refgrad.protos import native
 from refgrad.protos.malformed import fault_of
 
 MODEL, DATA = "m.onnx", "weights.bin"
@@ -101,7 +99,7 @@ def _prepare() -> None:
     """Import all that commands need, and type some, so that the copies have what is made at the first call."""
     warnings.simplefilter("ignore")
     main = runpy.run_module("refgrad", run_name="prepared")["main"]
-    model = onnx.parser.parse_model(_SMALL).SerializeToString()
+    model = native.parse_model(_SMALL).SerializeToString()
     with tempfile.TemporaryDirectory(prefix="refgrad-") as folder, contextlib.redirect_stdout(io.StringIO()):
         Path(folder, MODEL).write_bytes(model)
         for words in ("hvp MODEL -o made.onnx", "preflight MODEL", "show MODEL --svg", "run MODEL"):
@@ -198,7 +196,7 @@ def _found(words: str, written: bytes, folder: Path, code: int | None) -> list[t
 
 def _fault_of(file: Path) -> str:
     with contextlib.chdir(file.parent):  # where the checker looks for external data
-        return fault_of(onnx.load(file, load_external_data=False))
+        return fault_of(native.load(file))
 
 
 def _is_json(text: bytes) -> bool:

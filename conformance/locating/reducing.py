@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.printer
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from refgrad.backends import Backend
@@ -31,6 +30,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.watching import label_of
 from refgrad.errors import FeedError, RefgradError
+from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder
 from refgrad.protos.walk import reads_of
@@ -470,7 +470,7 @@ def report(reduced: Reduced) -> str:
         + (", interrupted." if reduced.interrupted else "."),
         "",
         "```",
-        onnx.printer.to_text(failure.model).strip(),
+        native.to_text(failure.model).strip(),
         "```",
         "",
     ]

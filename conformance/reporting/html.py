@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.printer
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS
@@ -19,6 +18,7 @@ from refgrad.conformance.oracles import oracles
 from refgrad.conformance.reporting.tally import MARKS
 from refgrad.conformance.running.results import LETTERS, Results, options_of
 from refgrad.errors import ResultsError
+from refgrad.protos import native
 
 TEMPLATE = Path(__file__).with_name("page.html")
 _PLACE = "{{data}}"  # in the template
@@ -34,7 +34,7 @@ def report(results: Results, cases: Iterable[Case] = ()) -> str:
         "marks": [
             [letter, verdict, MARKS[verdict], _kind(verdict), VERDICTS[verdict]] for letter, verdict in _by_mark()
         ],
-        "models": ["" if case is None else onnx.printer.to_text(case.model) for case in ordered],
+        "models": ["" if case is None else native.to_text(case.model) for case in ordered],
         "feeds": [[] if case is None else _feeds(case.feeds) for case in ordered],
         "oracles": {name: oracle.trust for name, oracle in oracles().items()},
         "commands": [results.command_of(name) for name in sorted(results.cases)],

@@ -14,6 +14,22 @@ _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "sc
 
 
 def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
+    """Refuse a node that does not fit what it runs (`refuse_misfits_of_nodes`), or a function that does not compute its output.
+
+    :param used: the operators of the model's graphs.
+    :raises InvalidModelError: there is one.
+    """
+    for function in model.functions:
+        made = {*function.input, *(name for node in function.node for name in node.output)}
+        if lost := [name for name in function.output if name not in made]:
+            raise InvalidModelError(
+                f"Function {function.name!r} of domain {function.domain!r} returns {lost[0]!r}, which no node of it computes. "
+                "Export the model again."
+            )
+    refuse_misfits_of_nodes(model, used)
+
+
+def refuse_misfits_of_nodes(model: ModelProto, used: Set[str]) -> None:
     """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs, or with a gap in a list.
 
     :param used: the operators of the model's graphs.
@@ -22,23 +38,26 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     if not model.functions and used.isdisjoint(_FITS):
         return
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-    for function in model.functions:
-        made = {*function.input, *(name for node in function.node for name in node.output)}
-        if lost := [name for name in function.output if name not in made]:
-            raise InvalidModelError(
-                f"Function {function.name!r} of domain {function.domain!r} returns {lost[0]!r}, which no node of it computes. "
-                "Export the model again."
-            )
-    batched = versions_of(model).get("", 1) < 9  # the first Scan, which has one input more
+    opset = versions_of(model).get("", 1)
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
             refuse_misfit(node, called)
-        elif node.domain in ("", "ai.onnx") and node.op_type in _FITS:
-            if batched and node.op_type == "Scan":
-                _scan(node, 1)
-            else:
-                _FITS[node.op_type](node)
+        else:
+            refuse_misfit_of_body(node, opset)
+
+
+def refuse_misfit_of_body(node: NodeProto, opset: int) -> None:
+    """Refuse a node with more or fewer inputs or outputs than its body, or with a gap in a list.
+
+    :param opset: the version of ai.onnx that the model imports.
+    :raises InvalidModelError: it is one.
+    """
+    if node.domain in ("", "ai.onnx") and node.op_type in _FITS:
+        if node.op_type == "Scan" and opset < 9:  # the first Scan, which has one input more
+            _scan(node, 1)
+        else:
+            _FITS[node.op_type](node)
 
 
 def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
-import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from refgrad.backends.base import ModelLike, Value, by_names, check_feeds, graph_inputs, graph_outputs, load_model
@@ -19,6 +18,7 @@ from refgrad.conformance.questions.kinked import OPERATORS
 from refgrad.conformance.questions.point import inputs_of, with_values
 from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.forward.graph import Node
+from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import attribute_value, reads_of
@@ -599,7 +599,7 @@ def _told(value: Any) -> Any:
     """An attribute for people: graphs and functions are text, tensors are arrays."""
     match value:
         case GraphProto() | FunctionProto():
-            return onnx.printer.to_text(value)
+            return native.to_text(value)
         case TensorProto():
             return array_of(value)
         case list() | tuple():

@@ -1,0 +1,386 @@
+"""The one door to onnx's C++: inference, checker, inliner, version converter, parser, printer, and what is built on them.
+
+onnx looks at few of the numbers in a model. With some it reads memory that is not its own, and the process dies; with others it
+does not return. Each function here first refuses what is known to do so. No other module calls onnx for these
+(`tests/test_native.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import onnx
+import onnx.checker
+import onnx.compose
+import onnx.inliner
+import onnx.parser
+import onnx.printer
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.attributes import refuse_absurd_attributes, refuse_absurd_attributes_of
+from refgrad.protos.fitting import refuse_misfit_of_body, refuse_misfits_of_nodes
+from refgrad.protos.growth import refuse_growth, refuse_recursion
+from refgrad.protos.walk import every_node, forget_domain, graphs, import_domain, nested, versions_of
+
+R = TypeVar("R")
+
+InferenceError = onnx.shape_inference.InferenceError
+ValidationError = onnx.checker.ValidationError
+ConvertError = onnx.version_converter.ConvertError
+ParseError = onnx.parser.ParseError
+
+# The operators whose inference reads the type of an input without asking whether it is known.
+ASSUMING = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble"))
+_APART = "refgrad.apart"  # the domain of a node of these for as long as onnx does not know the types of its inputs
+_TENSORS_TYPED = 4  # the IR version since which an initializer has a type without being an input
+_NEWEST = 2**31 - 1  # the largest version that onnx takes
+_DEEPEST = 1000  # brackets in each other in a text
+_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_WRITTEN = (".onnxtxt", ".onnxtext")  # the names of files in onnx's syntax
+_BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
+def infer_shapes(
+    model: ModelProto, *, check_type: bool = False, strict_mode: bool = False, data_prop: bool = False
+) -> ModelProto:
+    """A copy of `model` with the types and shapes that onnx infers. The options are those of `onnx.shape_inference`.
+
+    :raises InvalidModelError: onnx would not survive the model.
+    :raises InferenceError: onnx refuses it.
+    """
+    used = refuse_unfit(model)
+    refuse_growth(model)  # a body is inferred anew for each call
+    assumes = not used.isdisjoint(ASSUMING)
+    asked = _untyped(model, data_prop) if assumes else model
+    found: ModelProto = _asked(
+        InferenceError, onnx.shape_inference.infer_shapes, asked, check_type, strict_mode, data_prop
+    )
+    return _together(found) if assumes else found
+
+
+def infer_node_outputs(
+    schema: Any,
+    node: NodeProto,
+    types: Mapping[str, TypeProto],
+    data: Mapping[str, TensorProto],
+    opsets: Mapping[str, int],
+) -> dict[str, TypeProto]:
+    """The types of the outputs of `node`, as onnx infers them from the types and the known values of the inputs.
+
+    :param opsets: the imported version by domain.
+    :raises InvalidModelError: onnx would not survive the node.
+    :raises InferenceError: onnx refuses it, or the type of an input is missing.
+    """
+    version = opsets.get("", 1)
+    for one in nested([node]):
+        refuse_absurd_attributes_of(one)
+        refuse_misfit_of_body(one, version)
+        _refuse_arity(one, opsets)
+    _refuse_arity_of(node, _facts_of(schema))
+    assuming = [one for one in nested([node]) if one.op_type in ASSUMING]
+    if any(one is not node or "" in one.input for one in assuming):
+        raise InferenceError(f"{node.op_type} reads values of unknown types.")
+    imports = [helper.make_opsetid(domain, number) for domain, number in opsets.items()]
+    made: dict[str, TypeProto] = _asked(
+        InferenceError, onnx.shape_inference.infer_node_outputs, schema, node, types, data, opset_imports=imports
+    )
+    return made
+
+
+def check_model(model: ModelProto, *, full_check: bool = False) -> None:
+    """Let onnx's checker look at `model`; with `full_check` strict inference, too.
+
+    :raises InvalidModelError: onnx would not survive the model.
+    :raises ValidationError: onnx refuses it. InferenceError: its inference does.
+    """
+    refuse_recursion(model.functions)
+    _asked(ValidationError, onnx.checker.check_model, model)
+    if full_check:
+        infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def inline_functions(model: ModelProto, only: Iterable[tuple[str, str]] | None = None) -> ModelProto:
+    """A copy of `model` with the nodes of functions in place of their calls; `refgrad.protos.inlining` does it correctly.
+
+    :param only: domain and name of the functions to inline; all by default.
+    :raises InvalidModelError: onnx would not survive the model, or refuses it.
+    """
+    refuse_unfit(model)
+    refuse_growth(model)
+    if only is None:
+        return _asked(InvalidModelError, onnx.inliner.inline_local_functions, model)
+    return _asked(InvalidModelError, onnx.inliner.inline_selected_functions, model, list(only))
+
+
+def convert_version(model: ModelProto, target: int) -> ModelProto:
+    """A copy of `model` in another opset of ai.onnx.
+
+    :raises InvalidModelError: onnx would not survive the model.
+    :raises ConvertError: onnx cannot convert it.
+    """
+    used = refuse_unfit(model)
+    refuse_growth(model)
+    _refuse_other_types(model)
+    assumes = not used.isdisjoint(ASSUMING)
+    asked = _untyped(model) if assumes else model
+    converted: ModelProto = _asked(ConvertError, onnx.version_converter.convert_version, asked, target)
+    return _together(converted) if assumes else converted
+
+
+def merge_models(
+    first: ModelProto, second: ModelProto, io_map: Sequence[tuple[str, str]], outputs: Sequence[str]
+) -> ModelProto:
+    """`second` behind `first`: outputs of the first, as inputs of the second.
+
+    :raises InvalidModelError: onnx would not survive a model.
+    :raises ValidationError: the two do not fit each other.
+    """
+    for model in (first, second):
+        refuse_unfit(model)
+    return _asked(ValidationError, onnx.compose.merge_models, first, second, io_map=list(io_map), outputs=list(outputs))
+
+
+def with_prefix(model: ModelProto, prefix: str) -> ModelProto:
+    """A copy of `model` in which every name except those of the inputs begins with `prefix`."""
+    return onnx.compose.add_prefix(model, prefix, rename_inputs=False)
+
+
+def parse_model(text: str) -> ModelProto:
+    """The model that a text in onnx's syntax describes.
+
+    :raises ParseError: it describes none, or its brackets lie too deep within each other.
+    """
+    _refuse_depth(text)
+    return _asked(ParseError, onnx.parser.parse_model, text)
+
+
+def parse_graph(text: str) -> GraphProto:
+    """The graph that a text in onnx's syntax describes.
+
+    :raises ParseError: it describes none, or its brackets lie too deep within each other.
+    """
+    _refuse_depth(text)
+    return _asked(ParseError, onnx.parser.parse_graph, text)
+
+
+def load(path: str | os.PathLike[str]) -> ModelProto:
+    """The model in a file, of whichever format its name says, without its external data.
+
+    :raises OSError: the file cannot be read. ParseError, DecodeError and others: it holds no model.
+    """
+    if Path(path).suffix in _WRITTEN:
+        return parse_model(Path(path).read_text(encoding="utf-8"))
+    return onnx.load(path, load_external_data=False)
+
+
+def to_text(written: ModelProto | GraphProto | FunctionProto) -> str:
+    """A model, a graph or a function in onnx's syntax."""
+    return onnx.printer.to_text(written)
+
+
+def function_of(
+    schema: Any, node: NodeProto, types: Sequence[TypeProto | None], opset: int | None = None
+) -> FunctionProto:
+    """The body that the schema of an operator has for `node` on inputs of `types`, None for what is left out or not known.
+
+    :param opset: the version of ai.onnx to write the body in; the schema's own by default.
+    :raises InvalidModelError: onnx would not survive the node.
+    :raises InferenceError: there is no body for the node.
+    """
+    refuse_absurd_attributes_of(node)
+    _refuse_arity_of(node, _facts_of(schema))
+    written = [b"" if kind is None else kind.SerializeToString() for kind in types]
+    given = node.SerializeToString()
+    body = FunctionProto()
+    if opset is None:
+        body.ParseFromString(_asked(InferenceError, schema.get_context_dependent_function, given, written))
+    else:
+        made = _asked(InferenceError, schema.get_context_dependent_function_with_opset_version, opset, given, written)
+        body.ParseFromString(made)
+    return body
+
+
+def reference(model: ModelProto, new_ops: Sequence[Any] | None = None) -> Any:
+    """`onnx.reference.ReferenceEvaluator` of `model`.
+
+    :raises InvalidModelError: onnx would not survive the model. What its constructor raises.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    refuse_unfit(model)
+    return ReferenceEvaluator(model, new_ops=new_ops)
+
+
+def refuse_unfit(model: ModelProto) -> set[str]:
+    """Refuse what onnx's C++ does not survive, wherever in `model`: attributes, numbers of inputs and outputs, bodies.
+
+    :return: the operators of the model, its functions included.
+    :raises InvalidModelError: naming the node.
+    """
+    refuse_recursion(model.functions)
+    used: set[str] = set()
+    for nodes, opsets in _scopes(model):
+        for node in nested(nodes):
+            used.add(node.op_type)
+            _refuse_arity(node, opsets)
+    refuse_absurd_attributes(model, used)
+    refuse_misfits_of_nodes(model, used)
+    return used
+
+
+def _refuse_depth(text: str) -> None:
+    depth = 0
+    for bracket in _BRACKETS.findall(_TEXTS.sub("", text)):
+        depth = depth + 1 if bracket in "([{" else max(depth - 1, 0)
+        if depth > _DEEPEST:  # the parser calls itself for each
+            raise ParseError(f"More than {_DEEPEST} brackets lie within each other.")
+
+
+class _Facts(NamedTuple):
+    """What a schema says of the inputs, outputs and attributes of a node."""
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    attributes: Mapping[str, int]
+
+
+@lru_cache(maxsize=4096)
+def _facts(op_type: str, domain: str, opset: int) -> _Facts | None:
+    try:
+        return _facts_of(onnx.defs.get_schema(op_type, min(opset, _NEWEST), domain))
+    except (onnx.defs.SchemaError, TypeError):  # the second: a name that is no text
+        return None
+
+
+def _facts_of(schema: Any) -> _Facts:
+    return _Facts(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {name: int(one.type) for name, one in schema.attributes.items()},
+    )
+
+
+def _scopes(model: ModelProto) -> Iterator[tuple[Iterable[NodeProto], Mapping[str, int]]]:
+    """The nodes of the graph and of each function, with the versions that they are written in."""
+    versions = versions_of(model)
+    yield model.graph.node, versions
+    for function in model.functions:
+        own = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in function.opset_import}
+        yield function.node, versions | own
+
+
+def _refuse_arity(node: NodeProto, opsets: Mapping[str, int]) -> None:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = opsets.get(domain)
+    if version is not None and (facts := _facts(node.op_type, domain, version)) is not None:
+        _refuse_arity_of(node, facts)
+    for attribute in node.attribute:  # onnx reads a body, whatever the attribute says that it is
+        if attribute.type not in _BODIES and (attribute.HasField("g") or attribute.graphs):
+            raise _unfit(
+                node, f"has a graph in its attribute {attribute.name!r}, which says that it holds something else"
+            )
+
+
+def _refuse_arity_of(node: NodeProto, facts: _Facts) -> None:
+    for what, given, (least, most) in (("inputs", node.input, facts.inputs), ("outputs", node.output, facts.outputs)):
+        if not least <= len(given) <= most:
+            due = f"{least}" if least == most else f"{least} or more" if most >= _NEWEST else f"{least} to {most}"
+            raise _unfit(node, f"has {len(given)} {what}, and the operator has {due}")
+
+
+def _refuse_other_types(model: ModelProto) -> None:
+    """Refuse attributes of a type that the schema does not declare. The version converter reads them as what they should be."""
+    for nodes, opsets in _scopes(model):
+        for node in nested(nodes):
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            facts = _facts(node.op_type, domain, opsets[domain]) if domain in opsets else None
+            for attribute in node.attribute if facts is not None else ():
+                due = facts.attributes.get(attribute.name, attribute.type) if facts is not None else 0
+                if attribute.type != due and not attribute.ref_attr_name:
+                    given, name = (_type_name(kind) for kind in (attribute.type, due))
+                    raise _unfit(node, f"gives its attribute {attribute.name!r} as {given}, and it is {name}")
+
+
+def _type_name(kind: int) -> str:
+    known = AttributeProto.AttributeType.DESCRIPTOR.values_by_number
+    return known[kind].name.lower() if kind in known else str(kind)
+
+
+def _unfit(node: NodeProto, why: str) -> InvalidModelError:
+    name = node.name or next(filter(None, node.output), "")
+    return InvalidModelError(f"Node {name!r} ({node.op_type}) {why}. Export the model again.")
+
+
+def _untyped(model: ModelProto, data_prop: bool = False) -> ModelProto:
+    """A copy in which a node of ASSUMING that reads a value of unknown type is in a domain of ours.
+
+    Types become known step by step: what one of these nodes makes may be what the next one reads.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for node in every_node(copy):
+        if node.op_type in ASSUMING:
+            node.op_type, node.domain = f"{node.domain}/{node.op_type}", _APART
+    for importing in (copy, *copy.functions):
+        import_domain(importing, _APART)
+    is_new = True
+    while is_new:
+        found: ModelProto = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
+        known = _typed(found)
+        typed = [n for n in nested(copy.graph.node) if n.domain == _APART and known.issuperset(n.input)]
+        is_new = bool(typed)
+        for node in typed:
+            _put_back(node)
+    return copy
+
+
+def _typed(model: ModelProto) -> set[str]:
+    """The names whose type is known, of whatever graph. A name that two graphs define is not in it."""
+    found: set[str] = set()
+    defined: set[str] = set()
+    repeated: set[str] = set()
+    for graph in graphs(model.graph):
+        tensors = {tensor.name for tensor in graph.initializer}
+        own = tensors.union(
+            (value.name for value in graph.input), (name for node in graph.node for name in node.output)
+        )
+        repeated |= own & defined
+        defined |= own
+        values = (*graph.input, *graph.output, *graph.value_info)
+        found.update(value.name for value in values if value.type.WhichOneof("value") is not None)
+        if model.ir_version >= _TENSORS_TYPED:
+            found |= tensors
+    return found - repeated
+
+
+def _together(model: ModelProto) -> ModelProto:
+    """The model, with the nodes that `_untyped` put into a domain of ours in their own."""
+    for node in every_node(model):
+        if node.domain == _APART:
+            _put_back(node)
+    for importing in (model, *model.functions):
+        forget_domain(importing, _APART)
+    return model
+
+
+def _put_back(node: NodeProto) -> None:
+    node.domain, _, node.op_type = node.op_type.rpartition("/")
+
+
+def _asked(kind: type[Exception], ask: Callable[..., R], *arguments: Any, **options: Any) -> R:
+    """What onnx answers. Whatever it raises is raised as `kind`."""
+    try:
+        return ask(*arguments, **options)
+    except (kind, MemoryError):
+        raise
+    except Exception as error:
+        raise kind(str(error) or type(error).__name__) from error
