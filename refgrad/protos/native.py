@@ -28,7 +28,7 @@ from refgrad.errors import InvalidModelError
 from refgrad.protos.attributes import refuse_absurd_attributes, refuse_absurd_attributes_of
 from refgrad.protos.fitting import refuse_misfit_of_body, refuse_misfits_of_nodes
 from refgrad.protos.growth import refuse_growth, refuse_recursion
-from refgrad.protos.walk import every_node, forget_domain, graphs, import_domain, nested, versions_of
+from refgrad.protos.walk import every_node, forget_domain, graphs, import_domain, nested, subgraphs, versions_of
 
 R = TypeVar("R")
 
@@ -37,9 +37,11 @@ ValidationError = onnx.checker.ValidationError
 ConvertError = onnx.version_converter.ConvertError
 ParseError = onnx.parser.ParseError
 
-# The operators whose inference reads the type of an input without asking whether it is known.
-ASSUMING = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble"))
-_APART = "refgrad.apart"  # the domain of a node of these for as long as onnx does not know the types of its inputs
+_INDEXING = "GatherND"
+# The operators whose inference reads the type of an input without asking whether it is known, or, the last one, takes a size,
+# which may be negative, for an index.
+ASSUMING = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble", _INDEXING))
+_APART = "refgrad.apart"  # the domain of a node of these for as long as onnx cannot be asked about it
 _TENSORS_TYPED = 4  # the IR version since which an initializer has a type without being an input
 _NEWEST = 2**31 - 1  # the largest version that onnx takes
 _DEEPEST = 1000  # brackets in each other in a text
@@ -59,12 +61,11 @@ def infer_shapes(
     """
     used = refuse_unfit(model)
     refuse_growth(model)  # a body is inferred anew for each call
-    assumes = not used.isdisjoint(ASSUMING)
-    asked = _untyped(model, data_prop) if assumes else model
+    asked = model if used.isdisjoint(ASSUMING) else _spared(model, data_prop)
     found: ModelProto = _asked(
         InferenceError, onnx.shape_inference.infer_shapes, asked, check_type, strict_mode, data_prop
     )
-    return _together(found) if assumes else found
+    return found if asked is model else _together(found)
 
 
 def infer_node_outputs(
@@ -86,9 +87,9 @@ def infer_node_outputs(
         refuse_misfit_of_body(one, version)
         _refuse_arity(one, opsets)
     _refuse_arity_of(node, _facts_of(schema))
-    assuming = [one for one in nested([node]) if one.op_type in ASSUMING]
-    if any(one is not node or "" in one.input for one in assuming):
-        raise InferenceError(f"{node.op_type} reads values of unknown types.")
+    for one in nested([node]):
+        if one.op_type in ASSUMING and (one is not node or not _is_ready(one, types, known_or_not=True)):
+            raise InferenceError(f"{one.op_type} reads a value whose type is not known, or whose size is negative.")
     imports = [helper.make_opsetid(domain, number) for domain, number in opsets.items()]
     made: dict[str, TypeProto] = _asked(
         InferenceError, onnx.shape_inference.infer_node_outputs, schema, node, types, data, opset_imports=imports
@@ -130,10 +131,9 @@ def convert_version(model: ModelProto, target: int) -> ModelProto:
     used = refuse_unfit(model)
     refuse_growth(model)
     _refuse_other_types(model)
-    assumes = not used.isdisjoint(ASSUMING)
-    asked = _untyped(model) if assumes else model
+    asked = model if used.isdisjoint(ASSUMING) else _spared(model)
     converted: ModelProto = _asked(ConvertError, onnx.version_converter.convert_version, asked, target)
-    return _together(converted) if assumes else converted
+    return converted if asked is model else _together(converted)
 
 
 def merge_models(
@@ -197,6 +197,7 @@ def function_of(
     :raises InferenceError: there is no body for the node.
     """
     refuse_absurd_attributes_of(node)
+    refuse_misfit_of_body(node, _NEWEST)
     _refuse_arity_of(node, _facts_of(schema))
     written = [b"" if kind is None else kind.SerializeToString() for kind in types]
     given = node.SerializeToString()
@@ -299,15 +300,15 @@ def _refuse_arity_of(node: NodeProto, facts: _Facts) -> None:
 
 def _refuse_other_types(model: ModelProto) -> None:
     """Refuse attributes of a type that the schema does not declare. The version converter reads them as what they should be."""
-    for nodes, opsets in _scopes(model):
-        for node in nested(nodes):
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            facts = _facts(node.op_type, domain, opsets[domain]) if domain in opsets else None
-            for attribute in node.attribute if facts is not None else ():
-                due = facts.attributes.get(attribute.name, attribute.type) if facts is not None else 0
-                if attribute.type != due and not attribute.ref_attr_name:
-                    given, name = (_type_name(kind) for kind in (attribute.type, due))
-                    raise _unfit(node, f"gives its attribute {attribute.name!r} as {given}, and it is {name}")
+    opsets = versions_of(model)
+    for node in nested(model.graph.node):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        facts = _facts(node.op_type, domain, opsets[domain]) if domain in opsets else None
+        for attribute in node.attribute if facts is not None else ():
+            due = facts.attributes.get(attribute.name) if facts is not None else None
+            if due is not None and attribute.type != due:
+                given, wanted = map(_type_name, (attribute.type, due))
+                raise _unfit(node, f"gives its attribute {attribute.name!r} as {given}, and it is {wanted}")
 
 
 def _type_name(kind: int) -> str:
@@ -320,11 +321,30 @@ def _unfit(node: NodeProto, why: str) -> InvalidModelError:
     return InvalidModelError(f"Node {name!r} ({node.op_type}) {why}. Export the model again.")
 
 
-def _untyped(model: ModelProto, data_prop: bool = False) -> ModelProto:
-    """A copy in which a node of ASSUMING that reads a value of unknown type is in a domain of ours.
+def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
+    """The model itself, or a copy in which nodes of ASSUMING are in a domain of ours, where onnx would die of their inputs.
 
     Types become known step by step: what one of these nodes makes may be what the next one reads.
     """
+    flat: ModelProto = (
+        _asked(InvalidModelError, onnx.inliner.inline_local_functions, model) if model.functions else model
+    )
+    copy, is_new = _all_apart(flat), True
+    while is_new and (apart := [node for node in _in_order(copy.graph) if node.domain == _APART]):
+        found = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
+        known = _known(found)
+        ready = [node for node in apart if _is_ready(node, known)]
+        if not ready:  # nothing more will be known of the first that lacks no type, and that is enough for onnx
+            ready = [node for node in apart if _is_ready(node, known, known_or_not=True)][:1]
+        for node in ready:
+            _put_back(node)
+        is_new = bool(ready)
+    if all(node.domain != _APART for node in every_node(copy)):
+        return model
+    return _all_apart(model) if model.functions else copy
+
+
+def _all_apart(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in every_node(copy):
@@ -332,38 +352,50 @@ def _untyped(model: ModelProto, data_prop: bool = False) -> ModelProto:
             node.op_type, node.domain = f"{node.domain}/{node.op_type}", _APART
     for importing in (copy, *copy.functions):
         import_domain(importing, _APART)
-    is_new = True
-    while is_new:
-        found: ModelProto = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
-        known = _typed(found)
-        typed = [n for n in nested(copy.graph.node) if n.domain == _APART and known.issuperset(n.input)]
-        is_new = bool(typed)
-        for node in typed:
-            _put_back(node)
     return copy
 
 
-def _typed(model: ModelProto) -> set[str]:
-    """The names whose type is known, of whatever graph. A name that two graphs define is not in it."""
-    found: set[str] = set()
+def _in_order(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and its bodies, each behind those that it depends on."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in subgraphs(attribute):
+                yield from _in_order(body)
+        yield node
+
+
+def _is_ready(node: NodeProto, known: Mapping[str, TypeProto], known_or_not: bool = False) -> bool:
+    """Whether onnx can be asked about a node of ASSUMING, of whose inputs it knows `known`.
+
+    :param known_or_not: a size that is not known is none that onnx would die of.
+    """
+    if node.op_type.rpartition("/")[2] != _INDEXING:
+        return known.keys() >= set(node.input)
+    sizes = known[node.input[1]].tensor_type.shape.dim[-1:] if len(node.input) > 1 and node.input[1] in known else ()
+    return sizes[0].dim_value >= 0 if sizes and sizes[0].HasField("dim_value") else known_or_not
+
+
+def _known(model: ModelProto) -> dict[str, TypeProto]:
+    """The types that are known, by name. A name that two graphs define is not in it."""
+    found: dict[str, TypeProto] = {}
     defined: set[str] = set()
     repeated: set[str] = set()
     for graph in graphs(model.graph):
-        tensors = {tensor.name for tensor in graph.initializer}
-        own = tensors.union(
-            (value.name for value in graph.input), (name for node in graph.node for name in node.output)
-        )
+        own = {name for node in graph.node for name in node.output}.union(value.name for value in graph.input)
+        if model.ir_version >= _TENSORS_TYPED:
+            for tensor in graph.initializer:
+                own.add(tensor.name)
+                found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         repeated |= own & defined
         defined |= own
-        values = (*graph.input, *graph.output, *graph.value_info)
-        found.update(value.name for value in values if value.type.WhichOneof("value") is not None)
-        if model.ir_version >= _TENSORS_TYPED:
-            found |= tensors
-    return found - repeated
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.WhichOneof("value") is not None:
+                found[value.name] = value.type
+    return {name: kind for name, kind in found.items() if name not in repeated}
 
 
 def _together(model: ModelProto) -> ModelProto:
-    """The model, with the nodes that `_untyped` put into a domain of ours in their own."""
+    """The model, with the nodes that `_spared` put into a domain of ours in their own."""
     for node in every_node(model):
         if node.domain == _APART:
             _put_back(node)
