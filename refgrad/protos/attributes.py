@@ -54,7 +54,7 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
     foreign = any(imported.domain == MICROSOFT for imported in model.opset_import)
     if not model.functions and not foreign and used.isdisjoint(OPERATORS):
         return
-    passed = _passed_on(model)
+    passed = passed_on(model)
     for node in every_node(model):
         refuse_absurd_attributes_of(node, passed.get((node.domain, node.op_type)))
 
@@ -102,7 +102,7 @@ def _reason(name: str, low: int, high: int) -> str:
     return f"{why}: it is a number from {low} to {high}"
 
 
-def _passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
+def passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
     """For each function the attributes that become one of these of an operator, by way of other functions too."""
     found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {(f.domain, f.name): {} for f in model.functions}
     references = [

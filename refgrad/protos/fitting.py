@@ -14,7 +14,9 @@ _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "sc
 
 
 def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
-    """Refuse a node that does not fit what it runs (`refuse_misfits_of_nodes`), or a function that does not compute its output.
+    """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs, or with a gap in a list.
+
+    A function that does not compute one of its outputs is refused, too.
 
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
@@ -26,16 +28,7 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
                 f"Function {function.name!r} of domain {function.domain!r} returns {lost[0]!r}, which no node of it computes. "
                 "Export the model again."
             )
-    refuse_misfits_of_nodes(model, used)
-
-
-def refuse_misfits_of_nodes(model: ModelProto, used: Set[str]) -> None:
-    """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs, or with a gap in a list.
-
-    :param used: the operators of the model's graphs.
-    :raises InvalidModelError: there is one.
-    """
-    if not model.functions and used.isdisjoint(_FITS):
+    if not model.functions and used.isdisjoint(FITS):
         return
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     opset = versions_of(model).get("", 1)
@@ -53,11 +46,11 @@ def refuse_misfit_of_body(node: NodeProto, opset: int) -> None:
     :param opset: the version of ai.onnx that the model imports.
     :raises InvalidModelError: it is one.
     """
-    if node.domain in ("", "ai.onnx") and node.op_type in _FITS:
+    if node.domain in ("", "ai.onnx") and node.op_type in FITS:
         if node.op_type == "Scan" and opset < 9:  # the first Scan, which has one input more
             _scan(node, 1)
         else:
-            _FITS[node.op_type](node)
+            FITS[node.op_type](node)
 
 
 def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
@@ -152,8 +145,9 @@ def _any_number(node: NodeProto, first: int = 0) -> None:
             raise _misfit(node, f"has no name for its input {k}, which cannot be left out. Name it, or take it away")
 
 
-_FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
-_FITS |= dict.fromkeys(("Concat", "Einsum", "Max", "Mean", "Min", "SequenceConstruct", "Sum"), _any_number)
+# The operators that run a body, or take a list, each with what refuses a node of it that does not fit.
+FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+FITS |= dict.fromkeys(("Concat", "Einsum", "Max", "Mean", "Min", "SequenceConstruct", "Sum"), _any_number)
 
 
 def _fit(

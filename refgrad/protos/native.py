@@ -25,8 +25,8 @@ import onnx.version_converter
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.attributes import refuse_absurd_attributes, refuse_absurd_attributes_of
-from refgrad.protos.fitting import refuse_misfit_of_body, refuse_misfits_of_nodes
+from refgrad.protos.attributes import OPERATORS, passed_on, refuse_absurd_attributes_of
+from refgrad.protos.fitting import FITS, refuse_misfit, refuse_misfit_of_body
 from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.walk import every_node, forget_domain, graphs, import_domain, nested, subgraphs, versions_of
 
@@ -81,18 +81,21 @@ def infer_node_outputs(
     :raises InvalidModelError: onnx would not survive the node.
     :raises InferenceError: onnx refuses it, or the type of an input is missing.
     """
-    version = opsets.get("", 1)
-    for one in nested([node]):
-        refuse_absurd_attributes_of(one)
-        refuse_misfit_of_body(one, version)
-        _refuse_arity(one, opsets)
-    _refuse_arity_of(node, _facts_of(schema))
+    _refuse_arity(node, _facts_of(schema))
+    alone = ModelProto(opset_import=[helper.make_opsetid(domain, number) for domain, number in opsets.items()])
+    alone.graph.node.append(node)
+    refuse_unfit(alone)
     for one in nested([node]):
         if one.op_type in ASSUMING and (one is not node or not _is_ready(one, types, known_or_not=True)):
             raise InferenceError(f"{one.op_type} reads a value whose type is not known, or whose size is negative.")
-    imports = [helper.make_opsetid(domain, number) for domain, number in opsets.items()]
     made: dict[str, TypeProto] = _asked(
-        InferenceError, onnx.shape_inference.infer_node_outputs, schema, node, types, data, opset_imports=imports
+        InferenceError,
+        onnx.shape_inference.infer_node_outputs,
+        schema,
+        node,
+        types,
+        data,
+        opset_imports=alone.opset_import,
     )
     return made
 
@@ -198,7 +201,7 @@ def function_of(
     """
     refuse_absurd_attributes_of(node)
     refuse_misfit_of_body(node, _NEWEST)
-    _refuse_arity_of(node, _facts_of(schema))
+    _refuse_arity(node, _facts_of(schema))
     written = [b"" if kind is None else kind.SerializeToString() for kind in types]
     given = node.SerializeToString()
     body = FunctionProto()
@@ -228,13 +231,38 @@ def refuse_unfit(model: ModelProto) -> set[str]:
     :raises InvalidModelError: naming the node.
     """
     refuse_recursion(model.functions)
+    passed = passed_on(model)
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     used: set[str] = set()
     for nodes, opsets in _scopes(model):
-        for node in nested(nodes):
-            used.add(node.op_type)
-            _refuse_arity(node, opsets)
-    refuse_absurd_attributes(model, used)
-    refuse_misfits_of_nodes(model, used)
+        known: dict[tuple[str, str], _Facts] = {}
+        pending = [nodes]
+        while pending:
+            for node in pending.pop():
+                key = node.domain, node.op_type
+                facts = known.get(key)
+                if facts is None:
+                    facts = known[key] = _facts(*key, opsets.get(key[0] if key[0] != "ai.onnx" else "", 0))
+                    used.add(key[1])
+                if not (facts.least_in <= len(node.input) <= facts.most_in) or not (
+                    facts.least_out <= len(node.output) <= facts.most_out
+                ):
+                    _refuse_arity(node, facts)
+                if facts.has_body:
+                    refuse_misfit_of_body(node, opsets.get("", 1))
+                if functions and (called := functions.get((*key, node.overload))) is not None:
+                    refuse_misfit(node, called)
+                if not node.attribute:
+                    continue
+                for attribute in node.attribute:
+                    if attribute.type in _BODIES:
+                        pending += [body.node for body in subgraphs(attribute)]
+                    elif attribute.HasField("g"):  # onnx reads it, whatever the type says
+                        raise _unfit(
+                            node, f"has a graph in its attribute {attribute.name!r}, whose type is another one"
+                        )
+                if facts.has_bounds or passed:
+                    refuse_absurd_attributes_of(node, passed.get(key))
     return used
 
 
@@ -247,27 +275,30 @@ def _refuse_depth(text: str) -> None:
 
 
 class _Facts(NamedTuple):
-    """What a schema says of the inputs, outputs and attributes of a node."""
+    """What is checked of the nodes of an operator: numbers of inputs and outputs, attributes, a body."""
 
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
+    least_in: int
+    most_in: int
+    least_out: int
+    most_out: int
     attributes: Mapping[str, int]
+    has_bounds: bool
+    has_body: bool
 
 
 @lru_cache(maxsize=4096)
-def _facts(op_type: str, domain: str, opset: int) -> _Facts | None:
+def _facts(domain: str, op_type: str, opset: int) -> _Facts:
     try:
-        return _facts_of(onnx.defs.get_schema(op_type, min(opset, _NEWEST), domain))
+        schema = onnx.defs.get_schema(op_type, min(opset, _NEWEST), "" if domain == "ai.onnx" else domain)
     except (onnx.defs.SchemaError, TypeError):  # the second: a name that is no text
-        return None
+        return _Facts(0, _NEWEST, 0, _NEWEST, {}, op_type in OPERATORS, False)
+    return _facts_of(schema)
 
 
 def _facts_of(schema: Any) -> _Facts:
-    return _Facts(
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        {name: int(one.type) for name, one in schema.attributes.items()},
-    )
+    types = {name: int(one.type) for name, one in schema.attributes.items()}
+    arity = schema.min_input, schema.max_input, schema.min_output, schema.max_output
+    return _Facts(*arity, types, schema.name in OPERATORS, not schema.domain and schema.name in FITS)
 
 
 def _scopes(model: ModelProto) -> Iterator[tuple[Iterable[NodeProto], Mapping[str, int]]]:
@@ -279,33 +310,23 @@ def _scopes(model: ModelProto) -> Iterator[tuple[Iterable[NodeProto], Mapping[st
         yield function.node, versions | own
 
 
-def _refuse_arity(node: NodeProto, opsets: Mapping[str, int]) -> None:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    version = opsets.get(domain)
-    if version is not None and (facts := _facts(node.op_type, domain, version)) is not None:
-        _refuse_arity_of(node, facts)
-    for attribute in node.attribute:  # onnx reads a body, whatever the attribute says that it is
-        if attribute.type not in _BODIES and (attribute.HasField("g") or attribute.graphs):
-            raise _unfit(
-                node, f"has a graph in its attribute {attribute.name!r}, which says that it holds something else"
-            )
-
-
-def _refuse_arity_of(node: NodeProto, facts: _Facts) -> None:
-    for what, given, (least, most) in (("inputs", node.input, facts.inputs), ("outputs", node.output, facts.outputs)):
-        if not least <= len(given) <= most:
+def _refuse_arity(node: NodeProto, facts: _Facts) -> None:
+    for what, count, least, most in (
+        ("inputs", len(node.input), facts.least_in, facts.most_in),
+        ("outputs", len(node.output), facts.least_out, facts.most_out),
+    ):
+        if not least <= count <= most:
             due = f"{least}" if least == most else f"{least} or more" if most >= _NEWEST else f"{least} to {most}"
-            raise _unfit(node, f"has {len(given)} {what}, and the operator has {due}")
+            raise _unfit(node, f"has {count} {what}, and the operator has {due}")
 
 
 def _refuse_other_types(model: ModelProto) -> None:
     """Refuse attributes of a type that the schema does not declare. The version converter reads them as what they should be."""
     opsets = versions_of(model)
     for node in nested(model.graph.node):
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        facts = _facts(node.op_type, domain, opsets[domain]) if domain in opsets else None
-        for attribute in node.attribute if facts is not None else ():
-            due = facts.attributes.get(attribute.name) if facts is not None else None
+        facts = _facts(node.domain, node.op_type, opsets.get("" if node.domain == "ai.onnx" else node.domain, 0))
+        for attribute in node.attribute:
+            due = facts.attributes.get(attribute.name)
             if due is not None and attribute.type != due:
                 given, wanted = map(_type_name, (attribute.type, due))
                 raise _unfit(node, f"gives its attribute {attribute.name!r} as {given}, and it is {wanted}")
