@@ -43,6 +43,7 @@ train MODEL -o made.onnx --data weights.bin
 training-model MODEL -o made.onnx
 show MODEL
 show MODEL --dot
+show MODEL --cost --dim 2
 show MODEL --svg -o made.svg
 run MODEL --max-memory 64M
 run MODEL --max-memory 64M --trace -v -o made.npz

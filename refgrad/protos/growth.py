@@ -47,7 +47,7 @@ def refuse_growth(model: ModelProto) -> None:
         largest = max(sizes, key=sizes.__getitem__)
         raise InvalidModelError(
             f"Written out, the calls of functions would be {count} nodes, {sizes[largest]} for each call of function "
-            f"{'.'.join(filter(None, largest))!r}; at most {limit} are made. Call fewer, or set the environment variable "
+            f"{_called(largest)!r}; at most {limit} are made. Call fewer, or set the environment variable "
             f"{LIMIT} to a larger number."
         )
     if length > _BYTES and length > _GROWTH * model.ByteSize():
@@ -74,7 +74,7 @@ def refuse_recursion(functions: Iterable[FunctionProto]) -> None:
                 del path[last]
             elif called in path:
                 keys = list(path)
-                cycle = " -> ".join(".".join(filter(None, key)) for key in [*keys[keys.index(called) :], called])
+                cycle = " -> ".join(map(_called, [*keys[keys.index(called) :], called]))
                 raise InvalidModelError(
                     f"A function of the model calls itself: {cycle}. ONNX has no recursion: write a Loop, or the calls "
                     "out."
@@ -85,3 +85,7 @@ def refuse_recursion(functions: Iterable[FunctionProto]) -> None:
 
 def _calls(function: FunctionProto) -> Iterator[tuple[str, str, str]]:
     return ((node.domain, node.op_type, node.overload) for node in nested(function.node))
+
+
+def _called(key: tuple[str, str, str]) -> str:
+    return ".".join(str(part) for part in key if part)  # a part that is not UTF-8 is bytes
