@@ -23,7 +23,7 @@ from refgrad.protos import native
 from refgrad.protos.malformed import fault_of
 
 MODEL, DATA = "m.onnx", "weights.bin"
-_MADE = {"made.onnx", "made.onnx.data", "made.npz", "made.svg"}
+_MADE = {"made.onnx", "made.onnx.data", "made.npz", "made.svg", "made.html", "made.json", "made.folder"}
 _SMALL = '<ir_version: 8, opset_import: ["": 18]> small (float[2] x) => (float[2] y) { y = Tanh(x) }'
 _WORDS = """
 grad MODEL -o made.onnx

@@ -8,7 +8,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
+from refgrad.protos.walk import every_node, nested, versions_of
 
 _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
@@ -117,19 +117,19 @@ def _loop(node: NodeProto) -> None:
 def _scan(node: NodeProto, first: int = 0) -> None:
     _any_number(node, first)
     body = _graph(node, "body")
-    settings = {a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    if "num_scan_inputs" not in settings:
+    given = [attribute for attribute in node.attribute if not attribute.ref_attr_name]
+    if not any(attribute.name == "num_scan_inputs" for attribute in given):
         return  # of a function, whose calls give it
-    count = settings["num_scan_inputs"]
+    count = next(attribute.i for attribute in given if attribute.name == "num_scan_inputs")
     _fit(node, "inputs", len(node.input), at_least=first + max(count, 1))
     _fit(node, "inputs of the body", len(body.input), exactly=len(node.input) - first)
     states = len(node.input) - first - count
     _fit(node, "outputs of the body", len(body.output), at_least=states)
     _fit(node, "outputs", len(node.output), at_most=len(body.output))
-    for name in _SETTINGS:
-        if settings.get(name):
-            size = count if "input" in name else len(body.output) - states
-            _fit(node, f"numbers in {name}", len(settings[name]), exactly=size)
+    for attribute in given:
+        if attribute.name in _SETTINGS and attribute.ints:
+            size = count if "input" in attribute.name else len(body.output) - states
+            _fit(node, f"numbers in {attribute.name}", len(attribute.ints), exactly=size)
 
 
 def _sequence_map(node: NodeProto) -> None:

@@ -221,7 +221,7 @@ def reference(model: ModelProto, new_ops: Sequence[Any] | None = None) -> Any:
     from onnx.reference import ReferenceEvaluator
 
     refuse_unfit(model)
-    return ReferenceEvaluator(model, new_ops=new_ops)
+    return ReferenceEvaluator(model, new_ops=None if new_ops is None else list(new_ops))
 
 
 def refuse_unfit(model: ModelProto) -> set[str]:
@@ -371,8 +371,9 @@ def _all_apart(model: ModelProto) -> ModelProto:
     for node in every_node(copy):
         if node.op_type in ASSUMING:
             node.op_type, node.domain = f"{node.domain}/{node.op_type}", _APART
-    for importing in (copy, *copy.functions):
-        import_domain(importing, _APART)
+    import_domain(copy, _APART)
+    for function in copy.functions:
+        import_domain(function, _APART)
     return copy
 
 
@@ -420,8 +421,9 @@ def _together(model: ModelProto) -> ModelProto:
     for node in every_node(model):
         if node.domain == _APART:
             _put_back(node)
-    for importing in (model, *model.functions):
-        forget_domain(importing, _APART)
+    forget_domain(model, _APART)
+    for function in model.functions:
+        forget_domain(function, _APART)
     return model
 
 

@@ -20,6 +20,7 @@ from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import ExternalData, array_of, is_external
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import fresh, graphs, names_of, versions_of
@@ -30,6 +31,7 @@ _LOWEST_OPSET = 8  # operands broadcast from 7 on, those of Max and Min from 8 o
 _LOWEST_IR = 4  # before it, every initializer is an input
 
 
+@explained
 def add_loss_output(
     onx: ModelProto | str | os.PathLike[str],
     score_name: str = "squared_error",
@@ -214,6 +216,7 @@ def penalty_loss_onnx(
     return writer.constants, writer.nodes
 
 
+@explained
 def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str, tuple[np.ndarray, TensorProto]]:
     """The float initializers of a model, 16-bit and double ones too: {name: (value, tensor)}.
 
