@@ -32,7 +32,8 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import BackendError, OptionError, RefgradError, choices
+from refgrad.errors import BackendError, InvalidModelError, OptionError, RefgradError, choices
+from refgrad.protos import native
 from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
 
@@ -183,6 +184,10 @@ class _Session(Local):
         proto = load_model(model, external_data=False)
         refuse_recursion(proto.functions)  # ONNX Runtime writes calls out, however many nodes that makes
         refuse_growth(proto)
+        try:
+            native.refuse_unfit(proto)  # it infers as onnx does, and some of that never ends
+        except InvalidModelError as error:
+            raise BackendError(str(error)) from error
         self.inputs = graph_inputs(proto.graph)
         self.outputs = graph_outputs(proto.graph)
         self._backend = backend
