@@ -122,6 +122,7 @@ STEPS: dict[str, Callable[[ModelProto], Any]] = {
     "walk": _fed(lambda model, feeds: refgrad.walk(model, feeds)),
     "compare": _fed(_compare),
 }
+TURNS = tuple(STEPS)[::2], tuple(STEPS)[1::2]  # a mutant goes through half of them
 
 
 def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> Journey:
