@@ -81,10 +81,12 @@ def infer_node_outputs(
     :raises InvalidModelError: onnx would not survive the node.
     :raises InferenceError: onnx refuses it, or the type of an input is missing.
     """
-    _refuse_arity(node, _facts_of(schema))
-    alone = ModelProto(opset_import=[helper.make_opsetid(domain, number) for domain, number in opsets.items()])
-    alone.graph.node.append(node)
-    refuse_unfit(alone)
+    imports = [helper.make_opsetid(domain, number) for domain, number in opsets.items()]
+    _refuse_unfit_alone(schema, node)
+    if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+        alone = ModelProto(opset_import=imports)
+        alone.graph.node.append(node)
+        refuse_unfit(alone)
     for one in nested([node]):
         if one.op_type in ASSUMING and (one is not node or not _is_ready(one, types, known_or_not=True)):
             raise InferenceError(f"{one.op_type} reads a value whose type is not known, or whose size is negative.")
@@ -95,7 +97,7 @@ def infer_node_outputs(
         node,
         types,
         data,
-        opset_imports=alone.opset_import,
+        opset_imports=imports,
     )
     return made
 
@@ -199,9 +201,7 @@ def function_of(
     :raises InvalidModelError: onnx would not survive the node.
     :raises InferenceError: there is no body for the node.
     """
-    refuse_absurd_attributes_of(node)
-    refuse_misfit_of_body(node, _NEWEST)
-    _refuse_arity(node, _facts_of(schema))
+    _refuse_unfit_alone(schema, node)
     written = [b"" if kind is None else kind.SerializeToString() for kind in types]
     given = node.SerializeToString()
     body = FunctionProto()
@@ -264,6 +264,15 @@ def refuse_unfit(model: ModelProto) -> set[str]:
                 if facts.has_bounds or passed:
                     refuse_absurd_attributes_of(node, passed.get(key))
     return used
+
+
+def _refuse_unfit_alone(schema: Any, node: NodeProto) -> None:
+    refuse_absurd_attributes_of(node)
+    refuse_misfit_of_body(node, schema.since_version)
+    if not schema.min_input <= len(node.input) <= schema.max_input or (
+        not schema.min_output <= len(node.output) <= schema.max_output
+    ):
+        _refuse_arity(node, _facts_of(schema))
 
 
 def _refuse_depth(text: str) -> None:
