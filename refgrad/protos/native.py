@@ -56,6 +56,7 @@ def infer_shapes(
 ) -> ModelProto:
     """A copy of `model` with the types and shapes that onnx infers. The options are those of `onnx.shape_inference`.
 
+    :param data_prop: onnx writes down each element of a vector; `refgrad/forward/propagation.py` hides the long ones first.
     :raises InvalidModelError: onnx would not survive the model.
     :raises InferenceError: onnx refuses it.
     """
