@@ -36,6 +36,7 @@ from refgrad.errors import BackendError, InvalidModelError, OptionError, Refgrad
 from refgrad.protos import native
 from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
+from refgrad.protos.reading import is_large, skeleton_of
 
 _MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
@@ -185,7 +186,10 @@ class _Session(Local):
         refuse_recursion(proto.functions)  # ONNX Runtime writes calls out, however many nodes that makes
         refuse_growth(proto)
         try:
-            native.refuse_unfit(proto)  # it infers as onnx does, and some of that never ends
+            # It infers as onnx does: some of that never ends, and some ends the process.
+            if "GatherND" in native.refuse_unfit(proto):
+                large = {tensor.name: tensor for tensor in proto.graph.initializer if is_large(tensor)}
+                native.refuse_negative_indices(skeleton_of(proto, large))
         except InvalidModelError as error:
             raise BackendError(str(error)) from error
         self.inputs = graph_inputs(proto.graph)

@@ -267,6 +267,20 @@ def refuse_unfit(model: ModelProto) -> set[str]:
     return used
 
 
+def refuse_negative_indices(model: ModelProto) -> None:
+    """Refuse a GatherND whose indices have a negative size: a runtime that infers as onnx does would die of it.
+
+    :raises InvalidModelError: naming the node.
+    """
+    try:
+        examined = _examined(_flat(model))
+    except (InferenceError, InvalidModelError):
+        return  # the runtime says what is wrong
+    for node in nested(examined.graph.node):
+        if node.domain == _APART and _operator(node) == _INDEXING:
+            raise _unfit(node, "has indices of a negative size")
+
+
 def _refuse_unfit_alone(schema: Any, node: NodeProto) -> None:
     refuse_absurd_attributes_of(node)
     refuse_misfit_of_body(node, schema.since_version)
@@ -347,9 +361,13 @@ def _type_name(kind: int) -> str:
     return known[kind].name.lower() if kind in known else str(kind)
 
 
+def _operator(node: NodeProto) -> str:
+    return node.op_type.rpartition("/")[2] if node.domain == _APART else node.op_type
+
+
 def _unfit(node: NodeProto, why: str) -> InvalidModelError:
     name = node.name or next(filter(None, node.output), "")
-    return InvalidModelError(f"Node {name!r} ({node.op_type}) {why}. Export the model again.")
+    return InvalidModelError(f"Node {name!r} ({_operator(node)}) {why}. Export the model again.")
 
 
 def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
@@ -357,9 +375,20 @@ def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
 
     Types become known step by step: what one of these nodes makes may be what the next one reads.
     """
-    flat: ModelProto = (
-        _asked(InvalidModelError, onnx.inliner.inline_local_functions, model) if model.functions else model
-    )
+    copy = _examined(_flat(model), data_prop)
+    if all(node.domain != _APART for node in every_node(copy)):
+        return model
+    return _all_apart(model) if model.functions else copy
+
+
+def _flat(model: ModelProto) -> ModelProto:
+    if not model.functions:
+        return model
+    return _asked(InvalidModelError, onnx.inliner.inline_local_functions, model)
+
+
+def _examined(flat: ModelProto, data_prop: bool = False) -> ModelProto:
+    """A copy in which the nodes of ASSUMING are in a domain of ours that onnx would die of."""
     copy, is_new = _all_apart(flat), True
     while is_new and (apart := [node for node in _in_order(copy.graph) if node.domain == _APART]):
         found = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
@@ -370,9 +399,7 @@ def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
         for node in ready:
             _put_back(node)
         is_new = bool(ready)
-    if all(node.domain != _APART for node in every_node(copy)):
-        return model
-    return _all_apart(model) if model.functions else copy
+    return copy
 
 
 def _all_apart(model: ModelProto) -> ModelProto:
