@@ -32,9 +32,11 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import BackendError, OptionError, RefgradError, choices
-from refgrad.protos.inlining import refuse_growth, refuse_recursion
+from refgrad.errors import BackendError, InvalidModelError, OptionError, RefgradError, choices
+from refgrad.protos import native
+from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
+from refgrad.protos.reading import is_large, skeleton_of
 
 _MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
@@ -183,6 +185,13 @@ class _Session(Local):
         proto = load_model(model, external_data=False)
         refuse_recursion(proto.functions)  # ONNX Runtime writes calls out, however many nodes that makes
         refuse_growth(proto)
+        try:
+            # It infers as onnx does: some of that never ends, and some ends the process.
+            if "GatherND" in native.refuse_unfit(proto):
+                large = {tensor.name: tensor for tensor in proto.graph.initializer if is_large(tensor)}
+                native.refuse_negative_indices(skeleton_of(proto, large))
+        except InvalidModelError as error:
+            raise BackendError(str(error)) from error
         self.inputs = graph_inputs(proto.graph)
         self.outputs = graph_outputs(proto.graph)
         self._backend = backend

@@ -11,6 +11,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.forward.functions import call_functions
+from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.walk import versions_of
@@ -178,7 +179,7 @@ def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[s
         if others.isdisjoint((inner.domain, inner.op_type) for inner in inlined.graph.node):
             break
         model = inlined
-    return {value.name: value.type for value in onnx.shape_inference.infer_shapes(model).graph.output}
+    return {value.name: value.type for value in native.infer_shapes(model).graph.output}
 
 
 def _names(schema: onnx.defs.OpSchema, count: int) -> list[str]:
@@ -231,8 +232,7 @@ def _output_types(
     if (domain, op_type) in DEFINITIONS:
         inferred = _through_the_body(node, types)
     else:
-        imports = [helper.make_opsetid(domain, opset)]
-        inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+        inferred = native.infer_node_outputs(schema, node, types, data, {domain: opset})
     result = {}
     for n in filter(None, produced):
         tensor = inferred[n].tensor_type

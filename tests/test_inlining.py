@@ -13,7 +13,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.oracles.central import directional
 from refgrad.errors import InvalidModelError, OptionError
-from refgrad.protos.inlining import LIMIT
+from refgrad.protos.growth import LIMIT
 
 HEAD = '<ir_version: 9, opset_import: ["": 18, "l": 1]> g (float[3] x, bool c, int64 m) => (float[3] y)'
 FUNCTION = '<opset_import: ["": 18], domain: "l"> f (a, c, m) => (r)'

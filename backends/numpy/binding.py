@@ -17,6 +17,7 @@ from refgrad.backends.numpy.memory import TensorType, inferred
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
 from refgrad.errors import BackendError
+from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT, TRAINING
 from refgrad.tables.randomness import ALWAYS, operator_of
 from refgrad.tables.schemas import DECLARED
@@ -275,9 +276,7 @@ def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Sc
     def call(*inputs: Any) -> Any:
         key = tuple(getattr(x, "dtype", None) for x in inputs)
         if key not in bodies:
-            types = [_type_of(x).SerializeToString() for x in inputs]
-            body = onnx.FunctionProto()
-            body.ParseFromString(schema.get_context_dependent_function(node.SerializeToString(), types))
+            body = native.function_of(schema, node, [_type_of(x) for x in inputs])
             bodies[key] = _call_function(body, node, schema, scope)
         return bodies[key](*inputs)
 

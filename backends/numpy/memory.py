@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, InvalidModelError
+from refgrad.protos import native
 
 TensorType: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 Predict: TypeAlias = Callable[[Sequence[Any]], list[TensorType]]
@@ -176,7 +177,10 @@ def nbytes(types: Iterable[TensorType]) -> int:
 def inferred(
     node: onnx.NodeProto, schema: Any, opsets: Mapping[str, int], inputs: Sequence[Any]
 ) -> list[TensorType] | None:
-    """Return the dtype and shape of each output, as onnx infers them; None where it cannot, or where not all are tensors."""
+    """Return the dtype and shape of each output, as onnx infers them; None where it cannot, or where not all are tensors.
+
+    :raises BackendError: an attribute has a value with which onnx cannot be asked.
+    """
     if schema is None or not all(x is None or isinstance(x, np.ndarray | np.generic) for x in inputs):
         return None
     given = {name: np.asarray(x) for name, x in zip(node.input, inputs, strict=False) if name and x is not None}
@@ -185,10 +189,11 @@ def inferred(
         for name, x in given.items()
     }
     data = {name: numpy_helper.from_array(x) for name, x in given.items() if x.dtype.kind in "iuf" and x.size <= _SMALL}
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
-        outputs = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-    except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
+        outputs = native.infer_node_outputs(schema, node, types, data, opsets)
+    except InvalidModelError as error:  # what a run would make of it is not known, and may be large
+        raise BackendError(str(error)) from error
+    except native.InferenceError:
         return None  # the run says what is wrong with the node
     found = []
     for value in outputs.values():

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, parser
+from onnx import GraphProto, TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.protos import native
 
 PREVIEW = "ai.onnx.preview"
 BLIND = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)  # the second query sees no key
@@ -181,7 +182,7 @@ def _empty() -> Iterator[Case]:
 
 
 def _cap() -> GraphProto:
-    return parser.parse_graph("cap (float[B, H, L, S] x) => (float[B, H, L, S] y) { t = Tanh(x) y = Mul(t, x) }")
+    return native.parse_graph("cap (float[B, H, L, S] x) => (float[B, H, L, S] y) { t = Tanh(x) y = Mul(t, x) }")
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.conformance.case import SHAPES, Case
+from refgrad.protos import native
 from refgrad.protos.walk import graphs
 
 # What is fed: the shape of random floats, or the array itself.
@@ -250,7 +250,7 @@ def flow(
         for n, value in given.items()
     }
     text = f'<ir_version: 10, opset_import: ["": {opset}]> {op} () => ({outputs}) {{ {nodes} }}'
-    model = onnx.parser.parse_model(_typed(text, kind))
+    model = native.parse_model(_typed(text, kind))
     feeds = {n: array for n, array in arrays.items() if n not in constant}
     model.graph.initializer.extend(numpy_helper.from_array(arrays[n], n) for n in constant)
     reshapes: list[NodeProto] = []
@@ -269,7 +269,7 @@ def flow(
     others = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([*reshapes, *others])
-    onnx.checker.check_model(model)
+    native.check_model(model)
     constants = [f"constant={','.join(constant)}"] if constant else []
     types = [] if kind == "float" else [kind]
     return Case("-".join([op, name, *types, *constants, shapes, f"opset{opset}"]), model, feeds)

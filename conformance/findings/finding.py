@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from refgrad.protos import native
+
 REFERENCE = "onnx.reference"
 ORT = "onnxruntime"
 TRAINING = "onnxruntime-training"
@@ -79,10 +81,8 @@ def equal(got: Any, expected: Any, tolerance: float = 1e-5) -> bool:
 
 def run_reference(finding: Finding) -> Arrays:
     """Run the model on `onnx.reference`."""
-    from onnx.reference import ReferenceEvaluator
-
     names = [value.name for value in finding.model.graph.output]
-    return dict(zip(names, ReferenceEvaluator(finding.model).run(None, dict(finding.feeds)), strict=True))
+    return dict(zip(names, native.reference(finding.model).run(None, dict(finding.feeds)), strict=True))
 
 
 def run_onnxruntime(finding: Finding) -> Arrays:

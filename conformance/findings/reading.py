@@ -25,10 +25,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, TypeProto, helper, parser
+from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from refgrad.conformance.records import Record
 from refgrad.errors import choices
+from refgrad.protos import native
 
 Types = Mapping[str, TypeProto]
 
@@ -39,8 +40,8 @@ def model_of(record: Record, key: str) -> ModelProto:
     :raises RecordsError: it is not a model, or has no such node.
     """
     try:
-        model = parser.parse_model(record[key])
-    except parser.ParseError as error:
+        model = native.parse_model(record[key])
+    except native.ParseError as error:
         raise record.wrong(f"{key} is no model in onnx's text format: {error}") from error
     if key == "model" and record["operator"] not in (found := {node.op_type for node in model.graph.node}):
         raise record.wrong(f"operator is {record['operator']!r}. The model has nodes of {choices(sorted(found))}.")

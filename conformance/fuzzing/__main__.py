@@ -13,7 +13,7 @@ from pathlib import Path
 
 from refgrad.conformance.fuzzing import commands
 from refgrad.conformance.fuzzing.campaign import SECONDS, campaign, mutants
-from refgrad.conformance.fuzzing.journey import STEPS, journey
+from refgrad.conformance.fuzzing.journey import TURNS, journey
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
         for line in found.lines():
             print(ascii(line)[1:-1])
         return int(found.failed)
-    turns, travel = ((tuple(STEPS),), journey) if not chosen.commands else (commands.TURNS, commands.typed)
+    turns, travel = (TURNS, journey) if not chosen.commands else (commands.TURNS, commands.typed)
     tally = campaign(
         islice(mutants(chosen.seed, turns), chosen.mutants),
         travel,

@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, TensorProto, helper, parser
+from onnx import ModelProto, TensorProto, helper
 
 import refgrad
 from refgrad.conformance.cases import every_case
 from refgrad.errors import RefgradError
+from refgrad.protos import native
 
 Base = tuple[str, bytes]
 
@@ -93,9 +94,9 @@ def _written(models: Iterable[tuple[str, ModelProto]]) -> tuple[Base, ...]:
 
 def written() -> Mapping[str, ModelProto]:
     """Models with what the others lack: functions, nested bodies, sparse tensors, external data, training."""
-    made = {name: parser.parse_model(text) for name, text in _WRITTEN.items()}
+    made = {name: native.parse_model(text) for name, text in _WRITTEN.items()}
     values, indices = helper.make_tensor("w", 1, [2], [1.0, 2.0]), helper.make_tensor("i", 7, [2], [0, 3])
-    made["sparse"] = parser.parse_model(
+    made["sparse"] = native.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> sparse (float[2, 2] x) => (float[2, 2] y) { z = Add(x, w) y = Mul(z, c) }'
     )
     made["sparse"].graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))

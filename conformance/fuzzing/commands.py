@@ -18,14 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnx.parser
-
 from refgrad.conformance.fuzzing.journey import Fault, Journey
+from refgrad.protos import native
 from refgrad.protos.malformed import fault_of
 
 MODEL, DATA = "m.onnx", "weights.bin"
-_MADE = {"made.onnx", "made.onnx.data", "made.npz", "made.svg"}
+_MADE = {"made.onnx", "made.onnx.data", "made.npz", "made.svg", "made.html", "made.json", "made.folder"}
 _SMALL = '<ir_version: 8, opset_import: ["": 18]> small (float[2] x) => (float[2] y) { y = Tanh(x) }'
 _WORDS = """
 grad MODEL -o made.onnx
@@ -45,6 +43,7 @@ train MODEL -o made.onnx --data weights.bin
 training-model MODEL -o made.onnx
 show MODEL
 show MODEL --dot
+show MODEL --cost --dim 2
 show MODEL --svg -o made.svg
 run MODEL --max-memory 64M
 run MODEL --max-memory 64M --trace -v -o made.npz
@@ -101,7 +100,7 @@ def _prepare() -> None:
     """Import all that commands need, and type some, so that the copies have what is made at the first call."""
     warnings.simplefilter("ignore")
     main = runpy.run_module("refgrad", run_name="prepared")["main"]
-    model = onnx.parser.parse_model(_SMALL).SerializeToString()
+    model = native.parse_model(_SMALL).SerializeToString()
     with tempfile.TemporaryDirectory(prefix="refgrad-") as folder, contextlib.redirect_stdout(io.StringIO()):
         Path(folder, MODEL).write_bytes(model)
         for words in ("hvp MODEL -o made.onnx", "preflight MODEL", "show MODEL --svg", "run MODEL"):
@@ -198,7 +197,7 @@ def _found(words: str, written: bytes, folder: Path, code: int | None) -> list[t
 
 def _fault_of(file: Path) -> str:
     with contextlib.chdir(file.parent):  # where the checker looks for external data
-        return fault_of(onnx.load(file, load_external_data=False))
+        return fault_of(native.load(file))
 
 
 def _is_json(text: bytes) -> bool:

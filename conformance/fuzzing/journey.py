@@ -20,14 +20,18 @@ from onnx import ModelProto
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels.control_flow import bounded_loops
+from refgrad.conformance.locating.comparing import compare
+from refgrad.costs.program import ANY
 from refgrad.errors import RefgradError
 from refgrad.protos.malformed import fault_of, not_text, refusal_of
+from refgrad.training.step import step_model
 
 _MOST = 4096  # elements of a feed
 _ROUNDS = 100  # of a loop
+_LIMIT = 64 << 20  # bytes of a run
 _ROOT = "refgrad"
 _ABSENT = "should be stored in"  # says onnx's checker of external data, which a model in memory has nowhere
-_KEEP = ("lower", "expand")
+_KEEP = ("lower", "expand", "lift", "select")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Journey:
         return self
 
 
-def _run(model: ModelProto) -> None:
+def _feeds(model: ModelProto) -> dict[str, np.ndarray] | None:
+    """A feed of ones for each input, or None where one is too large or has no array."""
     feeds = {}
     inner = {t.name for t in model.graph.initializer}
     for value in model.graph.input:
@@ -67,12 +72,28 @@ def _run(model: ModelProto) -> None:
         try:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
             if min(shape, default=0) < 0 or np.prod(shape, dtype=float) > _MOST:
-                return
+                return None
             feeds[value.name] = np.ones(shape, dtype)
         except (KeyError, ValueError, TypeError):
-            return
-    with bounded_loops(_ROUNDS):  # an endless loop is no fault of the interpreter
-        get_backend("numpy").prepare(model).run(feeds)
+            return None
+    return feeds
+
+
+def _fed(act: Callable[[ModelProto, dict[str, np.ndarray]], Any]) -> Callable[[ModelProto], Any]:
+    """`act` on a model and feeds."""
+
+    def step(model: ModelProto) -> Any:
+        feeds = _feeds(model)
+        if feeds is None:
+            return None
+        with bounded_loops(_ROUNDS):  # an endless loop is no fault of the interpreter
+            return act(model, feeds)
+
+    return step
+
+
+def _compare(model: ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    compare(model, "refgrad@numpy", "refgrad@numpy:float64", feeds, search=False)
 
 
 STEPS: dict[str, Callable[[ModelProto], Any]] = {
@@ -81,12 +102,27 @@ STEPS: dict[str, Callable[[ModelProto], Any]] = {
     "gradient ort": lambda model: refgrad.gradient(model, dialect="ort"),
     "jvp": refgrad.jvp,
     "hvp": refgrad.hvp,
-    "run": _run,
+    "run": _fed(lambda model, feeds: get_backend("numpy").prepare(model).run(feeds)),
+    "run within a limit": _fed(lambda model, feeds: get_backend("numpy").prepare(model, max_memory=_LIMIT).run(feeds)),
     "lower": refgrad.lower,
     "expand": refgrad.expand_gradients,
     "text": refgrad.onnx_simple_text_plot,
     "dot": refgrad.to_dot,
+    "svg": refgrad.to_svg,
+    "cost": lambda model: refgrad.cost(model, {ANY: 2}),
+    "cost on onnxruntime": lambda model: refgrad.cost(model, {ANY: 2}, runtime="onnxruntime"),
+    "split": refgrad.split,
+    "jacobian": refgrad.jacobian,
+    "hessian": refgrad.hessian,
+    "weights": refgrad.weights,
+    "lift": refgrad.lift_weights,
+    "select": refgrad.select_model_inputs_outputs,
+    "loss": refgrad.add_loss_output,
+    "step model": step_model,
+    "walk": _fed(lambda model, feeds: refgrad.walk(model, feeds)),
+    "compare": _fed(_compare),
 }
+TURNS = tuple(STEPS)[::2], tuple(STEPS)[1::2]  # a mutant goes through half of them
 
 
 def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> Journey:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from refgrad.backends.numpy.precision import Float64
@@ -22,6 +21,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
 from refgrad.forward.functions import call_functions
 from refgrad.forward.inference import infer
+from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS, type_of
@@ -60,7 +60,7 @@ class Program:
         try:
             if kept is not None:
                 model = _expanded(model, kept)
-            self._evaluator = ReferenceEvaluator(model, new_ops=OWN + _of_packages())
+            self._evaluator = native.reference(model, OWN + _of_packages())
         except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
             raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
         self.nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
@@ -368,7 +368,7 @@ def _expanded(model: ModelProto, kept: Collection[str]) -> ModelProto:
         if not nodes or [node.op_type for node in nodes] == left:
             return model
         left = [node.op_type for node in nodes]
-        graph = onnx.shape_inference.infer_shapes(model).graph
+        graph = native.infer_shapes(model).graph
         types = {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
         types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
         for number, node in enumerate(nodes):
@@ -400,8 +400,7 @@ def _call_body(model: ModelProto, node: NodeProto, types: Sequence[TypeProto], n
     if schema.has_function:
         body.CopyFrom(schema.function_body)
     else:
-        kinds = [kind.SerializeToString() for kind in types]
-        body.ParseFromString(schema.get_context_dependent_function(node.SerializeToString(), kinds))
+        body.CopyFrom(native.function_of(schema, node, types))
     body.domain, body.name = INLINED, f"{node.op_type}_{number}"
     for imported in body.opset_import:  # where a body means something else in another opset, its outputs tell
         imported.version = versions.get(imported.domain, imported.version)

@@ -27,7 +27,8 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import built_in, families
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
-from refgrad.errors import FeedError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import FeedError, InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos import native
 from refgrad.protos.external import array_of, refuse_external
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import graphs, versions_of
@@ -408,8 +409,8 @@ def _stays(op_type: str, domain: str, old: int, new: int) -> bool:
 def _legal(model: ModelProto) -> bool:
     """Whether onnx's checker takes the model, and every node the types that it is given."""
     try:
-        onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError):
+        native.check_model(model, full_check=True)
+    except (native.ValidationError, native.InferenceError, InvalidModelError):
         return False
     versions = versions_of(model)
     types = {t.name: t.data_type for t in model.graph.initializer}
@@ -543,7 +544,7 @@ def _infer_outputs(model: ModelProto) -> bool:
         schema = find_schema(node.op_type, node.domain, versions.get(node.domain, 1))
         ours = not onnx.defs.has(node.op_type, node.domain)
         if ours or (schema is not None and schema.has_context_dependent_function):  # onnx cannot tell what it gives
-            known = onnx.shape_inference.infer_shapes(bare).graph.value_info
+            known = native.infer_shapes(bare).graph.value_info
             types |= {v.name: v.type.tensor_type.elem_type for v in known}
             variables = {variable: types.get(name, 0) for name, variable, _ in _inputs(node, schema)}
             for name, variable in _outputs(node, schema):
@@ -551,7 +552,7 @@ def _infer_outputs(model: ModelProto) -> bool:
                     continue
                 types[name] = variables.get(variable, 0)
                 bare.graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
-    for value in onnx.shape_inference.infer_shapes(bare).graph.output:
+    for value in native.infer_shapes(bare).graph.output:
         types[value.name] = value.type.tensor_type.elem_type or types.get(value.name, 0)
     for value, shape in zip(model.graph.output, shapes, strict=True):
         kept = type(shape)()

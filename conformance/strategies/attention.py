@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, parser
+from onnx import GraphProto, TensorProto
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
+from refgrad.protos import native
 
 
 @strategy("Attention")
@@ -73,7 +74,7 @@ def flex_attention(d: Drawing) -> Case:
 
 
 def _function() -> GraphProto:
-    return parser.parse_graph("cap (float[B, H, L, S] x) => (float[B, H, L, S] y) { t = Tanh(x) y = Mul(t, x) }")
+    return native.parse_graph("cap (float[B, H, L, S] x) => (float[B, H, L, S] y) { t = Tanh(x) y = Mul(t, x) }")
 
 
 @strategy("RotaryEmbedding")

@@ -28,6 +28,7 @@ from refgrad.conformance.systems.executors import imported, installed, version_o
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
 from refgrad.errors import AnswerError, BrokenRuleError, BuilderError, OptionError, RefgradError, choices, did_you_mean
 from refgrad.notices import quiet
+from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import attribute_value, checkable, versions_of
 from refgrad.transforms import ortbuilder
@@ -147,8 +148,8 @@ def _check(built: Built) -> None:
     # onnx does not know the operators that ONNX Runtime keeps in the default domain.
     if all(node.domain or onnx.defs.has(node.op_type) for node in graph.node):
         try:
-            onnx.checker.check_model(checkable(built.model))
-        except onnx.checker.ValidationError as error:
+            native.check_model(checkable(built.model))
+        except native.ValidationError as error:
             raise AnswerError(f"its model is invalid: {' '.join(str(error).split())}") from error
 
 

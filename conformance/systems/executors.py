@@ -19,6 +19,7 @@ from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
 from refgrad.errors import AnswerError, BackendError, OptionError, choices, did_you_mean
+from refgrad.protos import native
 
 REFERENCE = "onnx.reference"
 _INSTALLED_BY = {"numpy": ("refgrad",), "ort-cpu": DISTRIBUTIONS, "ort-cuda": DISTRIBUTIONS, REFERENCE: ("onnx",)}
@@ -105,11 +106,9 @@ class _Reference(Backend):
 
 class _PreparedReference(Prepared):
     def __init__(self, model: ModelProto) -> None:
-        from onnx.reference import ReferenceEvaluator
-
         self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
         try:
-            self._evaluator = ReferenceEvaluator(model)
+            self._evaluator = native.reference(model)
         except Exception as error:  # it raises whatever an implementation does
             raise BackendError(f"{REFERENCE} does not read the model: {_said(error)}. Try another executor.") from error
 

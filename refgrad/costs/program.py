@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import (
     GraphProto,
     ModelProto,
@@ -19,12 +18,12 @@ from onnx import (
     ValueInfoProto,
     helper,
     numpy_helper,
-    shape_inference,
 )
 
 from refgrad.costs.folding import folded
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.completion import infer_completely
+from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.reading import is_large, skeleton_of
@@ -319,10 +318,9 @@ def _infer_again(
         if not types[name].size:  # what waits for others: it is empty, but not folded
             known[name] = np.zeros(types[name].shape, helper.tensor_dtype_to_np_dtype(types[name].kind))
     data = {name: numpy_helper.from_array(value) for name, value in known.items()}
-    imports = [helper.make_opsetid(name, version) for name, version in opsets.items()]
     try:
-        made = shape_inference.infer_node_outputs(schema, node, kinds, data, opset_imports=imports)
-    except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
+        made = native.infer_node_outputs(schema, node, kinds, data, opsets)
+    except native.InferenceError:
         return
     for name, kind in made.items():
         tensor = _tensor(ValueInfoProto(name=name, type=kind))

@@ -13,7 +13,8 @@ from typing import Any
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from refgrad.protos.inlining import inline_functions, refuse_recursion
+from refgrad.protos.growth import refuse_recursion
+from refgrad.protos.inlining import inline_functions
 from refgrad.protos.walk import attribute_value, every_node, fresh, nested, subgraphs, versions_of
 from refgrad.tables.registry import RULES
 from refgrad.tables.schemas import schemas

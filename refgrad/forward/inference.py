@@ -6,13 +6,13 @@ from collections.abc import Collection, Set
 from contextlib import suppress
 from typing import NamedTuple
 
-import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.functions import call_functions
 from refgrad.forward.propagation import SHAPED, ContradictionError, infer_shapes
 from refgrad.notices import notice
+from refgrad.protos import native
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.types import UNNAMED, Shape, Type, dimension, held_by, is_container, type_of, unname
 from refgrad.protos.walk import every_node, graphs, op_types, subgraphs
@@ -132,7 +132,7 @@ def _infer(model: ModelProto, trusting: bool) -> GraphProto:
                 inferred = _infer_through_bodies(anonymous, shaped, trusting)
                 cut |= found
         return _joined_again(inferred, cut) if cut else inferred
-    except onnx.shape_inference.InferenceError as error:
+    except native.InferenceError as error:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
 
 

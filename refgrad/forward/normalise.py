@@ -15,10 +15,12 @@ from refgrad.forward.guards import free_limits
 from refgrad.forward.inference import infer, ranks
 from refgrad.forward.removable import without_singularities
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
+from refgrad.protos import native
 from refgrad.protos.attributes import refuse_absurd_attributes
 from refgrad.protos.external import refuse_misfit
 from refgrad.protos.fitting import refuse_misfits
-from refgrad.protos.inlining import inline_functions, refuse_recursion
+from refgrad.protos.growth import refuse_recursion
+from refgrad.protos.inlining import inline_functions
 from refgrad.protos.reading import is_large, read, skeleton_of
 from refgrad.protos.types import KNOWN, UNNAMED, element_type, held_by, is_container, unwrapped
 from refgrad.protos.upgrade import spell_out_deprecated, upgrade
@@ -115,8 +117,8 @@ def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
     _refuse_unknown_types(model)
     refuse_absurd_attributes(model, used)
     try:
-        onnx.checker.check_model(checkable(model) if shapeless else with_shapes(model))
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:  # the second: sparse indices
+        native.check_model(checkable(model) if shapeless else with_shapes(model))
+    except native.ValidationError as error:
         again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
         hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
         said = " ".join(str(error).split())

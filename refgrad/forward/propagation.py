@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
+from refgrad.protos import native
 from refgrad.protos.types import UNNAMED, Shape, type_of
 from refgrad.protos.walk import captured, graphs, subgraphs
 
@@ -70,13 +70,13 @@ def infer_shapes(model: ModelProto, shaped: bool = True, trusting: bool = False)
 def _inferred(model: ModelProto, data: bool, trusting: bool) -> GraphProto:
     inferred: ModelProto
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=data, strict_mode=not trusting)
-    except onnx.shape_inference.InferenceError as error:
+        inferred = native.infer_shapes(model, data_prop=data, strict_mode=not trusting)
+    except native.InferenceError as error:
         if trusting:
             raise
         if any(text in str(error) for text in _DIFFERS):
             raise ContradictionError from error
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=data)
+        inferred = native.infer_shapes(model, data_prop=data)
     return inferred.graph
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-import onnx
 from onnx import ModelProto, TensorProto
 
+from refgrad.protos import native
 from refgrad.protos.domains import ML
 from refgrad.protos.walk import lacks_shape, versions_of
 
@@ -35,7 +35,7 @@ def of_each_rank(model: ModelProto) -> Iterator[ModelProto]:
             for axis in range(rank):
                 value.type.tensor_type.shape.dim.add(dim_param=f"{value.name}_{axis}")
         try:
-            onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True)
-        except onnx.shape_inference.InferenceError:
+            native.infer_shapes(copy, check_type=True, strict_mode=True)
+        except native.InferenceError:
             continue
         yield copy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from onnx import AttributeProto, ModelProto, NodeProto
 
@@ -54,27 +54,35 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
     foreign = any(imported.domain == MICROSOFT for imported in model.opset_import)
     if not model.functions and not foreign and used.isdisjoint(OPERATORS):
         return
-    passed = _passed_on(model)
+    passed = passed_on(model)
     for node in every_node(model):
-        given = passed.get((node.domain, node.op_type))
-        for attribute in node.attribute:
-            bounds = _bounds(node, attribute.name)
-            if bounds is None and given is not None:
-                bounds = given.get(attribute.name)
-            if node.op_type == "Einsum" and attribute.name == "equation":
-                _refuse_no_equation(node, attribute.s)
-            if node.domain in _DOMAINS and attribute.name == "auto_pad" and not attribute.ref_attr_name:
-                _refuse_no_padding(node, attribute.s)
-            if bounds is None or (attribute.ref_attr_name and not attribute.HasField("i")):
-                continue  # the value of a reference is that of the call
-            values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
-            for value in values:
-                if not bounds[0] <= value <= bounds[1]:
-                    reason = _reason(attribute.name, *bounds)
-                    raise InvalidModelError(
-                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {reason}. "
-                        "Export the model again."
-                    )
+        refuse_absurd_attributes_of(node, passed.get((node.domain, node.op_type)))
+
+
+def refuse_absurd_attributes_of(node: NodeProto, passed: Mapping[str, tuple[int, int]] | None = None) -> None:
+    """Refuse a node as `refuse_absurd_attributes` does.
+
+    :param passed: the bounds of the attributes that the node, a call, passes on to operators.
+    :raises InvalidModelError: it has such an attribute.
+    """
+    for attribute in node.attribute:
+        bounds = _bounds(node, attribute.name)
+        if bounds is None and passed is not None:
+            bounds = passed.get(attribute.name)
+        if node.op_type == "Einsum" and attribute.name == "equation":
+            _refuse_no_equation(node, attribute.s)
+        if node.domain in _DOMAINS and attribute.name == "auto_pad" and not attribute.ref_attr_name:
+            _refuse_no_padding(node, attribute.s)
+        if bounds is None or (attribute.ref_attr_name and not attribute.HasField("i")):
+            continue  # the value of a reference is that of the call
+        alone = attribute.type == AttributeProto.INT or attribute.HasField("i")  # onnx reads it, whatever the type says
+        for value in (*attribute.ints, attribute.i) if alone else attribute.ints:
+            if not bounds[0] <= value <= bounds[1]:
+                reason = _reason(attribute.name, *bounds)
+                raise InvalidModelError(
+                    f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {reason}. "
+                    "Export the model again."
+                )
 
 
 def _bounds(node: NodeProto, name: str) -> tuple[int, int] | None:
@@ -94,7 +102,7 @@ def _reason(name: str, low: int, high: int) -> str:
     return f"{why}: it is a number from {low} to {high}"
 
 
-def _passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
+def passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
     """For each function the attributes that become one of these of an operator, by way of other functions too."""
     found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {(f.domain, f.name): {} for f in model.functions}
     references = [

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-import onnx
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import set_external_data
 
 from refgrad.errors import OutputFileError
+from refgrad.protos import native
 from refgrad.protos.external import ExternalData, external_tensors, files_beside, is_external
 
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -240,7 +240,7 @@ def _read_files(
 def _checked_data(model: Path) -> set[Path]:
     """The files of the external data of a model, each of which may be read."""
     try:
-        proto = onnx.load(model, load_external_data=False)
+        proto = native.load(model)
     except Exception:  # no model
         return set()
     with ExternalData(model) as data:
@@ -267,7 +267,7 @@ def _files_within(folder: Path) -> Iterator[Path]:
 
 def _data_files(model: Path) -> set[Path]:
     try:
-        return files_beside(onnx.load(model, load_external_data=False), model)
+        return files_beside(native.load(model), model)
     except Exception:  # no model, as whoever reads it says
         return set()
 

@@ -8,7 +8,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
+from refgrad.protos.walk import every_node, nested, versions_of
 
 _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
@@ -16,12 +16,11 @@ _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "sc
 def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs, or with a gap in a list.
 
+    A function that does not compute one of its outputs is refused, too.
+
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
     """
-    if not model.functions and used.isdisjoint(_FITS):
-        return
-    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     for function in model.functions:
         made = {*function.input, *(name for node in function.node for name in node.output)}
         if lost := [name for name in function.output if name not in made]:
@@ -29,16 +28,29 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
                 f"Function {function.name!r} of domain {function.domain!r} returns {lost[0]!r}, which no node of it computes. "
                 "Export the model again."
             )
-    batched = versions_of(model).get("", 1) < 9  # the first Scan, which has one input more
+    if not model.functions and used.isdisjoint(FITS):
+        return
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    opset = versions_of(model).get("", 1)
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
             refuse_misfit(node, called)
-        elif node.domain in ("", "ai.onnx") and node.op_type in _FITS:
-            if batched and node.op_type == "Scan":
-                _scan(node, 1)
-            else:
-                _FITS[node.op_type](node)
+        else:
+            refuse_misfit_of_body(node, opset)
+
+
+def refuse_misfit_of_body(node: NodeProto, opset: int) -> None:
+    """Refuse a node with more or fewer inputs or outputs than its body, or with a gap in a list.
+
+    :param opset: the version of ai.onnx that the model imports.
+    :raises InvalidModelError: it is one.
+    """
+    if node.domain in ("", "ai.onnx") and node.op_type in FITS:
+        if node.op_type == "Scan" and opset < 9:  # the first Scan, which has one input more
+            _scan(node, 1)
+        else:
+            FITS[node.op_type](node)
 
 
 def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
@@ -105,19 +117,19 @@ def _loop(node: NodeProto) -> None:
 def _scan(node: NodeProto, first: int = 0) -> None:
     _any_number(node, first)
     body = _graph(node, "body")
-    settings = {a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    if "num_scan_inputs" not in settings:
+    given = [attribute for attribute in node.attribute if not attribute.ref_attr_name]
+    if not any(attribute.name == "num_scan_inputs" for attribute in given):
         return  # of a function, whose calls give it
-    count = settings["num_scan_inputs"]
+    count = next(attribute.i for attribute in given if attribute.name == "num_scan_inputs")
     _fit(node, "inputs", len(node.input), at_least=first + max(count, 1))
     _fit(node, "inputs of the body", len(body.input), exactly=len(node.input) - first)
     states = len(node.input) - first - count
     _fit(node, "outputs of the body", len(body.output), at_least=states)
     _fit(node, "outputs", len(node.output), at_most=len(body.output))
-    for name in _SETTINGS:
-        if settings.get(name):
-            size = count if "input" in name else len(body.output) - states
-            _fit(node, f"numbers in {name}", len(settings[name]), exactly=size)
+    for attribute in given:
+        if attribute.name in _SETTINGS and attribute.ints:
+            size = count if "input" in attribute.name else len(body.output) - states
+            _fit(node, f"numbers in {attribute.name}", len(attribute.ints), exactly=size)
 
 
 def _sequence_map(node: NodeProto) -> None:
@@ -133,8 +145,9 @@ def _any_number(node: NodeProto, first: int = 0) -> None:
             raise _misfit(node, f"has no name for its input {k}, which cannot be left out. Name it, or take it away")
 
 
-_FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
-_FITS |= dict.fromkeys(("Concat", "Einsum", "Max", "Mean", "Min", "SequenceConstruct", "Sum"), _any_number)
+# The operators that run a body, or take a list, each with what refuses a node of it that does not fit.
+FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+FITS |= dict.fromkeys(("Concat", "Einsum", "Max", "Mean", "Min", "SequenceConstruct", "Sum"), _any_number)
 
 
 def _fit(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx
-import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto, helper
 
-from refgrad.errors import InvalidModelError, OptionError
+from refgrad.errors import InvalidModelError
+from refgrad.protos import native
 from refgrad.protos.fitting import refuse_misfit
+from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.walk import every_node, forget_domain, fresh, names_of, nested, subgraphs, versions_of
 
-LIMIT = "REFGRAD_MAX_NODES"  # the environment variable that says how many nodes calls may become
-_MOST = 250_000
-_BYTES = 16 << 20  # that calls may become in any case
-_GROWTH = 32  # times the size of the model that they may become
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
 
@@ -55,11 +51,7 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:
                     dim.Clear()
-    inlined: ModelProto = (
-        onnx.inliner.inline_local_functions(model)
-        if only is None
-        else onnx.inliner.inline_selected_functions(model, list(only))
-    )
+    inlined = native.inline_functions(model, only)
     forget_domain(inlined, INLINED)
     return inlined
 
@@ -89,77 +81,6 @@ def name_results(function: FunctionProto) -> None:
         made = {name for node in graph.node for name in node.output}
         for value in graph.output:
             value.name = result(graph, made, value.name)
-
-
-def refuse_growth(model: ModelProto) -> None:
-    """Refuse a model whose calls, written out, would be more nodes than the limit, or much longer: each level may double them.
-
-    :raises InvalidModelError: naming the function whose body is the largest, and the number of nodes.
-    :raises OptionError: the environment variable is no number.
-    """
-    if not model.functions:
-        return
-    given = os.environ.get(LIMIT, str(_MOST))
-    if not given.isdecimal():
-        raise OptionError(f"The environment variable {LIMIT} is {given!r}, which is no number of nodes.")
-    limit = int(given)
-    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-    sizes: dict[tuple[str, str, str], int] = {}
-    lengths: dict[tuple[str, str, str], int] = {}  # in bytes: names and texts become as many as the nodes
-    for first in functions:
-        pending = [first]
-        while pending:
-            called = list(_calls(functions[pending[-1]]))
-            if left := [key for key in dict.fromkeys(called) if key in functions and key not in sizes]:
-                pending += left
-            else:
-                key = pending.pop()
-                sizes[key] = sum(sizes.get(one, 1) for one in called)
-                lengths[key] = functions[key].ByteSize() + sum(lengths.get(one, 0) for one in called)
-    calls = [(node.domain, node.op_type, node.overload) for node in nested(model.graph.node)]
-    count, length = sum(sizes.get(key, 1) for key in calls), sum(lengths.get(key, 0) for key in calls)
-    if count > limit:
-        largest = max(sizes, key=sizes.__getitem__)
-        raise InvalidModelError(
-            f"Written out, the calls of functions would be {count} nodes, {sizes[largest]} for each call of function "
-            f"{'.'.join(filter(None, largest))!r}; at most {limit} are made. Call fewer, or set the environment variable "
-            f"{LIMIT} to a larger number."
-        )
-    if length > _BYTES and length > _GROWTH * model.ByteSize():
-        raise InvalidModelError(
-            f"Written out, the calls of functions would be {length >> 20} MiB of nodes, {length // model.ByteSize()} times "
-            "the model: it has long names or texts in functions that are called often. Shorten them."
-        )
-
-
-def refuse_recursion(functions: Iterable[FunctionProto]) -> None:
-    """Refuse functions that call themselves, directly or through others.
-
-    :raises InvalidModelError: naming the functions of the cycle in the order of their calls.
-    """
-    known = {(f.domain, f.name, f.overload): f for f in functions}
-    left: set[tuple[str, str, str]] = set()
-    for first in known:
-        path = {first: _calls(known[first])}  # the functions that are being read, each called by the one before it
-        while path and first not in left:
-            last = next(reversed(path))
-            called = next((key for key in path[last] if key in known and key not in left), None)
-            if called is None:
-                left.add(last)
-                del path[last]
-            elif called in path:
-                keys = list(path)
-                cycle = " -> ".join(".".join(filter(None, key)) for key in [*keys[keys.index(called) :], called])
-                raise InvalidModelError(
-                    f"A function of the model calls itself: {cycle}. ONNX has no recursion: write a Loop, or the calls "
-                    "out."
-                )
-            else:
-                path[called] = _calls(known[called])
-
-
-def _calls(function: FunctionProto) -> Iterator[tuple[str, str, str]]:
-    return ((node.domain, node.op_type, node.overload) for node in nested(function.node))
 
 
 def _check_opset(function: FunctionProto, domain: str, version: int, others: int) -> None:

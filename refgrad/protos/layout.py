@@ -20,6 +20,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.notices import notice
+from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT, NCHWC
 from refgrad.protos.walk import (
     attribute_value,
@@ -388,7 +389,7 @@ class _Reading:
                 sizes = [None, _attribute(node, "channels", 0), None, None]
                 sizes = [sizes[k] for k in (0, 2, 3, 1)] if _attribute(node, "channels_last", 0) else sizes
                 graph.value_info.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, sizes))
-        inferred = onnx.shape_inference.infer_shapes(stub).graph
+        inferred = native.infer_shapes(stub).graph
         last = {
             node.input[0]
             for node in self._model.graph.node

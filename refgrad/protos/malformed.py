@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import ModelProto, NodeProto
 
 from refgrad.errors import BrokenRuleError, InvalidModelError, RefgradError
+from refgrad.protos import native
 from refgrad.protos.reading import read
 from refgrad.protos.walk import checkable, nested
 
@@ -63,7 +63,9 @@ def refusal_of(model: ModelProto) -> str:
     if lost := lost_reference(model):
         return lost
     try:
-        onnx.checker.check_model(checkable(model))
+        native.check_model(checkable(model))
+    except InvalidModelError as error:
+        return str(error)
     except Exception as error:  # the checker, or what converts the model for it: either refuses it
         return f"onnx.checker refuses the model: {_said(error)}"
     return ""
@@ -88,7 +90,9 @@ def _misfit_of(model: ModelProto) -> str:
         if min(sizes, default=0) < 0 or math.prod(filter(None, sizes)) > _MOST:
             return f"{value.name!r} is declared with the sizes {sizes}, which no tensor has. Correct the declaration."
     try:
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        native.infer_shapes(model, check_type=True, strict_mode=True)
+    except InvalidModelError as error:
+        return str(error)
     except Exception as error:
         return f"onnx's inference refuses the model: {_said(error)}"
     return ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import onnx.printer
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto
 
 from refgrad.escaping import printable
+from refgrad.protos import native
 
 _NUMBERS = "raw_data"  # bytes that are no text
 
@@ -20,7 +20,7 @@ def onnx_text(proto: ModelProto | GraphProto | FunctionProto, written: Callable[
 
     :param written: the function of `refgrad.escaping` for the medium that shows the text.
     """
-    return str(onnx.printer.to_text(_with_texts(proto, written)))
+    return native.to_text(_with_texts(proto, written))
 
 
 def _with_texts(proto: Any, written: Callable[[str], str]) -> Any:

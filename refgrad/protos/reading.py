@@ -14,6 +14,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.notices import notice
+from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.external import ExternalData, array_of, is_external, refuse_unknown_type
 from refgrad.protos.layout import filters, in_layout, plain_layout
@@ -59,7 +60,7 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, so
         size, limit = path.stat().st_size, allowed()
         if limit is not None and size > limit:
             raise InvalidModelError(f"{path} has {size} bytes, and max_memory is {limit}. Give it more.")
-        proto = onnx.load(path, load_external_data=False)
+        proto = native.load(path)
     except InvalidModelError:
         raise
     except OSError as error:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
+from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.walk import checkable, forget_domain, graphs, import_domain, op_types, versions_of
 
@@ -101,7 +100,7 @@ class _Model:
         self.constants: dict[str, np.ndarray] = {}
         self.types: dict[str, int] = {}
         self.ranks: dict[str, int] = {}
-        for graph in graphs(onnx.shape_inference.infer_shapes(model).graph):
+        for graph in graphs(native.infer_shapes(model).graph):
             for value in (*graph.input, *graph.value_info, *graph.output):
                 tensor_type = value.type.tensor_type
                 self.types[value.name] = tensor_type.elem_type
@@ -149,8 +148,8 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
             _rewrite(graph, fixes, opset, known)
         import_domain(rewritten, _REWRITTEN)
     try:
-        converted = onnx.version_converter.convert_version(rewritten, target)
-    except (RuntimeError, onnx.version_converter.ConvertError) as error:
+        converted = native.convert_version(rewritten, target)
+    except native.ConvertError as error:
         raise InvalidModelError(
             f"The model has opset {opset}; gradients are emitted from opset {target} on, and onnx cannot convert it: "
             f"{_culprit(rewritten, target) or error}. Export it anew with opset {target} or later."
@@ -169,8 +168,8 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
     for value, declared in zip(converted.graph.output, model.graph.output, strict=True):
         value.CopyFrom(declared)  # the converter names dimensions that nobody named
     try:
-        onnx.checker.check_model(checkable(converted))
-    except onnx.checker.ValidationError as error:
+        native.check_model(checkable(converted))
+    except native.ValidationError as error:
         raise InvalidModelError(
             f"The model has opset {opset}, and what onnx converts it to is no valid model: {error}. "
             f"Export it anew with opset {target} or later."
@@ -246,8 +245,8 @@ def _culprit(model: ModelProto, target: int) -> str:
             alone.graph.name = "node"
             alone.graph.node.append(node)
             try:
-                onnx.version_converter.convert_version(alone, target)
-            except (RuntimeError, onnx.version_converter.ConvertError) as error:
+                native.convert_version(alone, target)
+            except native.ConvertError as error:
                 return f"node {node.name or node.output[0]!r} ({node.op_type}) stands in the way ({error})"
     return ""
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from onnx import (
     AttributeProto,
+    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -127,13 +128,13 @@ def one_per_domain(imports: Iterable[OperatorSetIdProto]) -> list[OperatorSetIdP
     return kept
 
 
-def import_domain(model: ModelProto, domain: str) -> None:
-    """Make `model` import version 1 of `domain`, unless it imports `domain` already."""
+def import_domain(model: ModelProto | FunctionProto, domain: str) -> None:
+    """Make `model`, or a function, import version 1 of `domain`, unless it imports `domain` already."""
     if all(o.domain != domain for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
-def forget_domain(model: ModelProto, domain: str) -> None:
+def forget_domain(model: ModelProto | FunctionProto, domain: str) -> None:
     """Take the import of `domain` away."""
     refill(model.opset_import, [o for o in model.opset_import if o.domain != domain])
 

@@ -15,6 +15,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.forward.functions import factors_in_double, make_function
 from refgrad.forward.graph import Graph, Node, view
+from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS
@@ -560,13 +561,10 @@ def _body(graph: Graph, node: Node) -> FunctionProto | None:
         body.ParseFromString(schema.get_function_with_opset_version(max(written)))
     elif schema.has_context_dependent_function:
         declared = [
-            helper.make_tensor_type_proto(graph.types[n], graph.shapes.get(n)).SerializeToString()
-            if n in graph.types
-            else b""
+            helper.make_tensor_type_proto(graph.types[n], graph.shapes.get(n)) if n in graph.types else None
             for n in node.inputs
         ]
-        text = schema.get_context_dependent_function_with_opset_version(opset, node.proto.SerializeToString(), declared)
-        body.ParseFromString(text)
+        body = native.function_of(schema, node.proto, declared, opset)
     else:
         return None
     versions = {o.domain: o.version for o in body.opset_import}

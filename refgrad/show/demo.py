@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import ModelProto
 
+from refgrad.protos import native
 from refgrad.transforms.losses import add_loss_output
 
 _REGRESSION = """
@@ -44,7 +44,7 @@ regression (float[?, 2] x) => (float[?, 1] y)
 
 def regression(loss: bool = True) -> ModelProto:
     """Return the model. With `loss` its first output is the squared error against a new input label."""
-    model = onnx.parser.parse_model(_REGRESSION)
+    model = native.parse_model(_REGRESSION)
     return add_loss_output(model) if loss else model
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx.compose
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import OptionError, choices
 from refgrad.forward.normalise import normalise
+from refgrad.protos import native
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
@@ -156,13 +156,13 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     joined = [(name, name) for name in inputs if name in known]
     if not joined or output is not None:
         joined = [(one_output(normalise(source), output), inputs[0])]
-    first, second = ModelProto(), onnx.compose.add_prefix(loss, "loss/", rename_inputs=False)
+    first, second = ModelProto(), native.with_prefix(loss, "loss/")
     first.CopyFrom(source)
     second.ir_version = first.ir_version = max(source.ir_version, loss.ir_version)
     name = second.graph.output[0].name
     try:
-        made = onnx.compose.merge_models(first, second, io_map=joined, outputs=[name])
-    except (ValueError, onnx.checker.ValidationError) as error:
+        made = native.merge_models(first, second, joined, [name])
+    except native.ValidationError as error:
         raise OptionError(f"The loss does not fit the model: {str(error).strip()}.") from error
     return made, name
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC
 from typing import Any, ClassVar
 
-import onnx.parser
 from onnx import ModelProto
 
 from refgrad.errors import OptionError, choices
+from refgrad.protos import native
 from refgrad.protos.walk import refill
 from refgrad.reverse.gradient import gradient
 from refgrad.transforms.losses import add_loss_output
@@ -34,7 +34,7 @@ class BaseLearningLoss(ABC):
     @property
     def loss_score_onnx_(self) -> ModelProto:
         """The sum of the losses, of the expected values X1 [N, C] and the prediction X2 [N, C]: loss [1, 1]."""
-        model = onnx.parser.parse_model(_PREDICTION.format(columns=self.columns))
+        model = native.parse_model(_PREDICTION.format(columns=self.columns))
         made = add_loss_output(model, self.score, label_name="X1", **self.settings)
         refill(made.graph.output, [made.graph.output[0]])
         return made

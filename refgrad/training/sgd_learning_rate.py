@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import onnx.parser
 from onnx import ModelProto
 
 from refgrad.errors import OptionError, choices
+from refgrad.protos import native
 from refgrad.training.schedules import Constant, InverseScaling, Optimal, Schedule
 from refgrad.training.updates import SGD
 
@@ -99,7 +99,7 @@ class LearningRateSGD(BaseLearningRate):
     @property
     def axpy_onnx_(self) -> ModelProto:
         """Y = X1·alpha + X2: X1 is the gradient, X2 the weight, alpha is −η."""
-        return onnx.parser.parse_model(_AXPY)
+        return native.parse_model(_AXPY)
 
     def onnx_graphs(self) -> dict[str, ModelProto]:
         """The update."""
@@ -137,7 +137,7 @@ class LearningRateSGDNesterov(BaseLearningRate):
 
         X1 is the gradient, X2 the weight, G the velocity, alpha is −η, beta is μ.
         """
-        return onnx.parser.parse_model(_AXPYW_NESTEROV if self.nesterov else _AXPYW)
+        return native.parse_model(_AXPYW_NESTEROV if self.nesterov else _AXPYW)
 
     def onnx_graphs(self) -> dict[str, ModelProto]:
         """The update."""

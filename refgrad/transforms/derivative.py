@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
 from refgrad.escaping import printable
 from refgrad.protos.external import load
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import captured, subgraphs
@@ -47,6 +48,7 @@ class DerivativeOptions(Flag):
     Loss = 8
 
 
+@explained
 def onnx_derivative(
     onx: ModelProto | str | os.PathLike[str],
     weights: Sequence[str] | None = None,

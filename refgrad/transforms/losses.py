@@ -21,6 +21,7 @@ from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import ExternalData, array_of, is_external
+from refgrad.protos.malformed import explained, lost_reference
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import fresh, graphs, names_of, versions_of
@@ -31,6 +32,7 @@ _LOWEST_OPSET = 8  # operands broadcast from 7 on, those of Max and Min from 8 o
 _LOWEST_IR = 4  # before it, every initializer is an input
 
 
+@explained
 def add_loss_output(
     onx: ModelProto | str | os.PathLike[str],
     score_name: str = "squared_error",
@@ -101,6 +103,8 @@ def add_loss_output(
             f"The model has opset {versions_of(source)['']}; a loss needs {_LOWEST_OPSET} or newer. "
             "Convert it first with onnx.version_converter."
         )
+    if lost := lost_reference(source):
+        raise InvalidModelError(lost)
     graph = normalise(source)
     output = one_output(graph, output_index)
     kind, shape = graph.types.get(output), graph.shapes.get(output)
@@ -215,6 +219,7 @@ def penalty_loss_onnx(
     return writer.constants, writer.nodes
 
 
+@explained
 def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str, tuple[np.ndarray, TensorProto]]:
     """The float initializers of a model, 16-bit and double ones too: {name: (value, tensor)}.
 

@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from refgrad.errors import BuilderError, WorkerError
 from refgrad.forward.normalise import normalise
+from refgrad.protos import native
 from refgrad.protos.walk import versions_of
 from refgrad.worker import SECONDS, Worker
 
@@ -191,8 +192,8 @@ def readable(model: ModelProto) -> ModelProto:
     opset = versions_of(model).get("", 1)
     if opset > _OPSET and not _same_operators(model, opset):
         try:
-            lowered: ModelProto = onnx.version_converter.convert_version(model, _OPSET)
-        except RuntimeError as error:
+            lowered = native.convert_version(model, _OPSET)
+        except native.ConvertError as error:
             raise BuilderError("refused", f"opset {opset} cannot be converted to {_OPSET}: {error}") from error
     else:
         lowered = ModelProto()

@@ -34,6 +34,7 @@ from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph, Node
 from refgrad.forward.normalise import normalise
 from refgrad.notices import notice
+from refgrad.protos.external import refuse_misfit
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
@@ -64,6 +65,8 @@ def _weights_aside(recipe: Recipe) -> Recipe:
     def made(model: Model, *arguments: Any, **options: Any) -> ModelProto:
         source = read(model)
         large = {tensor.name: tensor for tensor in source.graph.initializer if is_large(tensor)}
+        for tensor in large.values():  # onnx sees the others
+            refuse_misfit(tensor)
         light = ModelProto()
         _merge(light, source, "graph")
         _merge(light.graph, source.graph, "initializer")

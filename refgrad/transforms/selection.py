@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, h
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.completion import infer_completely
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, read, skeleton_of
 from refgrad.protos.types import UNNAMED
 from refgrad.protos.walk import names_of, reads_of, subgraphs
@@ -21,6 +22,7 @@ _OF_MODEL = ("ir_version", "producer_name", "producer_version", "domain", "model
 Names = ChainMap[str, str]  # the new name of a value by its name
 
 
+@explained
 def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """A copy of `model` with short names: initializers i0, i1, ..., results r0, r1, ..., nodes n0, n1, ...
 
@@ -49,6 +51,7 @@ def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     return _renamed(model, _Renamer)
 
 
+@explained
 def onnx_rename_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """A copy of `model` whose initializers are called I0_<name>, I1_<name>, ..., so that their order is that of their names.
 
@@ -139,6 +142,7 @@ class _WeightRenamer(_Renamer):
         return next(new for k in self._numbers["i"] if (new := f"I{k}_{name}") not in self._known)
 
 
+@explained
 def select_model_inputs_outputs(
     model: ModelProto | str | os.PathLike[str],
     outputs: Sequence[str] | None = None,

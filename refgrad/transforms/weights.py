@@ -171,6 +171,7 @@ def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str,
     return Weights(found, {name: _known(value) for name, value in (state or {}).items()})
 
 
+@explained
 def write_back(
     model: ModelProto | str | os.PathLike[str], values: Mapping[str, Any], weights: Weights | None = None
 ) -> ModelProto:

@@ -83,6 +83,11 @@ def loop(
         return (*state, *(_stacked(row, value, 0) for row, value in zip(rows, declared, strict=True)))
 
 
+def _refuse_number(scanned: int, inputs: int) -> None:
+    if not 0 < scanned <= inputs:
+        raise ValueError(f"num_scan_inputs is {scanned}, and the node has {inputs} inputs")
+
+
 @kernel("Scan", since=9)
 def scan(
     *inputs: Any,
@@ -94,6 +99,7 @@ def scan(
     scan_output_directions: list[int] | None = None,
     _outer: Outer = None,
 ) -> tuple[Any, ...]:
+    _refuse_number(num_scan_inputs, len(inputs))
     state: Sequence[Any] = inputs[: len(inputs) - num_scan_inputs]
     _check(body, len(inputs), len(state))
     axes = scan_input_axes or [0] * num_scan_inputs
@@ -152,6 +158,7 @@ def scan_8(
     _outer: Outer = None,
 ) -> tuple[Any, ...]:
     """Scan with a batch axis: states (batch, ...), sequences (batch, length, ...), zeros after a shorter one."""
+    _refuse_number(num_scan_inputs, len(inputs))
     states = len(inputs) - num_scan_inputs
     length = inputs[states].shape[1]
     lengths = [length] * len(inputs[0]) if sequence_lens is None else sequence_lens.tolist()

@@ -22,12 +22,12 @@ from onnx import (
     TypeProto,
     helper,
 )
-from onnx.reference import ReferenceEvaluator
 
 from refgrad.conformance.fuzzing.graphs.borders import distance
 from refgrad.conformance.oracles.analytic import FORWARDS, KinkError, NotAnalyticError, call, erf
 from refgrad.conformance.oracles.program import OWN
 from refgrad.errors import BackendError, RefgradError
+from refgrad.protos import native
 from refgrad.protos.external import array_of
 
 FLOATS = frozenset(
@@ -142,7 +142,7 @@ class Evaluator:
             opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
             model = helper.make_model(graph, opset_imports=opsets)
             try:
-                made = ReferenceEvaluator(model, new_ops=OWN).rt_nodes_[0]
+                made = native.reference(model, OWN).rt_nodes_[0]
             except Exception as error:  # whatever its constructors raise
                 raise UnknownError(f"onnx.reference does not know {node.op_type}: {error}") from error
             found = self._made[id(node)] = node, made
@@ -178,13 +178,7 @@ class Evaluator:
             if schema.has_function:
                 body.CopyFrom(schema.function_body)
             else:
-                filled = NodeProto()
-                filled.CopyFrom(node)
-                body.ParseFromString(
-                    schema.get_context_dependent_function(
-                        filled.SerializeToString(), [kind.SerializeToString() for kind in kinds]
-                    )
-                )
+                body.CopyFrom(native.function_of(schema, node, kinds))
             named = {a.name for a in node.attribute}
             for name, attribute in schema.attributes.items():
                 if name not in named and attribute.default_value.type:

@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from refgrad.conformance.fuzzing.graphs.evaluation import Evaluator, KinkError, UnknownError, wide
 from refgrad.conformance.fuzzing.graphs.growing import Sample, prune
 from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, Verdict, judge
+from refgrad.protos import native
 from refgrad.protos.walk import reads_of
 
 _SECONDS = 20.0
@@ -152,7 +153,7 @@ def _cut(sample: Sample, number: int, values: dict[str, Any]) -> Sample:
 
 def _kinds(model: ModelProto) -> dict[str, int]:
     try:
-        graph = onnx.shape_inference.infer_shapes(model).graph
+        graph = native.infer_shapes(model).graph
     except Exception:
         graph = model.graph
     found = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input, *graph.output)}
@@ -217,7 +218,7 @@ def _at(graph: GraphProto, path: Path) -> GraphProto:
 
 def described(sample: Sample) -> str:
     """A graph as text, with what to feed it and what to differentiate."""
-    lines = [onnx.printer.to_text(sample.model)]
+    lines = [native.to_text(sample.model)]
     lines += [f"feeds {name}: {x.dtype} {x.tolist()}" for name, x in sample.feeds.items()]
     lines.append(f"wrt {', '.join(sample.wrt)}; outputs {', '.join(sample.outputs)}")
     return "\n".join(lines)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-import onnx
 from onnx import ModelProto
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos import native
 
 EXPECTED = {  # why refgrad refuses a valid graph, by what its message says
     "an input or output declares no shape": re.compile(r"declares no shape, and onnx\.checker refuses"),
@@ -22,13 +24,13 @@ _ONNX_IS_WRONG = re.compile(r"Invalid rank for \w+ broadcasting: \(\d+\) vs \(\d
 def invalid(model: ModelProto, strict: bool = True) -> str:
     """The reason why the full check or, if `strict`, strict inference with the values of shapes refuses `model`, or ""."""
     try:
-        onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        native.check_model(model, full_check=True)
+    except (native.ValidationError, native.InferenceError, InvalidModelError) as error:
         return f"the full check: {' '.join(str(error).split())}"
     if strict:
         try:
-            onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-        except onnx.shape_inference.InferenceError as error:
+            native.infer_shapes(model, strict_mode=True, data_prop=True)
+        except (native.InferenceError, InvalidModelError) as error:
             if not _ONNX_IS_WRONG.search(str(error)):
                 return f"strict inference: {' '.join(str(error).split())}"
     return ""

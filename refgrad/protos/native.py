@@ -1,0 +1,478 @@
+"""The one door to onnx's C++: inference, checker, inliner, version converter, parser, printer, and what is built on them.
+
+onnx looks at few of the numbers in a model. With some it reads memory that is not its own, and the process dies; with others it
+does not return. Each function here first refuses what is known to do so. No other module calls onnx for these
+(`tests/test_native.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import onnx
+import onnx.checker
+import onnx.compose
+import onnx.inliner
+import onnx.parser
+import onnx.printer
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.attributes import OPERATORS, passed_on, refuse_absurd_attributes_of
+from refgrad.protos.fitting import FITS, refuse_misfit, refuse_misfit_of_body
+from refgrad.protos.growth import refuse_growth, refuse_recursion
+from refgrad.protos.walk import every_node, forget_domain, graphs, import_domain, nested, subgraphs, versions_of
+
+R = TypeVar("R")
+
+InferenceError = onnx.shape_inference.InferenceError
+ValidationError = onnx.checker.ValidationError
+ConvertError = onnx.version_converter.ConvertError
+ParseError = onnx.parser.ParseError
+
+_INDEXING = "GatherND"
+# The operators whose inference reads the type of an input without asking whether it is known, or, the last one, takes a size,
+# which may be negative, for an index.
+ASSUMING = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble", _INDEXING))
+_APART = "refgrad.apart"  # the domain of a node of these for as long as onnx cannot be asked about it
+_TENSORS_TYPED = 4  # the IR version since which an initializer has a type without being an input
+_NEWEST = 2**31 - 1  # the largest version that onnx takes
+_DEEPEST = 1000  # brackets in each other in a text
+_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_WRITTEN = (".onnxtxt", ".onnxtext")  # the names of files in onnx's syntax
+_BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
+def infer_shapes(
+    model: ModelProto, *, check_type: bool = False, strict_mode: bool = False, data_prop: bool = False
+) -> ModelProto:
+    """A copy of `model` with the types and shapes that onnx infers. The options are those of `onnx.shape_inference`.
+
+    :param data_prop: onnx writes down each element of a vector; `refgrad/forward/propagation.py` hides the long ones first.
+    :raises InvalidModelError: onnx would not survive the model.
+    :raises InferenceError: onnx refuses it.
+    """
+    used = refuse_unfit(model)
+    refuse_growth(model)  # a body is inferred anew for each call
+    asked = model if used.isdisjoint(ASSUMING) else _spared(model, data_prop)
+    found: ModelProto = _asked(
+        InferenceError, onnx.shape_inference.infer_shapes, asked, check_type, strict_mode, data_prop
+    )
+    return found if asked is model else _together(found)
+
+
+def infer_node_outputs(
+    schema: Any,
+    node: NodeProto,
+    types: Mapping[str, TypeProto],
+    data: Mapping[str, TensorProto],
+    opsets: Mapping[str, int],
+) -> dict[str, TypeProto]:
+    """The types of the outputs of `node`, as onnx infers them from the types and the known values of the inputs.
+
+    :param opsets: the imported version by domain.
+    :raises InvalidModelError: onnx would not survive the node.
+    :raises InferenceError: onnx refuses it, or the type of an input is missing.
+    """
+    imports = [helper.make_opsetid(domain, number) for domain, number in opsets.items()]
+    _refuse_unfit_alone(schema, node)
+    if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+        alone = ModelProto(opset_import=imports)
+        alone.graph.node.append(node)
+        refuse_unfit(alone)
+    for one in nested([node]):
+        if one.op_type in ASSUMING and (one is not node or not _is_ready(one, types, known_or_not=True)):
+            raise InferenceError(f"{one.op_type} reads a value whose type is not known, or whose size is negative.")
+    made: dict[str, TypeProto] = _asked(
+        InferenceError,
+        onnx.shape_inference.infer_node_outputs,
+        schema,
+        node,
+        types,
+        data,
+        opset_imports=imports,
+    )
+    return made
+
+
+def check_model(model: ModelProto, *, full_check: bool = False) -> None:
+    """Let onnx's checker look at `model`; with `full_check` strict inference, too.
+
+    :raises InvalidModelError: onnx would not survive the model.
+    :raises ValidationError: onnx refuses it. InferenceError: its inference does.
+    """
+    refuse_recursion(model.functions)
+    _asked(ValidationError, onnx.checker.check_model, model)
+    if full_check:
+        infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def inline_functions(model: ModelProto, only: Iterable[tuple[str, str]] | None = None) -> ModelProto:
+    """A copy of `model` with the nodes of functions in place of their calls; `refgrad.protos.inlining` does it correctly.
+
+    :param only: domain and name of the functions to inline; all by default.
+    :raises InvalidModelError: onnx would not survive the model, or refuses it.
+    """
+    refuse_unfit(model)
+    refuse_growth(model)
+    if only is None:
+        return _asked(InvalidModelError, onnx.inliner.inline_local_functions, model)
+    return _asked(InvalidModelError, onnx.inliner.inline_selected_functions, model, list(only))
+
+
+def convert_version(model: ModelProto, target: int) -> ModelProto:
+    """A copy of `model` in another opset of ai.onnx.
+
+    :raises InvalidModelError: onnx would not survive the model.
+    :raises ConvertError: onnx cannot convert it.
+    """
+    used = refuse_unfit(model)
+    refuse_growth(model)
+    _refuse_other_types(model)
+    asked = model if used.isdisjoint(ASSUMING) else _spared(model)
+    converted: ModelProto = _asked(ConvertError, onnx.version_converter.convert_version, asked, target)
+    return converted if asked is model else _together(converted)
+
+
+def merge_models(
+    first: ModelProto, second: ModelProto, io_map: Sequence[tuple[str, str]], outputs: Sequence[str]
+) -> ModelProto:
+    """`second` behind `first`: outputs of the first, as inputs of the second.
+
+    :raises InvalidModelError: onnx would not survive a model.
+    :raises ValidationError: the two do not fit each other.
+    """
+    for model in (first, second):
+        refuse_unfit(model)
+    return _asked(ValidationError, onnx.compose.merge_models, first, second, io_map=list(io_map), outputs=list(outputs))
+
+
+def with_prefix(model: ModelProto, prefix: str) -> ModelProto:
+    """A copy of `model` in which every name except those of the inputs begins with `prefix`."""
+    return onnx.compose.add_prefix(model, prefix, rename_inputs=False)
+
+
+def parse_model(text: str) -> ModelProto:
+    """The model that a text in onnx's syntax describes.
+
+    :raises ParseError: it describes none, or its brackets lie too deep within each other.
+    """
+    _refuse_depth(text)
+    return _asked(ParseError, onnx.parser.parse_model, text)
+
+
+def parse_graph(text: str) -> GraphProto:
+    """The graph that a text in onnx's syntax describes.
+
+    :raises ParseError: it describes none, or its brackets lie too deep within each other.
+    """
+    _refuse_depth(text)
+    return _asked(ParseError, onnx.parser.parse_graph, text)
+
+
+def load(path: str | os.PathLike[str]) -> ModelProto:
+    """The model in a file, of whichever format its name says, without its external data.
+
+    :raises OSError: the file cannot be read. ParseError, DecodeError and others: it holds no model.
+    """
+    if Path(path).suffix in _WRITTEN:
+        return parse_model(Path(path).read_text(encoding="utf-8"))
+    return onnx.load(path, load_external_data=False)
+
+
+def to_text(written: ModelProto | GraphProto | FunctionProto) -> str:
+    """A model, a graph or a function in onnx's syntax."""
+    return onnx.printer.to_text(written)
+
+
+def function_of(
+    schema: Any, node: NodeProto, types: Sequence[TypeProto | None], opset: int | None = None
+) -> FunctionProto:
+    """The body that the schema of an operator has for `node` on inputs of `types`, None for what is left out or not known.
+
+    :param opset: the version of ai.onnx to write the body in; the schema's own by default.
+    :raises InvalidModelError: onnx would not survive the node.
+    :raises InferenceError: there is no body for the node.
+    """
+    _refuse_unfit_alone(schema, node)
+    written = [b"" if kind is None else kind.SerializeToString() for kind in types]
+    given = node.SerializeToString()
+    body = FunctionProto()
+    if opset is None:
+        body.ParseFromString(_asked(InferenceError, schema.get_context_dependent_function, given, written))
+    else:
+        made = _asked(InferenceError, schema.get_context_dependent_function_with_opset_version, opset, given, written)
+        body.ParseFromString(made)
+    return body
+
+
+def reference(model: ModelProto, new_ops: Sequence[Any] | None = None) -> Any:
+    """`onnx.reference.ReferenceEvaluator` of `model`.
+
+    :raises InvalidModelError: onnx would not survive the model. What its constructor raises.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    refuse_unfit(model)
+    return ReferenceEvaluator(model, new_ops=None if new_ops is None else list(new_ops))
+
+
+def refuse_unfit(model: ModelProto) -> set[str]:
+    """Refuse what onnx's C++ does not survive, wherever in `model`: attributes, numbers of inputs and outputs, bodies.
+
+    :return: the operators of the model, its functions included.
+    :raises InvalidModelError: naming the node.
+    """
+    refuse_recursion(model.functions)
+    passed = passed_on(model)
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    used: set[str] = set()
+    for nodes, opsets in _scopes(model):
+        known: dict[tuple[str, str], _Facts] = {}
+        pending = [nodes]
+        while pending:
+            for node in pending.pop():
+                key = node.domain, node.op_type
+                facts = known.get(key)
+                if facts is None:
+                    facts = known[key] = _facts(*key, opsets.get(key[0] if key[0] != "ai.onnx" else "", 0))
+                    used.add(key[1])
+                if not (facts.least_in <= len(node.input) <= facts.most_in) or not (
+                    facts.least_out <= len(node.output) <= facts.most_out
+                ):
+                    _refuse_arity(node, facts)
+                if facts.has_body:
+                    refuse_misfit_of_body(node, opsets.get("", 1))
+                if functions and (called := functions.get((*key, node.overload))) is not None:
+                    refuse_misfit(node, called)
+                if not node.attribute:
+                    continue
+                for attribute in node.attribute:
+                    if attribute.type in _BODIES:
+                        pending += [body.node for body in subgraphs(attribute)]
+                    elif attribute.HasField("g"):  # onnx reads it, whatever the type says
+                        raise _unfit(
+                            node, f"has a graph in its attribute {attribute.name!r}, whose type is another one"
+                        )
+                if facts.has_bounds or passed:
+                    refuse_absurd_attributes_of(node, passed.get(key))
+    return used
+
+
+def refuse_negative_indices(model: ModelProto) -> None:
+    """Refuse a GatherND whose indices have a negative size: a runtime that infers as onnx does would die of it.
+
+    :raises InvalidModelError: naming the node.
+    """
+    try:
+        examined = _examined(_flat(model))
+    except (InferenceError, InvalidModelError):
+        return  # the runtime says what is wrong
+    for node in nested(examined.graph.node):
+        if node.domain == _APART and _operator(node) == _INDEXING:
+            raise _unfit(node, "has indices of a negative size")
+
+
+def _refuse_unfit_alone(schema: Any, node: NodeProto) -> None:
+    refuse_absurd_attributes_of(node)
+    refuse_misfit_of_body(node, schema.since_version)
+    if not schema.min_input <= len(node.input) <= schema.max_input or (
+        not schema.min_output <= len(node.output) <= schema.max_output
+    ):
+        _refuse_arity(node, _facts_of(schema))
+
+
+def _refuse_depth(text: str) -> None:
+    depth = 0
+    for bracket in _BRACKETS.findall(_TEXTS.sub("", text)):
+        depth = depth + 1 if bracket in "([{" else max(depth - 1, 0)
+        if depth > _DEEPEST:  # the parser calls itself for each
+            raise ParseError(f"More than {_DEEPEST} brackets lie within each other.")
+
+
+class _Facts(NamedTuple):
+    """What is checked of the nodes of an operator: numbers of inputs and outputs, attributes, a body."""
+
+    least_in: int
+    most_in: int
+    least_out: int
+    most_out: int
+    attributes: Mapping[str, int]
+    has_bounds: bool
+    has_body: bool
+
+
+@lru_cache(maxsize=4096)
+def _facts(domain: str, op_type: str, opset: int) -> _Facts:
+    try:
+        schema = onnx.defs.get_schema(op_type, min(opset, _NEWEST), "" if domain == "ai.onnx" else domain)
+    except (onnx.defs.SchemaError, TypeError):  # the second: a name that is no text
+        return _Facts(0, _NEWEST, 0, _NEWEST, {}, op_type in OPERATORS, False)
+    return _facts_of(schema)
+
+
+def _facts_of(schema: Any) -> _Facts:
+    types = {name: int(one.type) for name, one in schema.attributes.items()}
+    arity = schema.min_input, schema.max_input, schema.min_output, schema.max_output
+    return _Facts(*arity, types, schema.name in OPERATORS, not schema.domain and schema.name in FITS)
+
+
+def _scopes(model: ModelProto) -> Iterator[tuple[Iterable[NodeProto], Mapping[str, int]]]:
+    """The nodes of the graph and of each function, with the versions that they are written in."""
+    versions = versions_of(model)
+    yield model.graph.node, versions
+    for function in model.functions:
+        own = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in function.opset_import}
+        yield function.node, versions | own
+
+
+def _refuse_arity(node: NodeProto, facts: _Facts) -> None:
+    for what, count, least, most in (
+        ("inputs", len(node.input), facts.least_in, facts.most_in),
+        ("outputs", len(node.output), facts.least_out, facts.most_out),
+    ):
+        if not least <= count <= most:
+            due = f"{least}" if least == most else f"{least} or more" if most >= _NEWEST else f"{least} to {most}"
+            raise _unfit(node, f"has {count} {what}, and the operator has {due}")
+
+
+def _refuse_other_types(model: ModelProto) -> None:
+    """Refuse attributes of a type that the schema does not declare. The version converter reads them as what they should be."""
+    opsets = versions_of(model)
+    for node in nested(model.graph.node):
+        facts = _facts(node.domain, node.op_type, opsets.get("" if node.domain == "ai.onnx" else node.domain, 0))
+        for attribute in node.attribute:
+            due = facts.attributes.get(attribute.name)
+            if due is not None and attribute.type != due:
+                given, wanted = map(_type_name, (attribute.type, due))
+                raise _unfit(node, f"gives its attribute {attribute.name!r} as {given}, and it is {wanted}")
+
+
+def _type_name(kind: int) -> str:
+    known = AttributeProto.AttributeType.DESCRIPTOR.values_by_number
+    return known[kind].name.lower() if kind in known else str(kind)
+
+
+def _operator(node: NodeProto) -> str:
+    return node.op_type.rpartition("/")[2] if node.domain == _APART else node.op_type
+
+
+def _unfit(node: NodeProto, why: str) -> InvalidModelError:
+    name = node.name or next(filter(None, node.output), "")
+    return InvalidModelError(f"Node {name!r} ({_operator(node)}) {why}. Export the model again.")
+
+
+def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
+    """The model itself, or a copy in which nodes of ASSUMING are in a domain of ours, where onnx would die of their inputs.
+
+    Types become known step by step: what one of these nodes makes may be what the next one reads.
+    """
+    copy = _examined(_flat(model), data_prop)
+    if all(node.domain != _APART for node in every_node(copy)):
+        return model
+    return _all_apart(model) if model.functions else copy
+
+
+def _flat(model: ModelProto) -> ModelProto:
+    if not model.functions:
+        return model
+    return _asked(InvalidModelError, onnx.inliner.inline_local_functions, model)
+
+
+def _examined(flat: ModelProto, data_prop: bool = False) -> ModelProto:
+    """A copy in which the nodes of ASSUMING are in a domain of ours that onnx would die of."""
+    copy, is_new = _all_apart(flat), True
+    while is_new and (apart := [node for node in _in_order(copy.graph) if node.domain == _APART]):
+        found = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
+        known = _known(found)
+        ready = [node for node in apart if _is_ready(node, known)]
+        if not ready:  # nothing more will be known of the first that lacks no type, and that is enough for onnx
+            ready = [node for node in apart if _is_ready(node, known, known_or_not=True)][:1]
+        for node in ready:
+            _put_back(node)
+        is_new = bool(ready)
+    return copy
+
+
+def _all_apart(model: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for node in every_node(copy):
+        if node.op_type in ASSUMING:
+            node.op_type, node.domain = f"{node.domain}/{node.op_type}", _APART
+    import_domain(copy, _APART)
+    for function in copy.functions:
+        import_domain(function, _APART)
+    return copy
+
+
+def _in_order(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and its bodies, each behind those that it depends on."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in subgraphs(attribute):
+                yield from _in_order(body)
+        yield node
+
+
+def _is_ready(node: NodeProto, known: Mapping[str, TypeProto], known_or_not: bool = False) -> bool:
+    """Whether onnx can be asked about a node of ASSUMING, of whose inputs it knows `known`.
+
+    :param known_or_not: a size that is not known is none that onnx would die of.
+    """
+    if node.op_type.rpartition("/")[2] != _INDEXING:
+        return known.keys() >= set(node.input)
+    sizes = known[node.input[1]].tensor_type.shape.dim[-1:] if len(node.input) > 1 and node.input[1] in known else ()
+    return sizes[0].dim_value >= 0 if sizes and sizes[0].HasField("dim_value") else known_or_not
+
+
+def _known(model: ModelProto) -> dict[str, TypeProto]:
+    """The types that are known, by name. A name that two graphs define is not in it."""
+    found: dict[str, TypeProto] = {}
+    defined: set[str] = set()
+    repeated: set[str] = set()
+    for graph in graphs(model.graph):
+        own = {name for node in graph.node for name in node.output}.union(value.name for value in graph.input)
+        if model.ir_version >= _TENSORS_TYPED:
+            for tensor in graph.initializer:
+                own.add(tensor.name)
+                found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        repeated |= own & defined
+        defined |= own
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.WhichOneof("value") is not None:
+                found[value.name] = value.type
+    return {name: kind for name, kind in found.items() if name not in repeated}
+
+
+def _together(model: ModelProto) -> ModelProto:
+    """The model, with the nodes that `_spared` put into a domain of ours in their own."""
+    for node in every_node(model):
+        if node.domain == _APART:
+            _put_back(node)
+    forget_domain(model, _APART)
+    for function in model.functions:
+        forget_domain(function, _APART)
+    return model
+
+
+def _put_back(node: NodeProto) -> None:
+    node.domain, _, node.op_type = node.op_type.rpartition("/")
+
+
+def _asked(kind: type[Exception], ask: Callable[..., R], *arguments: Any, **options: Any) -> R:
+    """What onnx answers. Whatever it raises is raised as `kind`."""
+    try:
+        return ask(*arguments, **options)
+    except (kind, MemoryError):
+        raise
+    except Exception as error:
+        raise kind(str(error) or type(error).__name__) from error
