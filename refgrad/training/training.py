@@ -195,6 +195,16 @@ def written_back(
     return write_back(made, left) if left else made
 
 
+def refuse_lengths(lengths: Mapping[str, int]) -> None:
+    """Refuse arrays that have not as many samples as each other; −1 is a scalar.
+
+    :raises FeedError: they have not, or there is none.
+    """
+    if len(set(lengths.values())) != 1 or min(lengths.values()) < 0:
+        said = ", ".join(f"{name!r} {length if length >= 0 else 'is a scalar'}" for name, length in lengths.items())
+        raise FeedError(f"Arrays of as many samples as each other are due, and there are: {said}.")
+
+
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
     """Batches of `size` samples, the last one with what is left. With `rng` the samples are shuffled first.
 
@@ -205,9 +215,7 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     """
     arrays = {name: np.asarray(array) for name, array in data.items()}
     lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or min(lengths.values()) < 0:
-        said = ", ".join(f"{name!r} {length if length >= 0 else 'is a scalar'}" for name, length in lengths.items())
-        raise FeedError(f"Arrays of as many samples as each other are due, and there are: {said}.")
+    refuse_lengths(lengths)
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
         raise OptionError(f"A batch has at least one sample: size is {size!r}.")
     count = next(iter(lengths.values()))
