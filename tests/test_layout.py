@@ -19,7 +19,7 @@ TOPS = ("refgrad", "backends", "conformance")
 STAIRCASE = (
     # the differentiator
     ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
-    ("refgrad.notices",),
+    ("refgrad.notices", "refgrad.ranges"),
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),

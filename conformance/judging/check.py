@@ -61,6 +61,7 @@ from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, R
 from refgrad.markup import BAD, html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import every_node
+from refgrad.ranges import checked
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.reverse.gradient import of_any_rank
 from refgrad.tables.registry import DIALECTS
@@ -192,8 +193,12 @@ def check(
     """
     if directions < 1:
         raise OptionError(f"directions={directions}: at least one direction is needed.")
-    if tolerance is not None and not tolerance > 0:
-        raise OptionError(f"tolerance={tolerance}: a tolerance is a positive number, relative to the gradient.")
+    if tolerance is not None:
+        checked("tolerance", tolerance)
+    checked("directions", directions)
+    checked("seed", seed)
+    if random_weights is not None:
+        checked("random_weights", random_weights)
     names = list(backends) if backends is not None else available()
     if not names:
         raise OptionError(f"backends is empty; there are {choices(available())}.")

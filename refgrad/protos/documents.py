@@ -7,7 +7,6 @@ import math
 import reprlib
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _DIGITS = 40  # of an integer: the state of a generator of random numbers has 39
@@ -84,10 +83,7 @@ def record_of(cls: type[Made], document: Any, where: str = "it") -> Made:
     if not isinstance(document, Mapping):
         raise ValueError(f"{where} is {_shown(document)}, and has to be an object")
     hints = get_type_hints(cls)
-    if is_dataclass(cls):
-        known = [field.name for field in fields(cls)]
-    else:
-        known = list(cls._fields)  # type: ignore[attr-defined]
+    known = list(hints)
     if unknown := [key for key in document if key not in known]:
         raise ValueError(f"{where} has the key {reprlib.repr(unknown[0])}, which is not known")
     try:

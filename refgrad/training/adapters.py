@@ -22,6 +22,7 @@ from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
+from refgrad.ranges import checked
 from refgrad.reverse.path import matching
 from refgrad.transforms.weights import write_back
 
@@ -61,12 +62,12 @@ def lora(
     >>> [tensor.name for tensor in merge_adapters(adapted).graph.initializer]
     ['w']
     """
-    source = read(model)
     alpha = float(rank) if alpha is None and isinstance(rank, int) else alpha
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise OptionError(f"rank is an integer above 0, not {rank!r}.")
+    checked("rank", rank)
+    checked("seed", seed)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha == 0:
         raise OptionError(f"alpha is a number other than 0, not {alpha!r}.")
+    source = read(model)
     if _adapters(source):
         raise OptionError("The model has adapters already. Merge them first: merge_adapters(model).")
     tensors = {tensor.name: tensor for tensor in source.graph.initializer}

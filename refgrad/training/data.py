@@ -15,6 +15,7 @@ import numpy as np
 
 from refgrad.errors import FeedError, choices, did_you_mean
 from refgrad.protos.arrays import described_arrays, mapped_array, read_arrays
+from refgrad.ranges import checked
 from refgrad.training.steps import StepModel
 from refgrad.training.training import batches, refuse_lengths
 
@@ -64,6 +65,7 @@ class Arrays(Data):
 
         :raises FeedError: one of them has no sample.
         """
+        checked("validation", part, "part")
         count = len(self)
         held = round(count * part)
         if not 0 < held < count:

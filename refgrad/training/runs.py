@@ -12,9 +12,18 @@ from typing import Any
 import numpy as np
 
 from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError
+from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
 from refgrad.training.training import Training
+
+_RANGES = {
+    "epochs": "epochs",
+    "size": "batch_size",
+    "patience": "patience",
+    "every": "checkpoint_every",
+    "seed": "seed",
+}  # the rows of refgrad.ranges
 
 
 @dataclass
@@ -47,14 +56,9 @@ class Run:
     validation_losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("epochs", self.epochs),
-            ("size", self.size),
-            ("patience", self.patience),
-            ("every", self.every),
-        ):
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(f"{name} is an integer above 0, not {value!r}.")
+        for name, row in _RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                checked(row, value, name)
         if self.patience is not None and self.validation is None:
             raise OptionError("patience waits for the loss on validation data. Give some.")
         if (self.every is not None or self.resume) and self.checkpoint is None:

@@ -14,7 +14,8 @@ from onnx import ModelProto
 from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.errors import FeedError, TrainingError
+from refgrad.ranges import checked
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
@@ -216,8 +217,7 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     arrays = {name: np.asarray(array) for name, array in data.items()}
     lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
     refuse_lengths(lengths)
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise OptionError(f"A batch has at least one sample: size is {size!r}.")
+    checked("batch_size", size, "size")
     count = next(iter(lengths.values()))
     order = np.arange(count)
     if rng is not None:

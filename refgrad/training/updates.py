@@ -13,9 +13,11 @@ from dataclasses import dataclass, fields
 
 from refgrad.errors import OptionError, choices
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.ranges import checked
 
 States = Mapping[str, str]
 EPSILONS = ("corrected", "uncorrected")
+_RANGED = ("beta1", "beta2", "dampening", "momentum", "weight_decay")  # rows of refgrad.ranges
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Optimizer(ABC):
                 raise OptionError(
                     f"{field.name} of {type(self).__name__} is a number that is not negative, not {value!r}."
                 )
+            if field.name in _RANGED:
+                checked(field.name, value, f"{field.name} of {type(self).__name__}")
 
     @property
     @abstractmethod

@@ -38,6 +38,7 @@ from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.protos.walk import graphs
+from refgrad.ranges import RANGES
 from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import write
@@ -177,8 +178,8 @@ def integrated_gradients(
     :param of: f, one target for the whole line. For the class that the model finds, run it first, then give its index.
     :param steps: k, at least 1.
     """
-    if not _is_integer(steps) or steps < 1:
-        raise OptionError(f"steps={steps!r}: the line has at least one step.")
+    if due := RANGES["steps"].why_not(steps):
+        raise OptionError(f"steps={steps!r}: the line has at least one step; give {due}.")
     made, wrt, slope = _differentiated(select(model, of), wrt, "integrated_gradients", conventions)
     op, graph = made.op, made.graph
     kind, rank = op.type(wrt), len(graph.inputs[wrt].type.tensor_type.shape.dim)
