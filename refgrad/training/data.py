@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import os
 import queue
@@ -311,7 +312,8 @@ def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:
         except BaseException as error:
             put((False, error))
 
-    thread = threading.Thread(target=work, daemon=True)
+    # With the limits of memory of whoever asks: a thread has none of its own.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
     thread.start()
     try:
         while True:
