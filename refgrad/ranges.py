@@ -20,6 +20,7 @@ import numpy as np
 from refgrad.errors import OptionError
 
 _FLOAT32 = float(np.finfo(np.float32).max)  # weights and gradients are at least of this type, or of a narrower one
+_LARGE = 1e12  # beside weights and gradients no number
 _COUNT = 10**9
 
 
@@ -54,8 +55,8 @@ def _integer(least: int | None, most: int) -> Range:
     return Range(words, -most if least is None else least, most, whole=True)
 
 
-_POSITIVE = Range("a number above 0", 0, _FLOAT32, above=True)
-_NOT_NEGATIVE = Range("a number that is not negative", 0, _FLOAT32)
+_POSITIVE = Range("a number above 0", 0, _LARGE, above=True)
+_NOT_NEGATIVE = Range("a number that is not negative", 0, _LARGE)
 _SHARE = Range("a number from 0 to 1", 0, 1)
 _BELOW_1 = Range("a number from 0 to below 1", 0, 1, below=True)
 _SECONDS = Range("a number of seconds above 0", 0, threading.TIMEOUT_MAX, above=True, below=True)
@@ -90,7 +91,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "period": _integer(1, 2**53),
         "random_weights": _integer(0, 2**63 - 1),
         "rank": _integer(1, 2**16),
-        "rate": _POSITIVE,
+        "rate": Range("a number above 0", 0, _FLOAT32, above=True),  # a scheme may begin with any
         "seconds": _SECONDS,
         "seed": _integer(0, 2**63 - 1),
         "step": _integer(0, _COUNT),

@@ -7,6 +7,7 @@ run: a journal, a report and a test can refer to it.
 from __future__ import annotations
 
 import re
+import reprlib
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -300,11 +301,11 @@ def _range(opset: str) -> tuple[int, int]:
     """The first and the last opset; the first is 0 for the newest version of each operator."""
     if opset in ("newest", "all"):
         return (0 if opset == "newest" else OLDEST), NEWEST
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", opset)
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", opset)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high <= NEWEST:
         raise OptionError(
-            f"opset={opset!r} is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'; "
+            f"opset={reprlib.repr(opset)} is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'; "
             f"onnx {onnx.__version__} has 1 to {NEWEST}."
         )
     return low, high

@@ -298,6 +298,8 @@ def _optimizer(name: str, momentum: float | None, weight_decay: list[str] | None
 
 def _part(validation: str | None) -> float | None:
     """The part of the data to keep back; None where nothing is, or where a file is named."""
+    if validation == "":
+        raise OptionError("--validation '' is neither a part between 0 and 1 nor a file. Leave it out, or give one.")
     try:
         part = None if validation is None else float(validation)
     except ValueError:

@@ -43,6 +43,8 @@ def open_regular(path: str | os.PathLike[str], error: type[RefgradError], advice
         opened = open(os.open(path, _FLAGS), "rb")  # noqa: SIM115  (for whoever asks)
     except OSError as failure:
         raise error(f"{shown} cannot be read: {failure.strerror or failure}. {advice}".rstrip()) from failure
+    except RefgradError:  # which may be a ValueError, too
+        raise
     except ValueError as failure:
         raise error(f"{shown} cannot be read: no file can have this name. {advice}".rstrip()) from failure
     try:
