@@ -72,12 +72,13 @@ def _finite(text: str) -> float:
     return number
 
 
-def record_of(cls: type[Made], document: Any, where: str = "it") -> Made:
+def record_of(cls: type[Made], document: Any, where: str = "it", *, whole: bool = False) -> Made:
     """The record that an object describes: each key is a field, with a value of the type of that field.
 
     :param cls: a dataclass or a NamedTuple whose fields are strings, numbers, booleans, objects, tuples of one type, or one of
         these or None.
     :param where: what an error calls the object.
+    :param whole: a field with a default needs a key, too.
     :raises ValueError: a key that is no field, a field without a default that has no key, or a value of another type.
     """
     if not isinstance(document, Mapping):
@@ -86,6 +87,8 @@ def record_of(cls: type[Made], document: Any, where: str = "it") -> Made:
     known = list(hints)
     if unknown := [key for key in document if key not in known]:
         raise ValueError(f"{where} has the key {reprlib.repr(unknown[0])}, which is not known")
+    if whole and (missing := [name for name in known if name not in document]):
+        raise ValueError(f"{where} has no {missing[0]!r}")
     try:
         return cls(**{key: typed(value, hints[key], key) for key, value in document.items()})
     except TypeError as error:  # a field without a default is missing

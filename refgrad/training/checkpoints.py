@@ -73,7 +73,7 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
     if metadata.get("format") != _FORMAT:
         raise FeedError(f"{shown} is a safetensors file, and no checkpoint of refgrad.")
     try:
-        progress = record_of(Progress, parse_json(metadata["progress"]), "progress")
+        progress = record_of(Progress, parse_json(metadata["progress"]), "progress", whole=True)
         _refuse_impossible(progress)
         shuffle = _generator_state(parse_json(metadata["shuffle"]))
         validation = typed(parse_json(metadata["validation"], nonfinite=True), tuple[float, ...], "validation")
