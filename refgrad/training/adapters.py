@@ -22,7 +22,7 @@ from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
-from refgrad.ranges import checked
+from refgrad.ranges import RANGES, checked
 from refgrad.reverse.path import matching
 from refgrad.transforms.weights import write_back
 
@@ -62,10 +62,10 @@ def lora(
     >>> [tensor.name for tensor in merge_adapters(adapted).graph.initializer]
     ['w']
     """
-    alpha = float(rank) if alpha is None and isinstance(rank, int) else alpha
     checked("rank", rank)
     checked("seed", seed)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha == 0:
+    alpha = float(rank) if alpha is None else alpha
+    if RANGES["alpha"].why_not(abs(alpha) if isinstance(alpha, int | float) else alpha) or isinstance(alpha, bool):
         raise OptionError(f"alpha is a number other than 0, not {alpha!r}.")
     source = read(model)
     if _adapters(source):

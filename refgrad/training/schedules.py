@@ -46,10 +46,10 @@ class Schedule(ABC):
             raise OptionError(f"unit={self.unit!r} of {type(self).__name__}; there are {choices(UNITS)}.")
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not math.isfinite(value):
-                raise OptionError(f"{one.name} of {type(self).__name__} is a finite number, not {value!r}.")
             if one.name in _RANGED:
                 checked(one.name, value, f"{one.name} of {type(self).__name__}")
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise OptionError(f"{one.name} of {type(self).__name__} is a finite number, not {value!r}.")
 
     def __call__(self, progress: Progress) -> float:
         """The learning rate of the next step."""

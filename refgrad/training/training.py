@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, TrainingError
-from refgrad.ranges import checked
+from refgrad.ranges import RANGES
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
@@ -217,7 +218,8 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     arrays = {name: np.asarray(array) for name, array in data.items()}
     lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
     refuse_lengths(lengths)
-    checked("batch_size", size, "size")
+    if due := RANGES["batch_size"].why_not(size):
+        raise OptionError(f"A batch has at least one sample: size is {reprlib.repr(size)}. Give {due}.")
     count = next(iter(lengths.values()))
     order = np.arange(count)
     if rng is not None:

@@ -6,7 +6,7 @@ learning rate and t the number of the step, from 1.
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -27,14 +27,14 @@ class Optimizer(ABC):
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool | str):
+            if field.name in _RANGED:
+                checked(field.name, value, f"{field.name} of {type(self).__name__}")
+            elif isinstance(value, bool | str):
                 continue
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            elif not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
                 raise OptionError(
                     f"{field.name} of {type(self).__name__} is a number that is not negative, not {value!r}."
                 )
-            if field.name in _RANGED:
-                checked(field.name, value, f"{field.name} of {type(self).__name__}")
 
     @property
     @abstractmethod

@@ -23,7 +23,6 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from numbers import Real
 from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
@@ -234,7 +233,7 @@ def fgsm(
     :param eps: the default of the input `eps`, 0.007 as in the paper.
     :param clip: the lowest and the highest value that an element of the result may have.
     """
-    if not _is_number(eps) or not math.isfinite(eps):
+    if RANGES["eps"].why_not(eps):
         raise OptionError(f"eps={eps!r}: give a finite number.")
     if clip is not None and not _are_bounds(clip):
         raise OptionError(f"clip={clip!r}: give the lowest value and the highest.")
@@ -441,16 +440,12 @@ def _text(shape: Sequence[int | str | None] | None) -> str:
 # A selection
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _are_bounds(clip: Any) -> bool:
-    pair = isinstance(clip, Sequence) and len(clip) == 2 and all(map(_is_number, clip))
+    pair = isinstance(clip, Sequence) and len(clip) == 2 and not any(map(RANGES["clip"].why_not, clip))
     return pair and bool(clip[0] <= clip[1])
 
 
