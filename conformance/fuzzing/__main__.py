@@ -32,10 +32,10 @@ def main() -> int:
     if chosen.files:
         from refgrad.conformance.fuzzing.files import campaign as files  # they need what trains
 
-        tally = files.campaign(chosen.seed, chosen.mutants, chosen.seconds, chosen.examples)
-        for line in tally.lines():
+        damaged = files.campaign(chosen.seed, chosen.mutants, chosen.seconds, chosen.examples)
+        for line in damaged.lines():
             print(ascii(line)[1:-1])
-        return int(bool(tally.faults))
+        return int(bool(damaged.faults))
     if chosen.graphs:
         from refgrad.conformance.fuzzing.graphs import campaign as graphs  # they need an executor
 

@@ -20,7 +20,7 @@ from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
-from refgrad.training.data import Arrays, open_data
+from refgrad.training.data import Arrays, Data, open_data
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
 from refgrad.training.step import step_model
@@ -177,7 +177,7 @@ def train(
         **conventions,
     )  # fmt: skip
     given = open_data(step, data, label)
-    held = None
+    held: Data | None = None
     if part is not None:
         if not isinstance(given, Arrays):
             raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")

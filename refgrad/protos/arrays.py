@@ -212,16 +212,17 @@ def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
         numbers = np.empty(header.size, np.uint8)
         at = 0
         while at < len(numbers):
-            count = opened.readinto(memoryview(numbers)[at : at + _CHUNK])
-            if not count:
+            part = opened.read(_CHUNK)
+            if not part:
                 raise ValueError(f"its entry {shown} is cut off")
-            at += count
+            numbers[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
         if opened.read(1):  # to the end, where the checksum is
             raise ValueError(f"its entry {shown} is longer than it says")
     if not header.size:
         return np.zeros(header.shape, header.dtype)
-    array = numbers.view(header.dtype)
-    array = array.reshape(header.shape[::-1]).T if header.is_fortran else array.reshape(header.shape)
+    flat: np.ndarray = numbers.view(header.dtype)
+    array = flat.reshape(header.shape[::-1]).T if header.is_fortran else flat.reshape(header.shape)
     _refuse_impossible(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import reprlib
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from refgrad.errors import RefgradError
 from refgrad.protos.memory import allowed
@@ -29,7 +29,7 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def open_regular(path: str | os.PathLike[str], error: type[RefgradError], advice: str = "") -> BinaryIO:
+def open_regular(path: str | os.PathLike[str], error: type[RefgradError], advice: str = "") -> BufferedReader:
     """A regular file, opened to be read.
 
     :param error: the class of what is raised.

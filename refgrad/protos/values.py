@@ -12,7 +12,7 @@ from onnx import OptionalProto, SequenceProto, TensorProto, numpy_helper
 from refgrad.errors import FeedError, RefgradError
 from refgrad.protos.external import array_of, refuse_external, refuse_misfit
 
-Value = TypeVar("Value", TensorProto, SequenceProto, OptionalProto)
+Value = TypeVar("Value", bound=TensorProto | SequenceProto | OptionalProto)
 
 
 def read_value(content: bytes, kind: type[Value], file: Path) -> Value:

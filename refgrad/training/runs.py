@@ -86,7 +86,7 @@ class Run:
                 )
         if (self._rng is None) != (found.shuffle is None):
             raise FeedError(f"{os.fspath(path)!r} is no whole checkpoint: its order of samples is not known.")
-        if self._rng is not None:
+        if self._rng is not None and found.shuffle is not None:
             self._rng.bit_generator.state = found.shuffle
         self.training.go_on(found.state, found.progress)
         self.validation_losses += found.validation

@@ -15,7 +15,7 @@ from onnx import ModelProto
 from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.errors import FeedError, TrainingError
+from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.ranges import RANGES
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule

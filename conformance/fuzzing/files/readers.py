@@ -65,7 +65,7 @@ def _step() -> StepModel:
 
 def _samples() -> dict[str, np.ndarray]:
     x = np.random.default_rng(0).standard_normal((7, 2)).astype(np.float32)
-    return {"x": x, "label": x @ np.float32([[1], [2]])}
+    return {"x": x, "label": x @ np.array([[1], [2]], np.float32)}
 
 
 def _archive(arrays: Mapping[str, np.ndarray], save: Callable[..., None] = np.savez) -> bytes:
@@ -100,7 +100,7 @@ def _results() -> Results:
 
 
 def _journal() -> bytes:
-    lines = [{"format": "refgrad conformance journal 1", "settings": _SETTINGS}]
+    lines: list[dict[str, Any]] = [{"format": "refgrad conformance journal 1", "settings": _SETTINGS}]
     for row in _results().rows:
         written = {
             "builder": row.builder,
@@ -176,7 +176,7 @@ def _go_on(path: Path) -> object:
 
 
 def _compare(found: Recording) -> object:
-    return match(_model(), found.for_model(_model()), {"a": np.float32([[3], [4]])})
+    return match(_model(), found.for_model(_model()), {"a": np.array([[3], [4]], np.float32)})
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -187,7 +187,7 @@ def _weights(state: Mapping[str, np.ndarray]) -> object:
     return weights(_model(), state)
 
 
-_W, _SLOPE = np.float32([[0.5], [1]]), np.float32([[3], [4]])
+_W, _SLOPE = np.array([[0.5], [1]], np.float32), np.array([[3], [4]], np.float32)
 
 READERS: Mapping[str, Reader] = {
     "feeds": Reader("x.npz", "archive", lambda: _archive({"x": _samples()["x"]}, np.savez_compressed), _arrays, _feed),
