@@ -55,6 +55,7 @@ def _integer(least: int | None, most: int) -> Range:
     return Range(words, -most if least is None else least, most, whole=True)
 
 
+FINITE = Range("a finite number", -_FLOAT32, _FLOAT32)
 _POSITIVE = Range("a number above 0", 0, _LARGE, above=True)
 _NOT_NEGATIVE = Range("a number that is not negative", 0, _LARGE)
 _SHARE = Range("a number from 0 to 1", 0, 1)
@@ -71,14 +72,14 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "beta2": _BELOW_1,
         "chapter": _integer(1, 1000),
         "checkpoint_every": _integer(1, _COUNT),
-        "clip": Range("a finite number", -_FLOAT32, _FLOAT32),
+        "clip": FINITE,
         "clip_norm": _POSITIVE,
         "clip_value": _POSITIVE,
         "dampening": _SHARE,
         "dim": _integer(0, 10**18),
         "directions": _integer(1, 10**6),
         "epochs": _integer(1, _COUNT),
-        "eps": Range("a finite number", -_FLOAT32, _FLOAT32),
+        "eps": FINITE,
         "every": _integer(1, _COUNT),
         "factor": _POSITIVE,
         "length": _integer(1, 2**53),
@@ -90,6 +91,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "penalty": _NOT_NEGATIVE,
         "period": _integer(1, 2**53),
         "random_weights": _integer(0, 2**63 - 1),
+        "power": Range("a number from -10 to 10", -10, 10),
         "rank": _integer(1, 2**16),
         "rate": Range("a number above 0", 0, _FLOAT32, above=True),  # a scheme may begin with any
         "seconds": _SECONDS,

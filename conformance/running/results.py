@@ -27,6 +27,7 @@ from refgrad.errors import ResultsError, choices
 from refgrad.protos.documents import parse_json, typed
 from refgrad.protos.files import replacing
 from refgrad.protos.inputs import read_text
+from refgrad.ranges import RANGES
 from refgrad.show.tables import escaped_json
 from refgrad.worker import SECONDS
 
@@ -243,6 +244,10 @@ def _read(document: Any) -> Results:
     for key, kinds in _SETTINGS.items():
         if key in document["settings"]:
             _require(any(_is(document["settings"][key], kind) for kind in kinds), f"settings.{key}", _UNFIT)
+    for key in ("seed", "every", "seconds"):
+        if key in document["settings"] and not isinstance(document["settings"][key], str):
+            due = RANGES[key].why_not(document["settings"][key])
+            _require(not due, f"settings.{key}", f"has to be {due}")
     for name, version in document["versions"].items():
         _require(isinstance(version, str), f"versions[{name!r}]", "has to be a string")
     cases: dict[str, About] = {}

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from refgrad.errors import OptionError, choices
-from refgrad.ranges import checked
+from refgrad.ranges import FINITE, checked
 
 UNITS = ("epoch", "step", "sample")
-_RANGED = ("alpha", "factor", "length", "period", "rate")  # rows of refgrad.ranges
+_RANGED = ("alpha", "factor", "length", "period", "power", "rate")  # rows of refgrad.ranges
 
 
 class Progress(NamedTuple):
@@ -48,7 +48,7 @@ class Schedule(ABC):
             value = getattr(self, one.name)
             if one.name in _RANGED:
                 checked(one.name, value, f"{one.name} of {type(self).__name__}")
-            elif isinstance(value, float) and not math.isfinite(value):
+            elif isinstance(one.default, int | float) and not isinstance(one.default, bool) and FINITE.why_not(value):
                 raise OptionError(f"{one.name} of {type(self).__name__} is a finite number, not {value!r}.")
 
     def __call__(self, progress: Progress) -> float:

@@ -6,14 +6,13 @@ learning rate and t the number of the step, from 1.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from refgrad.errors import OptionError, choices
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.ranges import checked
+from refgrad.ranges import FINITE, checked
 
 States = Mapping[str, str]
 EPSILONS = ("corrected", "uncorrected")
@@ -29,9 +28,9 @@ class Optimizer(ABC):
             value = getattr(self, field.name)
             if field.name in _RANGED:
                 checked(field.name, value, f"{field.name} of {type(self).__name__}")
-            elif isinstance(value, bool | str):
+            elif isinstance(field.default, bool | str):
                 continue
-            elif not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+            elif FINITE.why_not(value) or value < 0:
                 raise OptionError(
                     f"{field.name} of {type(self).__name__} is a number that is not negative, not {value!r}."
                 )
