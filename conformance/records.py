@@ -20,6 +20,7 @@ from types import UnionType
 from typing import Any
 
 from refgrad.errors import RecordsError, choices, did_you_mean
+from refgrad.protos.inputs import read_text
 
 _KINDS: Mapping[type | UnionType, str] = {
     str: "a string that is not empty",
@@ -85,11 +86,10 @@ def files(package: str) -> list[Path]:
 
 
 def _tables(path: str | os.PathLike[str], table: str, error: type[RecordsError]) -> list[dict[str, Any]]:
+    text = read_text(path, error)
     try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as failure:
-        raise error(f"{str(path)!r} cannot be read: {getattr(failure, 'strerror', None) or failure}.") from failure
-    except tomllib.TOMLDecodeError as failure:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as failure:
         raise error(f"{str(path)!r} is no TOML: {failure}. Entries begin with [[{table}]].") from failure
     if unknown := sorted(document.keys() - {table}):
         raise error(f"{str(path)!r} has {choices(unknown)}. It may have [[{table}]] only.")

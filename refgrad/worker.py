@@ -21,6 +21,7 @@ from typing import IO, Any, ParamSpec, TypeVar
 
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
 from refgrad.notices import notice
+from refgrad.ranges import RANGES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -214,11 +215,9 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _check_limits(memory: Any, seconds: Any) -> None:
-    if memory is not None and not (isinstance(memory, int) and not isinstance(memory, bool) and memory > 0):
+    if memory is not None and RANGES["max_memory"].why_not(memory):
         raise OptionError(f"max_memory={memory!r} is not a number of bytes above 0. Give one, or None for no limit.")
-    if seconds is not None and not (
-        isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < threading.TIMEOUT_MAX
-    ):
+    if seconds is not None and RANGES["max_seconds"].why_not(seconds):
         raise OptionError(
             f"max_seconds={seconds!r} is not a number of seconds above 0. Give one, or None for no limit."
         )

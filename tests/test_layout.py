@@ -20,7 +20,7 @@ STAIRCASE = (
     # the differentiator
     ("refgrad.escaping",),
     ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
-    ("refgrad.notices",),
+    ("refgrad.notices", "refgrad.ranges"),
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),

@@ -49,7 +49,7 @@ def _case(path: Path) -> Case:
 
 def _feeds(path: Path, inputs: set[str]) -> dict[str, Any] | None:
     """The arrays of a .npz file that are inputs; None where there is no file."""
-    if not path.is_file():
+    if not path.exists():
         return None
     named = {name.removeprefix(_PREFIX): array for name, array in read_arrays(path, "Feeds").items()}
     return {name: array for name, array in named.items() if name in inputs}

@@ -25,9 +25,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--commands", action="store_true", help="through the command line (Linux) and not the library")
     parser.add_argument("--graphs", action="store_true", help="random valid graphs, whose gradients are compared")
+    parser.add_argument("--files", action="store_true", help="damaged files, and everything that reads one")
     parser.add_argument("--examples", type=Path, help="a folder for the smallest model of each class")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if chosen.files:
+        from refgrad.conformance.fuzzing.files import campaign as files  # they need what trains
+
+        damaged = files.campaign(chosen.seed, chosen.mutants, chosen.seconds, chosen.examples)
+        for line in damaged.lines():
+            print(ascii(line)[1:-1])
+        return int(bool(damaged.faults))
     if chosen.graphs:
         from refgrad.conformance.fuzzing.graphs import campaign as graphs  # they need an executor
 

@@ -9,6 +9,7 @@ intermediate result is rounded (cancellation and kinks can move it far).
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -61,6 +62,7 @@ from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, R
 from refgrad.markup import BAD, html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import every_node
+from refgrad.ranges import RANGES, checked
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.reverse.gradient import of_any_rank
 from refgrad.tables.registry import DIALECTS
@@ -190,10 +192,13 @@ def check(
     :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
     :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
     """
-    if directions < 1:
-        raise OptionError(f"directions={directions}: at least one direction is needed.")
-    if tolerance is not None and not tolerance > 0:
-        raise OptionError(f"tolerance={tolerance}: a tolerance is a positive number, relative to the gradient.")
+    if due := RANGES["directions"].why_not(directions):
+        raise OptionError(f"directions={reprlib.repr(directions)}: at least one direction is needed; give {due}.")
+    if tolerance is not None:
+        checked("tolerance", tolerance)
+    checked("seed", seed)
+    if random_weights is not None:
+        checked("random_weights", random_weights)
     names = list(backends) if backends is not None else available()
     if not names:
         raise OptionError(f"backends is empty; there are {choices(available())}.")

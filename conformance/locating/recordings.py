@@ -17,10 +17,12 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from refgrad.conformance.case import is_float
-from refgrad.errors import FeedError, OptionError, RefgradError, choices
+from refgrad.errors import FeedError, OptionError, choices
 from refgrad.protos.arrays import read_arrays
 from refgrad.protos.external import array_of
+from refgrad.protos.inputs import read_bytes
 from refgrad.protos.memory import allowed
+from refgrad.protos.values import array_in, read_value
 from refgrad.transforms.origins import Computed, Copy, Folded, Rows, Source
 from refgrad.transforms.states import read_state_dict
 from refgrad.transforms.weights import weights
@@ -121,18 +123,18 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     files = sorted(folder.glob("*.pb"))
     if not files:
         raise FeedError(f"{str(folder)!r} has no .pb files: a recording has one for each tensor, with its name in it.")
-    limit = allowed()
-    if limit is not None and sum(file.stat().st_size for file in files) > limit:
-        raise FeedError(f"The tensors in {str(folder)!r} are larger than max_memory, {limit} bytes.")
+    limit, held, seen = allowed(), 0, dict[str, Path]()
     for file in files:
-        tensor = TensorProto()
-        try:
-            tensor.ParseFromString(file.read_bytes())
-            yield tensor.name or file.stem, array_of(tensor)
-        except (RefgradError, ValueError, OSError) as error:
-            raise FeedError(f"{str(file)!r} is no tensor: {error}.") from error
-        except Exception as error:  # protobuf's own, which differ between its versions
-            raise FeedError(f"{str(file)!r} is no TensorProto: {error}.") from error
+        content = read_bytes(file, FeedError)
+        held += len(content)
+        if limit is not None and held > limit:
+            raise FeedError(f"The tensors in {str(folder)!r} are larger than max_memory, {limit} bytes.")
+        tensor = read_value(content, TensorProto, file)
+        name = tensor.name or file.stem
+        if name in seen:
+            raise FeedError(f"{str(file)!r} and {seen[name].name!r} both hold a tensor {name!r}. Leave one.")
+        seen[name] = file
+        yield name, array_in(tensor, file)
 
 
 @dataclass(frozen=True)

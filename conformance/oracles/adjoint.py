@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from refgrad.conformance.questions.evidence import Built, Oracle, Property, Sile
 from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
+from refgrad.reverse.assembly import noted
 
 NAME = "adjoint"
 COTANGENTS = 3
@@ -109,8 +109,7 @@ def _by_forward_mode(question: Question, at: Mapping[str, Any], direction: Array
     """J·u by refgrad's own rules, transposed: exact, and no witness by itself. None where refgrad refuses."""
     try:
         made = refgrad.jvp(question.model, question.wrt, list(question.cotangents))
-        named = {entry.key: json.loads(entry.value) for entry in made.metadata_props}
-        moves, moved = named["refgrad.directions"], named["refgrad.derivatives"]
+        moves, moved = noted(made, "directions"), noted(made, "derivatives")
         still = {moves[name]: np.zeros(at[name].shape) for name in question.wrt}
         results = in_float64(made).run({**at, **still, **{moves[name]: u for name, u in direction.items()}})
     except RefgradError:

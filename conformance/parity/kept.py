@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from refgrad.conformance.parity.pair import Pair
+from refgrad.errors import FeedError
+from refgrad.protos.arrays import read_arrays
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,21 @@ class Kept:
 
     @staticmethod
     def load(path: Path) -> Iterator[Saved]:
-        """The cases in a file that `save` wrote."""
+        """The cases in a file that `save` wrote.
+
+        :raises FeedError: it is no such file, or it is damaged.
+        """
         entries: dict[str, dict[str, np.ndarray]] = {}
-        for key, array in np.load(path).items():
+        for key, array in read_arrays(path, "Equal gradients").items():
             number, _, name = key.partition("|")
             entries.setdefault(number, {})[name] = array
         for parts in entries.values():
-            ours, theirs = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
+            if not parts.keys() >= {"ours", "theirs", "case"}:
+                raise FeedError(f"{str(path)!r} holds no equal gradients. Write it with `Kept.save`.")
+            try:
+                ours, theirs = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
+            except (DecodeError, ValueError) as error:
+                raise FeedError(f"{str(path)!r} holds a gradient that is no model: {error}.") from error
             feeds, results = (
                 {name.removeprefix(kind): array for name, array in parts.items() if name.startswith(kind)}
                 for kind in ("feeds|", "results|")

@@ -18,6 +18,7 @@ from refgrad.conformance.parity.pair import build
 from refgrad.conformance.parity.structure import compare
 from refgrad.conformance.parity.verdicts import ParityRow, measure
 from refgrad.notices import quiet
+from refgrad.protos.arrays import read_arrays
 from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 from refgrad.show import demo
@@ -57,7 +58,7 @@ def whole_models(folder: Path | None = None) -> dict[str, Case]:
     }
     exported = {} if folder is None else {name: folder / f"{name}.onnx" for name in ("resnet18", "lstm", "gru")}
     for name, path in exported.items():
-        feeds = np.load(path.with_suffix(".npz"))
+        feeds = read_arrays(path.with_suffix(".npz"), "Feeds")
         found[name] = (
             load_model(path),
             {key.removeprefix("feed/"): feeds[key] for key in feeds if key.startswith("feed/")},

@@ -16,6 +16,7 @@ from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, choices, did_you_mean
 from refgrad.protos.arrays import read_arrays
 from refgrad.protos.memory import allowed
+from refgrad.ranges import checked
 
 _DRAWN = 8  # bytes of a number that is drawn, before it is cast
 SIZE = 4  # of a dimension that is not declared
@@ -55,6 +56,10 @@ def random_feeds(
     :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has; feeds that
         are larger than `max_memory`.
     """
+    checked("seed", seed)
+    checked("dim", size, "size")
+    for symbol, number in (sizes or {}).items():
+        checked("dim", number, f"The size of {symbol!r}")
     max_memory = allowed(max_memory)
     known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
     for symbol in sizes or ():

@@ -14,6 +14,8 @@ from typing import IO, Any
 
 from refgrad.conformance.judging.verdicts import VERDICTS, ResultRow
 from refgrad.errors import JournalError, choices
+from refgrad.protos.documents import parse_json, record_of, typed
+from refgrad.protos.inputs import read_bytes
 
 FORMAT = "refgrad conformance journal 1"
 _BEGINNING = f'{{"format":"{FORMAT}"'.encode()
@@ -101,8 +103,7 @@ class Journal:
     def _read(self, settings: Mapping[str, Any]) -> int:
         """Read the verdicts in the file, and return how many bytes of it are whole lines."""
         size = 0
-        self._file.seek(0)
-        lines = self._file.read().splitlines(keepends=True)
+        lines = read_bytes(self.path, JournalError).splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):  # the last line, cut off
                 if number == 1 and not (
@@ -111,14 +112,15 @@ class Journal:
                     raise JournalError(f"{self.path} is no journal. Name another file.")
                 break
             try:
-                entry = json.loads(line)
+                entry = parse_json(line, nonfinite=True)
                 if not isinstance(entry, dict):
                     raise JournalError(f"{self.path} is no journal: line {number} is no object. Name another file.")
                 if number == 1:
                     self._compare(entry, settings)
                 else:
-                    self.done[entry["case"]] = [_row(entry["case"], row) for row in entry["rows"]]
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                    case = typed(entry["case"], str, "case")
+                    self.done[case] = [_row(case, row) for row in typed(entry["rows"], list, "rows")]
+            except (ValueError, KeyError) as error:
                 raise JournalError(
                     f"{self.path}, line {number}: {error!s}. A journal is not edited: remove the line, or begin another."
                 ) from error
@@ -128,7 +130,7 @@ class Journal:
     def _compare(self, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         if entry.get("format") != FORMAT:
             raise JournalError(f"{self.path} is no journal of this version: its first line has no {FORMAT!r}.")
-        before = entry["settings"]
+        before = typed(entry["settings"], dict, "settings")
         differ = sorted(key for key in before.keys() | settings.keys() if before.get(key) != settings.get(key))
         if differ:
             was = "; ".join(f"{key} was {before.get(key)!r}, is {settings.get(key)!r}" for key in differ)
@@ -147,8 +149,8 @@ def _short(row: ResultRow) -> dict[str, Any]:
     }
 
 
-def _row(case: str, written: Mapping[str, Any]) -> ResultRow:
-    if written.get("verdict") not in VERDICTS:
-        raise ValueError(f"there is no verdict {written.get('verdict')!r}; there are {choices(VERDICTS)}")
-    listed = {key: tuple(written[key]) for key in ("witnesses", "against") if key in written}
-    return ResultRow(case, **{**written, **listed})
+def _row(case: str, written: Any) -> ResultRow:
+    row = record_of(ResultRow, {**typed(written, dict, "a row"), "case": case}, "a row")
+    if row.verdict not in VERDICTS:
+        raise ValueError(f"there is no verdict {row.verdict!r}; there are {choices(VERDICTS)}")
+    return row

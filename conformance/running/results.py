@@ -25,7 +25,10 @@ from refgrad.conformance.judging.verdicts import (
 from refgrad.conformance.running.runner import MEMORY, ORACLES
 from refgrad.errors import ResultsError, choices
 from refgrad.escaping import json_text
+from refgrad.protos.documents import parse_json, typed
 from refgrad.protos.files import replacing
+from refgrad.protos.inputs import read_text
+from refgrad.ranges import RANGES
 from refgrad.worker import SECONDS
 
 FORMAT = "refgrad conformance results 1"
@@ -96,8 +99,8 @@ class Results:
     def _limits(self) -> str:
         """The limits of the run, as far as they are not the default: a verdict may depend on them."""
         seconds, memory = self.settings.get("seconds", SECONDS), self.settings.get("memory", MEMORY)
-        options = [("seconds", f"{seconds:g}")] if seconds != SECONDS else []
-        options += [("memory", str(memory >> 20))] if memory != MEMORY else []
+        options = [("seconds", f"{seconds:g}")] if seconds != SECONDS and not isinstance(seconds, str) else []
+        options += [("memory", str(memory >> 20))] if memory != MEMORY and not isinstance(memory, str) else []
         return _options(options)
 
     def command_of(self, case: str) -> str:
@@ -222,13 +225,10 @@ def load(path: str | os.PathLike[str]) -> Results:
 
     :raises ResultsError: it cannot be read, or is no such file; says which part of it is not what it has to be.
     """
+    text = read_text(path, ResultsError)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = parse_json(text)
+    except ValueError as error:
         raise ResultsError(f"{str(path)!r} is no JSON: {error}.") from error
     try:
         return _read(document)
@@ -241,6 +241,13 @@ def _read(document: Any) -> Results:
         raise ResultsError(f'"format" has to be {FORMAT!r}.')
     for key, kind in _PARTS.items():
         _require(isinstance(document.get(key), kind), key, f"has to be {_KINDS[kind]}")
+    for key, kinds in _SETTINGS.items():
+        if key in document["settings"]:
+            _require(any(_is(document["settings"][key], kind) for kind in kinds), f"settings.{key}", _UNFIT)
+    for key in ("seed", "every", "seconds"):
+        if key in document["settings"] and not isinstance(document["settings"][key], str):
+            due = RANGES[key].why_not(document["settings"][key])
+            _require(not due, f"settings.{key}", f"has to be {due}")
     for name, version in document["versions"].items():
         _require(isinstance(version, str), f"versions[{name!r}]", "has to be a string")
     cases: dict[str, About] = {}
@@ -294,6 +301,16 @@ _PARTS = {
     "details": list,
 }
 _KINDS = {dict: "an object", list: "a list"}
+# The types of settings that are read again. Of several runs that differ a setting is a text, or a list.
+_OPTIONAL: tuple[Any, ...] = (str, type(None))
+_SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("ops", "opset", "dtype", "case", "values", "feeds"), _OPTIONAL),
+    **dict.fromkeys(("sources", "builders", "executors", "oracles", "imports"), (tuple[str, ...],)),
+    **dict.fromkeys(("seed", "memory", "every"), (int, str)),
+    "seconds": (float, str),
+    "contents": (dict[str, str], tuple[dict[str, str], ...], str),
+}
+_UNFIT = "is of another type than a run writes"
 
 
 def _rows_of(
@@ -326,6 +343,17 @@ def _are(entry: Any, *kinds: type) -> bool:
         and len(entry) == len(kinds)
         and all(type(value) is kind for value, kind in zip(entry, kinds, strict=True))
     )
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """True if JSON's `value` is of this type."""
+    if kind is type(None):
+        return value is None
+    try:
+        typed(value, kind, "")
+    except ValueError:
+        return False
+    return True
 
 
 def _is_index(number: Any, values: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ run: a journal, a report and a test can refer to it.
 from __future__ import annotations
 
 import re
+import reprlib
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,7 +20,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError, Message
 from onnx import ModelProto, NodeProto, OptionalProto, SequenceProto, TensorProto, helper, numpy_helper
 
 from refgrad.backends.base import ModelLike, check_feeds, graph_inputs, graph_outputs, load_model
@@ -29,8 +29,10 @@ from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
 from refgrad.errors import FeedError, InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos import native
-from refgrad.protos.external import array_of, refuse_external
+from refgrad.protos.external import array_of
+from refgrad.protos.inputs import read_bytes
 from refgrad.protos.malformed import explained
+from refgrad.protos.values import array_in, read_value
 from refgrad.protos.walk import graphs, versions_of
 from refgrad.tables.schemas import find_schema, schemas
 
@@ -157,13 +159,11 @@ def _read_inputs(data: Path, model: ModelProto) -> dict[str, Any]:
         file = data / f"input_{k}.pb"
         if not file.is_file() or k >= len(order):
             raise FeedError(f"{str(data)!r} has {count} files input_*.pb; its model takes {choices(order)}, from 0 on.")
-        proto = _PROTOS.get(kinds[order[k]] or "", TensorProto)()
-        try:
-            proto.ParseFromString(file.read_bytes())
-            name = proto.name if proto.name in kinds else order[k]
-            feeds[name] = _value(proto)
-        except (DecodeError, TypeError, ValueError) as error:
-            raise FeedError(f"{str(file)!r} is no {proto.DESCRIPTOR.name} of onnx: {error}.") from error
+        proto = read_value(read_bytes(file, FeedError), _PROTOS.get(kinds[order[k]] or "", TensorProto), file)
+        name = proto.name if proto.name in kinds else order[k]
+        if name in feeds:
+            raise FeedError(f"{str(file)!r} holds the input {name!r} again. Give each input once.")
+        feeds[name] = array_in(proto, file)
     try:
         return check_feeds(feeds, inputs)
     except FeedError as error:
@@ -174,25 +174,6 @@ _PROTOS: Mapping[str, type[TensorProto | SequenceProto | OptionalProto]] = {
     "sequence_type": SequenceProto,
     "optional_type": OptionalProto,
 }
-
-
-def _value(proto: TensorProto | SequenceProto | OptionalProto) -> Any:
-    for tensor in _held(proto):
-        refuse_external(tensor)
-    if isinstance(proto, SequenceProto):
-        return numpy_helper.to_list(proto)
-    return numpy_helper.to_optional(proto) if isinstance(proto, OptionalProto) else array_of(proto)
-
-
-def _held(proto: Message) -> Iterator[TensorProto]:
-    """The tensors in a value, also within sequences and optionals."""
-    if isinstance(proto, TensorProto):
-        yield proto
-        return
-    for _, content in proto.ListFields():
-        for one in [content] if isinstance(content, Message) else content if isinstance(content, Iterable) else ():
-            if isinstance(one, Message):
-                yield from _held(one)
 
 
 # Names
@@ -326,11 +307,11 @@ def _range(opset: str) -> tuple[int, int]:
     """The first and the last opset; the first is 0 for the newest version of each operator."""
     if opset in ("newest", "all"):
         return (0 if opset == "newest" else OLDEST), NEWEST
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", opset)
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", opset)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high <= NEWEST:
         raise OptionError(
-            f"opset={opset!r} is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'; "
+            f"opset={reprlib.repr(opset)} is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'; "
             f"onnx {onnx.__version__} has 1 to {NEWEST}."
         )
     return low, high

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
-from refgrad.cli.options import Verbose
+from refgrad.cli.numbers import number
+from refgrad.cli.options import Seed, Verbose
 from refgrad.cli.output import AGREES, DISAGREES, App, Files, say, say_lines, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
@@ -71,7 +72,7 @@ Values = Annotated[
         help="smooth, kink (points without a derivative), special (infinities, NaN, extremes), or several of them."
     ),
 ]
-Every = Annotated[int, typer.Option(min=1, metavar="N", help="Take only every Nth case of each operator.")]
+Every = Annotated[int, number("every", metavar="N", help="Take only every Nth case of each operator.")]
 From = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,7 +88,6 @@ Feeds = Annotated[
     typer.Option(help="A .npz file with the inputs of the .onnx file by name. Default: random inputs."),
     Files.READ,
 ]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]
 
 
 @app.command()
@@ -123,10 +123,11 @@ def run(
         ),
     ] = ",".join(ORACLES),
     seed: Seed = 0,
-    seconds: Annotated[float, typer.Option(help="The time limit of each call.")] = SECONDS,
-    memory: Annotated[int, typer.Option(help="The memory limit of each process, in MiB.")] = MEMORY >> 20,
+    seconds: Annotated[float, number("seconds", help="The time limit of each call.")] = SECONDS,
+    memory: Annotated[int, number("memory", help="The memory limit of each process, in MiB; 0 is no limit.")] = MEMORY
+    >> 20,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many processes to use. Default: one for each core.")
+        int | None, number("workers", help="How many processes to use. Default: one for each core.")
     ] = None,
     cluster: Annotated[
         str | None,

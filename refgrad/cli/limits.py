@@ -6,7 +6,6 @@ import inspect
 import re
 import reprlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -16,8 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from refgrad.cli.containment import end_later, limit_memory
+from refgrad.cli.numbers import number
 from refgrad.errors import OptionError
 from refgrad.protos.memory import at_most
+from refgrad.ranges import checked
 
 _OPTIONS = {
     "max_memory": Annotated[
@@ -27,7 +28,7 @@ _OPTIONS = {
             help="Stop before more memory is needed, for feeds, weights and values: a number of bytes, or 500M, 8G.",
         ),
     ],
-    "max_seconds": Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after that time.")],
+    "max_seconds": Annotated[float | None, number("max_seconds", metavar="SECONDS", help="Stop after that time.")],
 }
 
 
@@ -67,8 +68,6 @@ def _for_seconds(seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    if not 0 < seconds < threading.TIMEOUT_MAX:
-        raise OptionError(f"--max-seconds {seconds:g} is not a number of seconds above 0. Give one.")
     if not hasattr(signal, "setitimer"):
         raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
     said = (
@@ -96,4 +95,5 @@ def in_bytes(size: str) -> int:
         raise OptionError(
             f"--max-memory {reprlib.repr(size)} is not a size. Give a number of bytes, or one like 500M or 8G."
         )
-    return int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))
+    given = int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))
+    return int(checked("max_memory", given, "--max-memory"))

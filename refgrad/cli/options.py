@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints, overload
 
 import typer
 
+from refgrad.cli.numbers import number
 from refgrad.cli.output import Files
 from refgrad.conformance.questions.feeds import SIZE
 from refgrad.errors import OptionError
@@ -43,7 +44,7 @@ Dim = Annotated[
         help=f"Sizes of random inputs: N=8 sets the dimension N, 8 sets every undeclared dimension. Default: {SIZE}.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]
+Seed = Annotated[int, number("seed", help="The seed of all random numbers.")]
 Quantization = Annotated[str, typer.Option(help="How to differentiate rounding: zero, straight-through or clipped.")]
 Keep = Annotated[bool, typer.Option("--keep-outputs", help="The new model also returns the outputs of MODEL.")]
 Kinks = Annotated[

@@ -19,6 +19,7 @@ from rich.progress import Progress, TextColumn
 from typer.models import CommandFunctionType
 
 from refgrad.cli.limits import limited
+from refgrad.cli.numbers import require_ranges
 from refgrad.errors import abridged, choices
 from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
@@ -126,11 +127,13 @@ class App(typer.Typer):
     def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Register a command.
 
-        :raises TypeError: a parameter is a path, and its annotation does not say what is done with it (`Files`).
+        :raises TypeError: a parameter is a path, and its annotation does not say what is done with it (`Files`), or a
+            number, and its option was not made by `number`.
         """
         register = super().command(*arguments, **options)
 
         def registered(command: CommandFunctionType) -> CommandFunctionType:
+            require_ranges(command)
             roles = roles_of(command)
 
             @wraps(command)

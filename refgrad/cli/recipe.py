@@ -9,6 +9,7 @@ import typer
 
 from refgrad import recipes
 from refgrad.backends import get_backend
+from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Model, Of, Result, Verbose, with_conventions
 from refgrad.cli.output import App, Files, print_json, print_table, save
 from refgrad.conformance.questions.feeds import read_feeds
@@ -46,7 +47,7 @@ def write_saliency(
     wrt: Input = None,
     of: Of = None,
     axis: Annotated[
-        int | None, typer.Option(help="Take the maximum over this axis of the input: 1 for the channels of an image.")
+        int | None, number("axis", help="Take the maximum over this axis of the input: 1 for the channels of an image.")
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -63,7 +64,7 @@ def write_integrated_gradients(
     output: Result,
     wrt: Input = None,
     of: Of = None,
-    steps: Annotated[int, typer.Option(min=1, help="The number of points on the line (midpoint rule).")] = 64,
+    steps: Annotated[int, number("steps", help="The number of points on the line (midpoint rule).")] = 64,
     verbose: Verbose = False,
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
@@ -81,10 +82,11 @@ def write_fgsm(
     of: Of = None,
     score: Score = None,
     eps: Annotated[
-        float, typer.Option(help="How far each element moves. It becomes the default of a new input eps.")
+        float, number("eps", help="How far each element moves. It becomes the default of a new input eps.")
     ] = 0.007,
     clip: Annotated[
-        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Clip the result to this range, such as 0 1.")
+        tuple[float, float] | None,
+        number("clip", metavar="LOW HIGH", help="Clip the result to this range, such as 0 1."),
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,

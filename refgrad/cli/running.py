@@ -12,6 +12,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
+from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say_lines, stdout
 from refgrad.conformance.judging.check import check as run_check
@@ -88,17 +89,19 @@ def check(
     dim: Dim = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            help="The relative error that is allowed. Default: what the type and the number of nodes explain."
+        number(
+            "tolerance",
+            help="The relative error that is allowed. Default: what the type and the number of nodes explain.",
         ),
     ] = None,
     directions: Annotated[
-        int, typer.Option(min=1, help="How many random directions to take differences along, for each gradient.")
+        int, number("directions", help="How many random directions to take differences along, for each gradient.")
     ] = 2,
     random_weights: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="First replace constant weights, such as 0.02 everywhere, by random numbers of this seed."
+        number(
+            "random_weights",
+            help="First replace constant weights, such as 0.02 everywhere, by random numbers of this seed.",
         ),
     ] = None,
     verbose: Verbose = False,

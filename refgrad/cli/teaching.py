@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from refgrad.cli.numbers import number
 from refgrad.cli.options import Json
 from refgrad.cli.output import AGREES, DISAGREES, Files, print_json, print_table, say, say_lines
 from refgrad.errors import OptionError
@@ -16,7 +17,8 @@ from refgrad.teaching import CHAPTERS, Chapter, Verdict, chapter_of, judge, star
 
 def teach(
     chapter: Annotated[
-        int | None, typer.Argument(metavar="CHAPTER", help="The number of a chapter. Default: list them.")
+        int | None,
+        number("chapter", kind=typer.Argument, metavar="CHAPTER", help="The number of a chapter. Default: list them."),
     ] = None,
     answer: Annotated[
         Path | None,

@@ -11,14 +11,16 @@ from onnx import ModelProto
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
+from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Model, Result, Seed, names, with_conventions
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, print_json, say
 from refgrad.errors import OptionError, TrainingError, choices
 from refgrad.protos.files import replacing, save_gradient
+from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
-from refgrad.training.data import Arrays, open_data
+from refgrad.training.data import Arrays, Data, open_data
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
 from refgrad.training.step import step_model
@@ -53,7 +55,7 @@ _Trainable = Annotated[
 ]
 _Optimizer = Annotated[str, typer.Option(metavar="NAME", help="sgd, nesterov, adam, adamw, adagrad or rmsprop.")]
 _Momentum = Annotated[
-    float | None, typer.Option(help="Of sgd, nesterov and rmsprop. Default: 0.9 for nesterov, else 0.")
+    float | None, number("momentum", help="Of sgd, nesterov and rmsprop. Default: 0.9 for nesterov, else 0.")
 ]
 _Decay = Annotated[
     list[str] | None,
@@ -69,9 +71,9 @@ _Penalty = Annotated[
         metavar="PATTERN=L1,L2", help="l1·Σ|w| + l2·Σw² of the weights that the pattern matches. May be repeated."
     ),
 ]
-_ClipNorm = Annotated[float | None, typer.Option(help="The largest norm of the whole gradient.")]
+_ClipNorm = Annotated[float | None, number("clip_norm", help="The largest norm of the whole gradient.")]
 _Accumulate = Annotated[
-    int, typer.Option(min=1, metavar="STEPS", help="Update after so many steps, by their mean gradient.")
+    int, number("accumulate", metavar="STEPS", help="Update after so many steps, by their mean gradient.")
 ]
 _BatchNorm = Annotated[
     str,
@@ -80,7 +82,7 @@ _BatchNorm = Annotated[
     ),
 ]
 _Dropout = Annotated[str, typer.Option(metavar="MODE", help="off; training: each Dropout drops anew in every step.")]
-_ClipValue = Annotated[float | None, typer.Option(help="The largest element of the gradient.")]
+_ClipValue = Annotated[float | None, number("clip_value", help="The largest element of the gradient.")]
 
 
 @with_conventions
@@ -107,26 +109,26 @@ def train(
             "is trained too.",
         ),
     ] = None,
-    rank: Annotated[int, typer.Option(min=1, help="The size of the adapters.")] = 8,
+    rank: Annotated[int, number("rank", help="The size of the adapters.")] = 8,
     optimizer: _Optimizer = "adamw",
     rate: Annotated[
-        float | None, typer.Option(help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
+        float | None, number("rate", help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
     ] = None,
     schedule: Annotated[
         str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch), invscaling or adaptive.")
     ] = "constant",
-    warmup: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate rises.")] = 0,
+    warmup: Annotated[int, number("warmup", help="Steps in which the learning rate rises.")] = 0,
     momentum: _Momentum = None,
     weight_decay: _Decay = None,
     penalty: _Penalty = None,
     clip_norm: _ClipNorm = None,
     clip_value: _ClipValue = None,
     accumulate: _Accumulate = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="How often all samples are taken.")] = 10,
+    epochs: Annotated[int, number("epochs", help="How often all samples are taken.")] = 10,
     batch_norm: _BatchNorm = "frozen",
     dropout: _Dropout = "off",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="The samples of a step. Default: 32, or as many as the model says.")
+        int | None, number("batch_size", help="The samples of a step. Default: 32, or as many as the model says.")
     ] = None,
     validation: Annotated[
         str | None,
@@ -137,7 +139,7 @@ def train(
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option(min=1, help="End after so many epochs without a better validation loss, with the best weights."),
+        number("patience", help="End after so many epochs without a better validation loss, with the best weights."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
@@ -145,7 +147,7 @@ def train(
         Files.JOURNAL,
     ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, metavar="STEPS", help="Write it also after so many steps.")
+        int | None, number("checkpoint_every", metavar="STEPS", help="Write it also after so many steps.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the checkpoint is, if there is one.")] = False,
     shuffle: Annotated[
@@ -162,27 +164,26 @@ def train(
     """Train MODEL on data, and write it with its new weights."""
     if checkpoint is not None and checkpoint.exists() and not resume:
         raise OptionError(f"The checkpoint {str(checkpoint)!r} exists. Go on with --resume, or name another file.")
+    kind, part = _optimizer(optimizer, momentum, weight_decay), _part(validation)
+    penalties = _penalties(penalty)
     proto = load_model(model)
     chosen = names(trainable)
     if lora:
         proto = add_adapters(proto, names(lora) or (), rank, seed=seed)
         chosen = [*chosen, *adapters_of(proto)] if chosen else None
     step = _step(
-        proto, loss, _optimizer(optimizer, momentum, weight_decay), penalty, weight_decay, output=of, trainable=chosen,
+        proto, loss, kind, penalties, weight_decay, output=of, trainable=chosen,
         clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
         **conventions,
     )  # fmt: skip
     given = open_data(step, data, label)
-    held = None
-    if validation is not None:
-        try:
-            part = float(validation)
-        except ValueError:
-            held = open_data(step, validation, label)
-        else:
-            if not isinstance(given, Arrays):
-                raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
-            given, held = given.split(part, seed)
+    held: Data | None = None
+    if part is not None:
+        if not isinstance(given, Arrays):
+            raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
+        given, held = given.split(part, seed)
+    elif validation is not None:
+        held = open_data(step, validation, label)
     training = Training(step, _schedule(schedule, _RATES[optimizer] if rate is None else rate, epochs, warmup), backend)
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
@@ -243,8 +244,9 @@ def training_model(
 
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
+    kind, penalties = _optimizer(optimizer, momentum, weight_decay), _penalties(penalty)
     step = _step(
-        load_model(model), loss, _optimizer(optimizer, momentum, weight_decay), penalty, weight_decay, output=of,
+        load_model(model), loss, kind, penalties, weight_decay, output=of,
         trainable=names(trainable), label="label" if label is None else label, clip_norm=clip_norm, clip_value=clip_value,
         accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
         **conventions,
@@ -269,13 +271,13 @@ def _step(
     model: ModelProto,
     loss: str,
     optimizer: Optimizer,
-    penalty: list[str] | None,
+    penalty: dict[str, tuple[float, float]],
     weight_decay: list[str] | None,
     **options: Any,
 ) -> StepModel:
     decays = {pattern: number for pattern, number in _decays(weight_decay).items() if pattern}
     given = None if loss == "none" else loss
-    return step_model(model, given, optimizer, penalty=_penalties(penalty), weight_decay=decays, **options)
+    return step_model(model, given, optimizer, penalty=penalty, weight_decay=decays, **options)
 
 
 def _optimizer(name: str, momentum: float | None, weight_decay: list[str] | None) -> Optimizer:
@@ -294,17 +296,29 @@ def _optimizer(name: str, momentum: float | None, weight_decay: list[str] | None
     return made(**decay)  # type: ignore[no-any-return]
 
 
+def _part(validation: str | None) -> float | None:
+    """The part of the data to keep back; None where nothing is, or where a file is named."""
+    if validation == "":
+        raise OptionError("--validation '' is neither a part between 0 and 1 nor a file. Leave it out, or give one.")
+    try:
+        part = None if validation is None else float(validation)
+    except ValueError:
+        return None
+    return None if part is None else float(checked("validation", part, "--validation"))
+
+
 def _decays(given: list[str] | None) -> dict[str, float]:
     """Numbers by pattern; that of all weights is without one."""
     found = {}
     for one in given or ():
-        pattern, _, number = one.rpartition("=")
+        pattern, _, amount = one.rpartition("=")
         try:
-            found[pattern] = float(number)
+            found[pattern] = float(amount)
         except ValueError as error:
             raise OptionError(
                 f"--weight-decay {one!r}: give a number, or a pattern and one, as in '*.bias=0'."
             ) from error
+        checked("weight_decay", found[pattern], "--weight-decay")
     return found
 
 
@@ -316,7 +330,7 @@ def _penalties(given: list[str] | None) -> dict[str, tuple[float, float]]:
             l1, l2 = map(float, amounts.split(","))
         except ValueError as error:
             raise OptionError(f"--penalty {one!r}: give a pattern and two numbers, as in 'head.*=0,1e-4'.") from error
-        found[pattern] = l1, l2
+        found[pattern] = tuple(checked("penalty", amount, "--penalty") for amount in (l1, l2))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Unpack
 import typer
 
 from refgrad.backends.base import graph_inputs, load_model
+from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
 from refgrad.cli.output import Files, print_json, refuse_overwriting, say, stdout
 from refgrad.conformance.questions.feeds import read_feeds
@@ -37,7 +38,7 @@ def walk(
     ] = None,
     wrt: Wrt = None,
     step: Annotated[
-        int | None, typer.Option(metavar="K", help="Print one step alone: 0 is the last forward node.")
+        int | None, number("step", metavar="K", help="Print one step alone: 0 is the last forward node.")
     ] = None,
     differences: Annotated[bool, typer.Option(help="Take a central difference beside each step, in float64.")] = True,
     seed: Annotated[
@@ -85,13 +86,13 @@ def walk(
             "Every page would be the same: no input of the model is random. Leave out --feeds, or its inputs."
         )
 
-    def walked_with(number: int) -> Walk:
+    def walked_with(own: int) -> Walk:
         return walked(
             proto,
             given,
             wrt=names(wrt),
             of=of,
-            seed=number,
+            seed=own,
             differences=differences,
             size=size,
             sizes=sizes,
@@ -106,10 +107,10 @@ def walk(
             show(found, stdout(), step)
         return
     asked: dict[str, list[Question]] = {}
-    for number, path in pages.items():
-        found = walked_with(number)
+    for own, path in pages.items():
+        found = walked_with(own)
         asked[path.name] = questions(found)
-        _write(path, page(found, f"{model.stem}, {number}" if is_class else model.stem, quiz))
+        _write(path, page(found, f"{model.stem}, {own}" if is_class else model.stem, quiz))
     if sheet is not None:
         _write(sheet, answers(asked))
     written = [*pages.values(), *([] if sheet is None else [sheet])]

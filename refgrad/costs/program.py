@@ -29,6 +29,7 @@ from refgrad.protos.inlining import inline_functions
 from refgrad.protos.reading import is_large, skeleton_of
 from refgrad.protos.types import dimension, is_container, type_of
 from refgrad.protos.walk import attribute_value, captured, graphs, reads_of
+from refgrad.ranges import RANGES
 from refgrad.tables.randomness import may_draw
 from refgrad.tables.schemas import find_schema
 
@@ -180,7 +181,7 @@ def _check(graph: GraphProto, sizes: Mapping[str, Any]) -> None:
     for value in graph.input:
         symbols |= dict.fromkeys(d for d in map(dimension, value.type.tensor_type.shape.dim) if isinstance(d, str))
     for symbol, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if RANGES["dim"].why_not(size):
             raise OptionError(f"sizes: the size of {symbol!r} is {size!r}; it is a whole number, 0 or more.")
         if symbol != ANY and symbol not in symbols:
             have = f"The inputs have {choices(symbols)}." if symbols else "No input has a symbol for a size."

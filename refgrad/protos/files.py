@@ -16,9 +16,10 @@ from typing import BinaryIO, TypeAlias
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import set_external_data
 
-from refgrad.errors import OutputFileError
+from refgrad.errors import InvalidModelError, OutputFileError
 from refgrad.protos import native
 from refgrad.protos.external import ExternalData, external_tensors, files_beside, is_external
+from refgrad.protos.inputs import is_regular, open_regular
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _INLINE = 1024  # bytes; smaller initializers stay in the model
@@ -139,8 +140,7 @@ def _kept_unless_both(data: Path) -> Iterator[None]:
 def fingerprint(path: Path) -> str:
     """The SHA-256 of a file, with its external data if it is a model; of a folder that of all its files, and their names.
 
-    :raises InvalidModelError: the external data cannot be used.
-    :raises OSError: a file cannot be read.
+    :raises InvalidModelError: the external data cannot be used, or a file cannot be read.
     """
     whole = hashlib.sha256()
     if path.is_dir():
@@ -149,7 +149,7 @@ def fingerprint(path: Path) -> str:
         files = [path, *sorted(_checked_data(path))]
     for file in files:
         whole.update(os.fsencode(file.name) + b"\0" if file != path else b"")
-        with file.open("rb") as read:
+        with open_regular(file, InvalidModelError) as read:
             whole.update(hashlib.file_digest(read, "sha256").digest())
     return whole.hexdigest()
 
@@ -239,6 +239,8 @@ def _read_files(
 
 def _checked_data(model: Path) -> set[Path]:
     """The files of the external data of a model, each of which may be read."""
+    if not is_regular(model):
+        return set()
     try:
         proto = native.load(model)
     except Exception:  # no model
@@ -266,6 +268,8 @@ def _files_within(folder: Path) -> Iterator[Path]:
 
 
 def _data_files(model: Path) -> set[Path]:
+    if not is_regular(model):
+        return set()
     try:
         return files_beside(native.load(model), model)
     except Exception:  # no model, as whoever reads it says

@@ -17,6 +17,7 @@ from refgrad.notices import notice
 from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.external import ExternalData, array_of, is_external, refuse_unknown_type
+from refgrad.protos.inputs import is_regular
 from refgrad.protos.layout import filters, in_layout, plain_layout
 from refgrad.protos.memory import allowed
 from refgrad.protos.upgrade import spell_out_misplaced
@@ -57,6 +58,8 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, so
     try:
         if path.is_dir():
             raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
+        if path.exists() and not is_regular(path):  # a FIFO has no end
+            raise InvalidModelError(f"{path} is no regular file: give the path of an .onnx file.")
         size, limit = path.stat().st_size, allowed()
         if limit is not None and size > limit:
             raise InvalidModelError(f"{path} has {size} bytes, and max_memory is {limit}. Give it more.")

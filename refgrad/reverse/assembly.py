@@ -10,7 +10,9 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, helper
 
+from refgrad.errors import InvalidModelError
 from refgrad.forward.graph import Graph, needed_nodes
+from refgrad.protos.documents import parse_json, typed
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain, refill, rename_repeats
@@ -198,7 +200,14 @@ def _say_primals(value: ValueInfoProto, primals: Sequence[str]) -> None:
 
 
 def noted(model: ModelProto, key: str) -> dict[str, Any]:
-    """What `note` wrote down under `key`; of another model nothing."""
+    """What `note` wrote down under `key`; of another model nothing.
+
+    :raises InvalidModelError: the metadata of the model have something else there.
+    """
     known = {entry.key: entry.value for entry in model.metadata_props}
-    names: dict[str, Any] = json.loads(known.get(f"refgrad.{key}", "{}"))
-    return names
+    try:
+        return typed(parse_json(known.get(f"refgrad.{key}", "{}")), dict[str, Any], "it")  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise InvalidModelError(
+            f"The metadata refgrad.{key} of the model cannot be read: {error}. Remove it, or make the model again."
+        ) from error

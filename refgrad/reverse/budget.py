@@ -8,6 +8,7 @@ operations, so k is found by bisection. Where all segments do not fit, coarser a
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,6 +19,7 @@ from refgrad.costs import interpreter, onnxruntime
 from refgrad.costs.cost import operations, readable
 from refgrad.costs.program import program, refuse_unknown
 from refgrad.errors import InvalidModelError, OptionError
+from refgrad.ranges import RANGES
 
 Made = TypeVar("Made")
 Segments = Sequence[frozenset[str]]
@@ -50,7 +52,7 @@ def budget(text: str) -> Budget:
     :raises OptionError: it says nothing of the kind.
     """
     amount, separator, rest = text.partition(" for ")
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT]i?)?[bB]|[bB]ytes)?\s*", amount)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kKmMgGtT]i?)?[bB]|[bB]ytes)?\s*", amount)
     sizes: dict[str, int] = {}
     for part in rest.split(",") if separator else ():
         symbol, _, number = part.strip().rpartition("=")
@@ -58,12 +60,13 @@ def budget(text: str) -> Budget:
             found = None
             break
         sizes[symbol.strip()] = int(number)
-    if found is None:
+    size = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+    if found is None or RANGES["max_memory"].why_not(size):
         raise OptionError(
-            f"recompute={text!r} is no memory budget. Write a number and a unit, '2 GiB' or '800 MB', and the sizes of "
-            "dimensions that the model does not know: '2 GiB for N=32, T=128'. Names of nodes are a list."
+            f"recompute={reprlib.repr(text)} is no memory budget. Write a number and a unit, '2 GiB' or '800 MB', and the "
+            "sizes of dimensions that the model does not know: '2 GiB for N=32, T=128'. Names of nodes are a list."
         )
-    return Budget(int(float(found[1]) * _UNITS[(found[2] or "").lower()]), sizes)
+    return Budget(size, sizes)
 
 
 def peak(model: ModelProto, sizes: Mapping[str, int]) -> tuple[int, int]:

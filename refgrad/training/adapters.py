@@ -10,17 +10,19 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
+from refgrad.protos.documents import parse_json, record_of, typed
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
+from refgrad.ranges import RANGES, checked
 from refgrad.reverse.path import matching
 from refgrad.transforms.weights import write_back
 
@@ -60,12 +62,12 @@ def lora(
     >>> [tensor.name for tensor in merge_adapters(adapted).graph.initializer]
     ['w']
     """
-    source = read(model)
-    alpha = float(rank) if alpha is None and isinstance(rank, int) else alpha
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise OptionError(f"rank is an integer above 0, not {rank!r}.")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha == 0:
+    checked("rank", rank)
+    checked("seed", seed)
+    alpha = float(rank) if alpha is None else alpha
+    if RANGES["alpha"].why_not(abs(alpha) if isinstance(alpha, int | float) else alpha) or isinstance(alpha, bool):
         raise OptionError(f"alpha is a number other than 0, not {alpha!r}.")
+    source = read(model)
     if _adapters(source):
         raise OptionError("The model has adapters already. Merge them first: merge_adapters(model).")
     tensors = {tensor.name: tensor for tensor in source.graph.initializer}
@@ -166,18 +168,18 @@ def merge_adapters(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     try:
         for name, one in kept.items():
             weight = array_of(tensors[name])
-            added = array_of(tensors[one["A"]]).astype(np.float64) @ array_of(tensors[one["B"]]) * one["factor"]
-            merged[name] = (weight + (added.T if one["transposed"] else added)).astype(weight.dtype)
+            added = array_of(tensors[one.A]).astype(np.float64) @ array_of(tensors[one.B]) * one.factor
+            merged[name] = (weight + (added.T if one.transposed else added)).astype(weight.dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise OptionError(f"The adapters that the metadata of the model names are not there: {error}.") from error
     made = ModelProto()
     made.CopyFrom(source)
-    frozen = {own: whole for one in kept.values() for own, whole in one["frozen"].items()}
-    added = {name for one in kept.values() for name in one["added"]}
+    frozen = {own: whole for one in kept.values() for own, whole in one.frozen.items()}
+    added = {name for one in kept.values() for name in one.added}
     nodes = [node for node in made.graph.node if added.isdisjoint(node.output)]
     for node in nodes:
         node.output[:] = [frozen.get(name, name) for name in node.output]
-    ends = {one[end] for one in kept.values() for end in "AB"}
+    ends = {end for one in kept.values() for end in (one.A, one.B)}
     refill(made.graph.node, nodes)
     refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in ends])
     refill(made.metadata_props, [entry for entry in made.metadata_props if entry.key != _KEY])
@@ -186,21 +188,28 @@ def merge_adapters(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
 def adapters_of(model: ModelProto) -> list[str]:
     """The names of the adapters' initializers; none where there are no adapters."""
-    return [one[end] for one in _adapters(model).values() for end in "AB"]
+    return [end for one in _adapters(model).values() for end in (one.A, one.B)]
 
 
-def _adapters(model: ModelProto) -> dict[str, dict[str, Any]]:
-    found = next((entry.value for entry in model.metadata_props if entry.key == _KEY), "")
+class _Adapter(NamedTuple):
+    """What the metadata say of an adapter: its tensors, and the values and nodes that merging takes away."""
+
+    A: str
+    B: str
+    factor: float
+    transposed: bool
+    frozen: dict[str, str]
+    added: tuple[str, ...]
+
+
+def _adapters(model: ModelProto) -> dict[str, _Adapter]:
+    """The adapters by weight. Metadata that say something else are not ours."""
+    found = next((entry.value for entry in model.metadata_props if entry.key == _KEY), "{}")
     try:
-        kept = json.loads(found) if found else {}
+        kept = typed(parse_json(found), dict[str, Any], "it")
+        return {name: record_of(_Adapter, one) for name, one in kept.items()}
     except ValueError:
         return {}
-    needed = {"A", "B", "factor", "transposed", "frozen", "added"}
-    return (
-        kept
-        if isinstance(kept, dict) and all(isinstance(v, dict) and needed <= v.keys() for v in kept.values())
-        else {}
-    )
 
 
 def _setting(node: NodeProto, name: str, default: Any) -> Any:

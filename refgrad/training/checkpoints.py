@@ -6,18 +6,20 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refgrad.errors import FeedError, OptionError
+from refgrad.protos.documents import parse_json, record_of, typed
 from refgrad.protos.files import replacing
+from refgrad.protos.safetensors import read_safetensors
 from refgrad.training.schedules import Progress
 from refgrad.training.steps import StepModel
 
 _FORMAT = "refgrad.checkpoint.1"
 _BEST = "best: "
+_MOST = 2**53  # epochs, steps and samples: more than anybody trains
 
 
 @dataclass(frozen=True)
@@ -61,40 +63,96 @@ def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: C
 def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint:
     """Read a checkpoint of a training with this step.
 
-    :raises FeedError: there is no such file, it is no checkpoint or not complete, or it is of another step.
-    :raises OptionError: safetensors is not installed.
+    :raises FeedError: there is no such file, it is no checkpoint or not complete, it says what no training does, or it is of
+        another step.
     """
-    place = Path(path)
-    if not place.is_file():
-        raise FeedError(f"There is no checkpoint {str(place)!r}.")
-    reader = _safetensors()
-    from safetensors import SafetensorError, safe_open
-
+    shown = repr(str(path))
+    if not os.path.exists(path):
+        raise FeedError(f"There is no checkpoint {shown}.")
+    tensors, metadata = read_safetensors(path, FeedError, "is no whole checkpoint", "Take an older one.")
+    if metadata.get("format") != _FORMAT:
+        raise FeedError(f"{shown} is a safetensors file, and no checkpoint of refgrad.")
     try:
-        with safe_open(place, "numpy") as opened:
-            metadata = opened.metadata() or {}
-        if metadata.get("format") != _FORMAT:
-            raise FeedError(f"{str(place)!r} is a safetensors file, and no checkpoint of refgrad.")
-        tensors = reader.load_file(place)
-        progress, shuffle, validation = (json.loads(metadata[name]) for name in ("progress", "shuffle", "validation"))
-        settings = dict(json.loads(metadata["settings"]))
-        done = Progress(**{**progress, "losses": tuple(progress["losses"])})
-    except FeedError:
-        raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FeedError(f"{str(place)!r} is no whole checkpoint: {error}. Take an older one.") from error
+        progress = record_of(Progress, parse_json(metadata["progress"]), "progress", whole=True)
+        _refuse_impossible(progress)
+        shuffle = _generator_state(parse_json(metadata["shuffle"]))
+        validation = typed(parse_json(metadata["validation"], nonfinite=True), tuple[float, ...], "validation")
+        settings = typed(parse_json(metadata["settings"]), dict[str, Any], "settings")
+        if len(validation) > progress.epoch:
+            raise ValueError(f"it has {len(validation)} validation losses in {progress.epoch} epochs")
+    except KeyError as error:
+        raise FeedError(f"{shown} is no whole checkpoint: it has no {error}. Take an older one.") from error
+    except ValueError as error:
+        raise FeedError(f"{shown} is no whole checkpoint: {error}. Take an older one.") from error
     state = {name: value for name, value in tensors.items() if name in step.state}
     best = {name[len(_BEST) :]: value for name, value in tensors.items() if name not in step.state}
-    if metadata.get("step") != fingerprint_of(step) or set(state) != set(step.state) or best.keys() - state.keys():
+    if (
+        metadata.get("step") != fingerprint_of(step)
+        or set(state) != set(step.state)
+        or set(best) not in (set(), set(state))
+    ):
         raise FeedError(
-            f"{str(place)!r} is a checkpoint of another training: the model, the loss, the optimizer, what is trained or an "
+            f"{shown} is a checkpoint of another training: the model, the loss, the optimizer, what is trained or an "
             "option was not the same. Give what was given then."
         )
+    if best and not validation:
+        raise FeedError(f"{shown} is no whole checkpoint: it has no loss of its best weights. Take an older one.")
     for name, value in (*state.items(), *best.items()):
         due = step.state[name]
         if value.shape != due.shape or value.dtype != due.dtype:
-            raise FeedError(f"{str(place)!r} has {name!r} as {value.dtype}{list(value.shape)}. Take an older one.")
-    return Checkpoint(state, done, shuffle, tuple(validation), best or None, settings)
+            raise FeedError(f"{shown} has {name!r} as {value.dtype}{list(value.shape)}. Take an older one.")
+        if not np.isfinite(value).all():
+            raise FeedError(f"{shown} has numbers in {name!r} that are not finite. Take an older one.")
+    return Checkpoint(state, progress, shuffle, validation, best or None, settings)
+
+
+def _refuse_impossible(done: Progress) -> None:
+    """Refuse the progress that no training has.
+
+    :raises ValueError: counts that are below 0, too large, or do not fit each other.
+    """
+    counts = {name: value for name, value in done._asdict().items() if isinstance(value, int)}
+    for name, value in counts.items():
+        if not 0 <= value <= _MOST:
+            raise ValueError(f"{name} is {value}")
+    if len(done.losses) != done.epoch:
+        raise ValueError(f"it has {len(done.losses)} losses of {done.epoch} epochs")
+    if not done.epoch <= done.epoch_step <= done.step or not done.epoch_sample <= done.sample:
+        raise ValueError(
+            f"it has done {done.epoch} epochs, {done.step} steps, {done.epoch_step} of them when this epoch began, and "
+            f"{done.sample} samples, {done.epoch_sample} of them when this epoch began"
+        )
+
+
+class _Generator(NamedTuple):
+    """The state of a generator of random numbers, as NumPy writes it down."""
+
+    bit_generator: str
+    state: dict[str, int]
+    has_uint32: int
+    uinteger: int
+
+
+def _generator_state(document: Any) -> dict[str, Any] | None:
+    """The state of the generator that shuffles.
+
+    :raises ValueError: it is none. With an even increment the generator could give the same number for ever.
+    """
+    if document is None:
+        return None
+    found = record_of(_Generator, document, "shuffle")
+    inner = found.state
+    fits = (
+        found.bit_generator == "PCG64"
+        and inner.keys() == {"state", "inc"}
+        and all(0 <= number < 2**128 for number in inner.values())
+        and inner["inc"] % 2 == 1
+        and found.has_uint32 in (0, 1)
+        and 0 <= found.uinteger < 2**32
+    )
+    if not fits:
+        raise ValueError("shuffle is no state of the generator of random numbers")
+    return found._asdict()
 
 
 def fingerprint_of(step: StepModel) -> str:

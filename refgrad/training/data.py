@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import os
 import queue
@@ -14,9 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from refgrad.errors import FeedError, choices, did_you_mean
-from refgrad.protos.arrays import read_arrays
+from refgrad.protos.arrays import described_arrays, mapped_array, read_arrays
+from refgrad.ranges import checked
 from refgrad.training.steps import StepModel
-from refgrad.training.training import batches
+from refgrad.training.training import batches, refuse_lengths
 
 _INPUTS, _LABELS = ("x", "features", "inputs", "data"), ("y", "label", "labels", "target", "targets")
 _AHEAD = 2  # batches
@@ -24,7 +26,9 @@ Item = TypeVar("Item")
 
 
 class Data(ABC):
-    """Samples by the names of the inputs of a step."""
+    """Samples by the names of the inputs of a step. `folder` is where their files are, None where they are in none."""
+
+    folder: Path | None = None
 
     @abstractmethod
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
@@ -62,6 +66,7 @@ class Arrays(Data):
 
         :raises FeedError: one of them has no sample.
         """
+        checked("validation", part, "part")
         count = len(self)
         held = round(count * part)
         if not 0 < held < count:
@@ -76,10 +81,43 @@ class Arrays(Data):
 
 
 class Shards(Data):
-    """Samples in .npz files, of which two are in memory at a time. Shuffling changes their order, and the order within each."""
+    """Samples in .npz files, of which two are in memory at a time. Shuffling changes their order, and the order within each.
+
+    :raises FeedError: by its headers a file does not fit the step, or the files before.
+    """
 
     def __init__(self, step: StepModel, files: Sequence[Path], label: str | None = None) -> None:
         self._step, self._files, self._label = step, list(files), label
+        self._axes: dict[str, tuple[Path, tuple[int, ...]]] = {}  # behind the first, and the file that has them so
+        for file in self._files:
+            self._look_at(file)
+
+    def _look_at(self, file: Path) -> None:
+        """Compare the shapes in a file with the step, and with the files before: a batch may span two files.
+
+        :raises FeedError: they differ.
+        """
+        described = described_arrays(file)
+        try:
+            named = _named(self._step, described, self._label)
+            refuse_lengths({name: shape[0] if shape else -1 for name, (_, shape) in named.items()})
+            for name, (dtype, shape) in named.items():
+                if name == self._step.label and self._step.class_names is not None:
+                    continue  # classes by name take the shape of the label
+                dims = self._step.inputs[name][1]
+                shape = _turned(shape, dims)
+                _refuse_shape(self._step, name, shape, dtype)
+                first, axes = self._axes.setdefault(name, (file, shape[1:]))
+                if len(axes) != len(shape) - 1:
+                    raise FeedError(f"{name!r} has {len(shape)} axes, and {len(axes) + 1} in {first.name!r}.")
+                for axis, (here, there) in enumerate(zip(shape[1:], axes, strict=True), 1):
+                    if here != there:
+                        raise FeedError(
+                            f"{name!r} has the size {here} on axis {axis}, and {there} in {first.name!r}. A batch may have "
+                            "samples of both. Give all files the same sizes behind the first axis."
+                        )
+        except FeedError as error:
+            raise FeedError(f"{str(file)!r}: {error}") from error
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
@@ -108,7 +146,10 @@ class Shards(Data):
         try:
             if next(batches(arrays, 1), None) is None:  # which refuses other lengths
                 raise FeedError("There is no sample in it. Leave it out.")
-            return fitted(self._step, arrays)
+            made = fitted(self._step, arrays)
+            if any(made[name].shape[1:] != axes for name, (_, axes) in self._axes.items()):
+                raise FeedError("It was written over while it was read. Begin again.")
+            return made
         except FeedError as error:
             raise FeedError(f"{str(file)!r}: {error}") from error
 
@@ -134,6 +175,12 @@ def open_data(step: StepModel, path: str | os.PathLike[str], label: str | None =
     place = Path(path)
     if not place.is_dir():
         return Arrays(step, read_arrays(place, "Training data"), label)
+    data = _of_folder(step, place, label)
+    data.folder = place
+    return data
+
+
+def _of_folder(step: StepModel, place: Path, label: str | None) -> Data:
     shards, mapped = sorted(place.glob("*.npz")), sorted(place.glob("*.npy"))
     if bool(shards) == bool(mapped):
         raise FeedError(
@@ -142,13 +189,7 @@ def open_data(step: StepModel, path: str | os.PathLike[str], label: str | None =
         )
     if shards:
         return Shards(step, shards, label)
-    arrays = {}
-    for file in mapped:
-        try:
-            arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise FeedError(f"{str(file)!r} cannot be read: {error}. Write it with numpy.save(path, x).") from error
-    return Arrays(step, arrays, label)
+    return Arrays(step, {file.stem: mapped_array(file) for file in mapped}, label)
 
 
 def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dict[str, Any]:
@@ -196,20 +237,10 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         array, (dtype, dims) = np.asarray(given), step.inputs[name]
         if name == step.label and step.class_names is not None:
             array = step.labels(array)
-        if array.ndim == 1 and dims is not None and len(dims) == 2 and dims[1] in (1, None):
-            array = array[:, None]
-        elif array.ndim == 2 and array.shape[1] == 1 and dims is not None and len(dims) == 1:
-            array = array[:, 0]
+        array = array.reshape(_turned(array.shape, dims))
         if array.dtype != dtype:
             array = _cast(name, array, dtype)
-        if dims is not None and (
-            array.ndim != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], array.shape[1:], strict=True))
-        ):
-            shape = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
-            hint = ""
-            if name == step.label and array.dtype.kind in "iu" and array.ndim < len(dims):
-                hint = " Classes are for the loss cross_entropy, or log_loss where the model returns probabilities."
-            raise FeedError(f"{name!r} has the shape {list(array.shape)}, and [{shape}] is due.{hint}")
+        _refuse_shape(step, name, array.shape, array.dtype)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FeedError(f"{name!r} has numbers that are not finite: {_first(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:
@@ -220,6 +251,26 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
                 )
         made[name] = array
     return made
+
+
+def _turned(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> tuple[int, ...]:
+    """The shape [N] as [N, 1], and the other way round, where the step takes that."""
+    if len(shape) == 1 and dims is not None and len(dims) == 2 and dims[1] in (1, None):
+        return (*shape, 1)
+    return shape[:1] if len(shape) == 2 and shape[1] == 1 and dims is not None and len(dims) == 1 else shape
+
+
+def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Refuse samples of another rank or size than the step takes; the first axis counts them."""
+    dims = step.inputs[name][1]
+    if dims is None:
+        return
+    if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
+        due = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
+        hint = ""
+        if name == step.label and dtype.kind in "iu" and len(shape) < len(dims):
+            hint = " Classes are for the loss cross_entropy, or log_loss where the model returns probabilities."
+        raise FeedError(f"{name!r} has the shape {list(shape)}, and [{due}] is due.{hint}")
 
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -261,7 +312,8 @@ def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:
         except BaseException as error:
             put((False, error))
 
-    thread = threading.Thread(target=work, daemon=True)
+    # With the limits of memory of whoever asks: a thread has none of its own.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
     thread.start()
     try:
         while True:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError
+from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
 from refgrad.training.training import Training
+
+_RANGES = {
+    "epochs": "epochs",
+    "size": "batch_size",
+    "patience": "patience",
+    "every": "checkpoint_every",
+    "seed": "seed",
+}  # the rows of refgrad.ranges
 
 
 @dataclass
@@ -29,6 +39,7 @@ class Run:
     :param notify: called after each step with the run.
     :raises OptionError: an option does not fit.
     :raises FeedError: the checkpoint is one of another training.
+    :raises OutputFileError: the checkpoint lies in the folder of the data.
     """
 
     training: Training
@@ -45,18 +56,19 @@ class Run:
     validation_losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("epochs", self.epochs),
-            ("size", self.size),
-            ("patience", self.patience),
-            ("every", self.every),
-        ):
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(f"{name} is an integer above 0, not {value!r}.")
+        for name, row in _RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                checked(row, value, name)
         if self.patience is not None and self.validation is None:
             raise OptionError("patience waits for the loss on validation data. Give some.")
         if (self.every is not None or self.resume) and self.checkpoint is None:
             raise OptionError("Steps are saved, and a training goes on, with a checkpoint. Name its file.")
+        for place in (self.data.folder, None if self.validation is None else self.validation.folder):
+            if self.checkpoint is not None and place is not None and _is_within(Path(self.checkpoint), place):
+                raise OutputFileError(
+                    f"The checkpoint {os.fspath(self.checkpoint)!r} lies in the folder of the data, {str(place)!r}. Name a "
+                    "file elsewhere."
+                )
         self._rng = None if self.seed is None else np.random.default_rng(self.seed)
         self._begun: dict[str, Any] | None = None
         self._best: tuple[float, dict[str, np.ndarray]] | None = None
@@ -67,10 +79,13 @@ class Run:
         found = load_checkpoint(path, self.training.step)
         for name, value in self._settings.items():
             if found.settings.get(name) != value:
+                was = reprlib.repr(found.settings.get(name))
                 raise FeedError(
-                    f"{os.fspath(path)!r} is a checkpoint of a training with another {name}: {found.settings.get(name)}, and "
-                    f"not {value}. Give what was given then."
+                    f"{os.fspath(path)!r} is a checkpoint of a training with another {name}: {was}, and not {value!r}. Give "
+                    "what was given then."
                 )
+        if (self._rng is None) != (found.shuffle is None):
+            raise FeedError(f"{os.fspath(path)!r} is no whole checkpoint: its order of samples is not known.")
         if self._rng is not None and found.shuffle is not None:
             self._rng.bit_generator.state = found.shuffle
         self.training.go_on(found.state, found.progress)
@@ -89,8 +104,7 @@ class Run:
         while training.progress.epoch < self.epochs and not self._is_over():
             self._begun = None if self._rng is None else dict(self._rng.bit_generator.state)
             chosen = self.data.batches(self.size, self._rng)
-            for _ in range(training.progress.step - training.progress.epoch_step):
-                next(chosen, None)  # they were done before the checkpoint
+            self._skip(chosen, training.progress.step - training.progress.epoch_step)
             training.epoch(ahead(chosen), self._after_step)
             if self.validation is not None:
                 loss = training.evaluate(self.validation.batches(self.size))
@@ -102,6 +116,18 @@ class Run:
         if self.patience is not None and self._best is not None:
             training.go_on(self._best[1], training.progress)
         return training.losses
+
+    def _skip(self, batches: Iterator[Any], count: int) -> None:
+        """Leave out the batches of this epoch that were done before the checkpoint.
+
+        :raises FeedError: the data has fewer.
+        """
+        for done in range(count):
+            if next(batches, None) is None:
+                raise FeedError(
+                    f"The checkpoint {str(self.checkpoint)!r} has done {count} steps of its epoch, and the data has {done} "
+                    "batches. Give the data that was given then, or take another checkpoint."
+                )
 
     @property
     def best_epoch(self) -> int:
@@ -144,3 +170,8 @@ class Run:
     def _settings(self) -> dict[str, Any]:
         """What has to be the same for a training to go on as if it had not stopped."""
         return {"schedule": repr(self.training.schedule), "size": self.size, "seed": self.seed}
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """True if a file at `path` lies in `folder`, or in a folder within, by whatever names."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

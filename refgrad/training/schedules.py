@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from refgrad.errors import OptionError, choices
+from refgrad.ranges import FINITE, checked
 
 UNITS = ("epoch", "step", "sample")
+_RANGED = ("alpha", "factor", "length", "period", "power", "rate")  # rows of refgrad.ranges
 
 
 class Progress(NamedTuple):
@@ -44,10 +46,10 @@ class Schedule(ABC):
             raise OptionError(f"unit={self.unit!r} of {type(self).__name__}; there are {choices(UNITS)}.")
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not math.isfinite(value):
+            if one.name in _RANGED:
+                checked(one.name, value, f"{one.name} of {type(self).__name__}")
+            elif isinstance(one.default, int | float) and not isinstance(one.default, bool) and FINITE.why_not(value):
                 raise OptionError(f"{one.name} of {type(self).__name__} is a finite number, not {value!r}.")
-        if self.rate <= 0:
-            raise OptionError(f"A learning rate is above 0, unlike {self.rate!r}.")
 
     def __call__(self, progress: Progress) -> float:
         """The learning rate of the next step."""
@@ -112,11 +114,6 @@ class Cosine(Schedule):
 
     period: int = 100
     minimum: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.period < 1:
-            raise OptionError(f"The period of Cosine is at least 1, unlike {self.period}.")
 
     def value(self, done: int) -> float:
         """See the class."""

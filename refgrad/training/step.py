@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.notices import quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
+from refgrad.ranges import checked
 from refgrad.reverse.path import matching
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
@@ -111,6 +111,11 @@ def step_model(
     ['loss', 'weights_next', 'velocity_next']
     """
     optimizer = SGD() if optimizer is None else optimizer
+    checked("accumulate", accumulate)
+    checked("seed", seed)
+    for name, bound in (("clip_value", clip_value), ("clip_norm", clip_norm)):
+        if bound is not None:
+            checked(name, bound)
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
     model, chosen = trained(model, trainable)
@@ -133,15 +138,13 @@ def step_model(
         raise OptionError(f"dropout={dropout!r}; there are {choices(DROPOUTS)}.")
     refuse_training_mode(model, batch_norm != "training", dropout != "training")
     if dropout == "training":
-        source, still = with_masks(source, STEP, _checked_seed(seed)), in_inference_mode(still)
+        source, still = with_masks(source, STEP, int(seed)), in_inference_mode(still)
     made, loss_name = differentiated(
         source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, conventions
     )
     clip = (clip_value, clip_norm)
     if penalty_by not in PENALTIES_BY:
         raise OptionError(f"penalty_by={penalty_by!r}; there are {choices(PENALTIES_BY)}.")
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise OptionError(f"accumulate is an integer above 0, not {accumulate!r}.")
     decays, shared = _decays(penalty, chosen), penalty_by == "sample"
     held = get_train_initializer(model) if statistics else {}
     running = {statistic: held[statistic.name][0] for statistic in statistics}
@@ -210,17 +213,13 @@ def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Seq
     return [name for name in known if name in found]
 
 
-def _checked_seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise OptionError(f"seed is an integer that is not negative, not {seed!r}.")
-    return int(seed)
-
-
 def _decays(penalty: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     found = {}
     for pattern, amounts in (penalty or {}).items():
         if not isinstance(amounts, tuple | list) or len(amounts) != 2:
             raise OptionError(f"The penalty of {pattern!r} is a pair (l1, l2), not {amounts!r}.")
+        for amount in amounts:
+            checked("penalty", amount, f"The penalty of {pattern!r}")
         for name in _chosen([pattern], list(weights), "penalty"):
             found[name] = (float(amounts[0]), float(amounts[1]))
     return found
@@ -233,7 +232,6 @@ def _weight_decays(
         raise OptionError(f"{optimizer!r} has no weight_decay.")
     found: dict[str, float] = {}
     for pattern, amount in (given or {}).items():
-        if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount) or amount < 0:
-            raise OptionError(f"The weight decay of {pattern!r} is a number that is not negative, not {amount!r}.")
+        checked("weight_decay", amount, f"The weight decay of {pattern!r}")
         found |= dict.fromkeys(_chosen([pattern], list(weights), "weight_decay"), float(amount))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.ranges import RANGES
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
@@ -195,6 +197,16 @@ def written_back(
     return write_back(made, left) if left else made
 
 
+def refuse_lengths(lengths: Mapping[str, int]) -> None:
+    """Refuse arrays that have not as many samples as each other; −1 is a scalar.
+
+    :raises FeedError: they have not, or there is none.
+    """
+    if len(set(lengths.values())) != 1 or min(lengths.values()) < 0:
+        said = ", ".join(f"{name!r} {length if length >= 0 else 'is a scalar'}" for name, length in lengths.items())
+        raise FeedError(f"Arrays of as many samples as each other are due, and there are: {said}.")
+
+
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
     """Batches of `size` samples, the last one with what is left. With `rng` the samples are shuffled first.
 
@@ -205,11 +217,9 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     """
     arrays = {name: np.asarray(array) for name, array in data.items()}
     lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or min(lengths.values()) < 0:
-        said = ", ".join(f"{name!r} {length if length >= 0 else 'is a scalar'}" for name, length in lengths.items())
-        raise FeedError(f"Arrays of as many samples as each other are due, and there are: {said}.")
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise OptionError(f"A batch has at least one sample: size is {size!r}.")
+    refuse_lengths(lengths)
+    if due := RANGES["batch_size"].why_not(size):
+        raise OptionError(f"A batch has at least one sample: size is {reprlib.repr(size)}. Give {due}.")
     count = next(iter(lengths.values()))
     order = np.arange(count)
     if rng is not None:

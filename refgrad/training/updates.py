@@ -6,16 +6,17 @@ learning rate and t the number of the step, from 1.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from refgrad.errors import OptionError, choices
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.ranges import FINITE, checked
 
 States = Mapping[str, str]
 EPSILONS = ("corrected", "uncorrected")
+_RANGED = ("beta1", "beta2", "dampening", "momentum", "weight_decay")  # rows of refgrad.ranges
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,11 @@ class Optimizer(ABC):
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool | str):
+            if field.name in _RANGED:
+                checked(field.name, value, f"{field.name} of {type(self).__name__}")
+            elif isinstance(field.default, bool | str):
                 continue
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            elif FINITE.why_not(value) or value < 0:
                 raise OptionError(
                     f"{field.name} of {type(self).__name__} is a number that is not negative, not {value!r}."
                 )

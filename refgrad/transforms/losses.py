@@ -5,8 +5,8 @@ The functions, their arguments and the graphs are those that experimental_experi
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -337,7 +337,7 @@ def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., s
 
 
 def _check_number(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= sys.float_info.max:
         raise OptionError(f"{what} is a finite number, not {value!r}.")
 
 

@@ -23,7 +23,6 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from numbers import Real
 from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
@@ -39,6 +38,7 @@ from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.protos.walk import graphs
+from refgrad.ranges import RANGES
 from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import write
@@ -180,8 +180,8 @@ def integrated_gradients(
     :param of: f, one target for the whole line. For the class that the model finds, run it first, then give its index.
     :param steps: k, at least 1.
     """
-    if not _is_integer(steps) or steps < 1:
-        raise OptionError(f"steps={steps!r}: the line has at least one step.")
+    if due := RANGES["steps"].why_not(steps):
+        raise OptionError(f"steps={steps!r}: the line has at least one step; give {due}.")
     made, wrt, slope = _differentiated(select(model, of), wrt, "integrated_gradients", conventions)
     op, graph = made.op, made.graph
     kind, rank = op.type(wrt), len(graph.inputs[wrt].type.tensor_type.shape.dim)
@@ -236,7 +236,7 @@ def fgsm(
     :param eps: the default of the input `eps`, 0.007 as in the paper.
     :param clip: the lowest and the highest value that an element of the result may have.
     """
-    if not _is_number(eps) or not math.isfinite(eps):
+    if RANGES["eps"].why_not(eps):
         raise OptionError(f"eps={eps!r}: give a finite number.")
     if clip is not None and not _are_bounds(clip):
         raise OptionError(f"clip={clip!r}: give the lowest value and the highest.")
@@ -443,16 +443,12 @@ def _text(shape: Sequence[int | str | None] | None) -> str:
 # A selection
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _are_bounds(clip: Any) -> bool:
-    pair = isinstance(clip, Sequence) and len(clip) == 2 and all(map(_is_number, clip))
+    pair = isinstance(clip, Sequence) and len(clip) == 2 and not any(map(RANGES["clip"].why_not, clip))
     return pair and bool(clip[0] <= clip[1])
 
 

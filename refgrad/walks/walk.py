@@ -22,6 +22,7 @@ from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.printing import onnx_text
 from refgrad.protos.walk import attribute_value, reads_of
+from refgrad.ranges import checked
 from refgrad.reverse.gradient import preflight, recorded
 from refgrad.reverse.path import Path
 from refgrad.reverse.record import with_contributions
@@ -187,9 +188,7 @@ def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> i
 
 
 def _checked_seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise OptionError(f"seed is an integer that is not negative, not {seed!r}.")
-    return int(seed)
+    return int(checked("seed", seed))
 
 
 def _fed(

@@ -197,7 +197,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not (arguments.folder / "tests.tsv").is_file():
         parser.error(f"there is no tests.tsv in {str(arguments.folder)!r}: give a folder of tests, such as gradients")
-    if not arguments.seconds > 0 or arguments.skip < 0:
+    if not 0 < arguments.seconds < threading.TIMEOUT_MAX or arguments.skip < 0:
         parser.error("--seconds takes a number above 0, and --skip a number of tests")
     try:
         listed = read_tests(arguments.folder)

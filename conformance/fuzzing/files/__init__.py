@@ -1,0 +1,1 @@
+"""Files that are damaged or lie, and everything that reads one."""

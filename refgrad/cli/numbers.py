@@ -1,0 +1,56 @@
+"""Options that are numbers: each has a row in `refgrad.ranges`, and is checked when the command line is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from refgrad.ranges import RANGES, checked
+
+_MARK = "range_of"  # the attribute of a callback that checks
+
+
+def number(name: str, *flags: str, kind: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
+    """A Typer option, or an argument, whose numbers are those of a row of `refgrad.ranges`.
+
+    :param name: the name of the row.
+    :param flags: as for `typer.Option`.
+    :raises KeyError: there is no such row.
+    """
+    RANGES[name]
+
+    def check(param: typer.CallbackParam, value: Any) -> Any:
+        flag = max(param.opts, key=len)  # of an argument its name
+        for one in value if isinstance(value, list | tuple) else () if value is None else (value,):
+            checked(name, one, flag)
+        return value
+
+    setattr(check, _MARK, name)
+    return kind(*flags, callback=check, **settings)
+
+
+def require_ranges(command: Callable[..., Any]) -> None:
+    """Require that each number that a command takes has a range.
+
+    :raises TypeError: one has none.
+    """
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        given = getattr(hint, "__metadata__", ())
+        if (
+            name != "return"
+            and is_numeric(hint)
+            and not any(hasattr(getattr(one, "callback", None), _MARK) for one in given)
+        ):
+            raise TypeError(f"Parameter {name!r} of {command} is a number: make its option with `number`.")
+
+
+def is_numeric(hint: Any) -> bool:
+    """True if an annotation is of whole or real numbers, of several, or of one or None."""
+    if hasattr(hint, "__metadata__"):
+        return is_numeric(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType, list, tuple):
+        return any(map(is_numeric, get_args(hint)))
+    return hint in (int, float)
