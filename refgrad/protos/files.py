@@ -34,6 +34,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = writable(path)
     temporary = _temporary_beside(target)
+    announce(temporary, True)
     try:
         yield temporary
         os.replace(temporary, target)
@@ -42,6 +43,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # it is not there, or nothing can be
             temporary.unlink()
+        announce(temporary, False)
 
 
 @contextmanager
@@ -58,6 +60,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if is_taken:
         raise OutputFileError(f"{str(target)!r} exists. Give the name of a folder that does not, and it is made.")
     temporary = _temporary_beside(target)
+    announce(temporary, True)
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -66,6 +69,11 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # gone where it was renamed
+        announce(temporary, False)
+
+
+def announce(temporary: Path, is_there: bool) -> None:
+    """Say that a temporary file is about to be made, or is gone. A command lets its parent know: it removes what is left."""
 
 
 def _temporary_beside(target: Path) -> Path:
@@ -120,6 +128,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
 def _kept_unless_both(data: Path) -> Iterator[None]:
     """What `data` was is put back if the block fails after it was replaced: the file that refers to it was not."""
     before, existed = _temporary_beside(data), data.exists()
+    announce(before, True)
     with contextlib.suppress(OSError):  # nothing was there, or the file system has no links
         os.link(data, before)
     try:
@@ -134,6 +143,7 @@ def _kept_unless_both(data: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             before.unlink()
+        announce(before, False)
 
 
 def fingerprint(path: Path) -> str:
