@@ -21,6 +21,7 @@ from typing import IO, Any, ParamSpec, TypeVar
 
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
 from refgrad.notices import notice
+from refgrad.protos import links
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,7 +194,7 @@ def last_words() -> IO[bytes]:
 
 
 def limited(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given.
+    """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given, and takes `data_folders`.
 
     What `function` raises there is raised here, and what it warns of is warned of here. The process knows the operators of
     plug-ins, not those that this process registered by itself.
@@ -203,9 +204,12 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
         memory: Any = keywords.pop("max_memory", None)
         seconds: Any = keywords.pop("max_seconds", None)
+        folders: Any = keywords.pop("data_folders", None)
         if memory is None and seconds is None:
-            return function(*arguments, **keywords)
+            with links.data_in(folders):
+                return function(*arguments, **keywords)
         _check_limits(memory, seconds)
+        keywords["data_folders"] = links.named(folders)
         for argument in (*arguments, *keywords.values()):
             if (size := getattr(argument, "ByteSize", None)) is not None and size() > _PROTOBUF_LIMIT:
                 raise InvalidModelError(

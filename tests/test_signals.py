@@ -38,16 +38,18 @@ def _signalled(folder: Path, body: str, number: int, *, group: bool = False) -> 
         [sys.executable, "-c", _PROGRAM.format(body)], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    time.sleep(0.3)
-    start = time.monotonic()
-    (os.killpg if group else os.kill)(process.pid, number)
-    try:
-        said = process.communicate(timeout=20)[1]
-    finally:
-        if process.poll() is None:
+    with process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(0.3)
+        start = time.monotonic()
+        (os.killpg if group else os.kill)(process.pid, number)
+        try:
+            said = process.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert first == "begun\n", said
     return process.returncode, time.monotonic() - start, said
 
 

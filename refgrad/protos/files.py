@@ -96,7 +96,8 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     """Write the gradient of the model at `source`. Return the data file that was written beside it, or None.
 
     External data of `source` is referenced where both are in the same folder. Elsewhere the tensors that the gradient needs
-    are copied into `<path>.data`; so are the weights of a result over 2 GB. `gradient` is modified.
+    are copied into `<path>.data`; so are those that a link leads to, which runtimes refuse to follow out of the folder, and
+    the weights of a result over 2 GB. `gradient` is modified.
 
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
@@ -104,7 +105,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     data = data_file_of(target)
     refuse_replacing([target, data], models=[origin])
     beside = list(external_tensors(gradient))
-    moved = beside and target.parent.resolve() != origin.parent.resolve()
+    moved = beside and (target.parent.resolve() != origin.parent.resolve() or _is_linked(beside, origin))
     if not moved and gradient.ByteSize() <= _PROTOBUF_LIMIT:
         with replacing(target) as file:
             file.write_bytes(gradient.SerializeToString())
@@ -122,6 +123,11 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
                 _move(tensor, source_data, out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+def _is_linked(tensors: Iterable[TensorProto], model: Path) -> bool:
+    with ExternalData(model) as data:
+        return any(data.is_linked(tensor) for tensor in tensors)
 
 
 @contextmanager
