@@ -15,8 +15,8 @@ import onnx
 from onnx import helper
 
 from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, did_you_mean
+from refgrad.links import Folders, with_data_in
 from refgrad.protos.external import external_tensors, load, refuse_external
-from refgrad.protos.links import Folders, with_data_in
 from refgrad.protos.reading import read
 
 ModelLike: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"

@@ -33,9 +33,9 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.errors import BackendError, OptionError, RefgradError, choices
+from refgrad.links import Folders, with_data_in
 from refgrad.protos.external import links_leave
 from refgrad.protos.inlining import refuse_growth, refuse_recursion
-from refgrad.protos.links import Folders, with_data_in
 from refgrad.protos.malformed import explained
 
 _MOST_SHAPES = 8  # of which memory is kept

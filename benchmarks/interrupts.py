@@ -197,9 +197,11 @@ def _damaged(folder: Path) -> list[str]:
     return faults
 
 
-def survey(count: int, seed: int = 0, only: str = "", folder: Path | None = None) -> list[Outcome]:
+def survey(count: int, seed: int = 0, only: str = "") -> list[Outcome]:
     """Interrupt the commands in turn, and return what became of each."""
     drawn = random.Random(seed)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, and so would the commands
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [command for command in commands() if only in command.name]
     outcomes = []
     with tempfile.TemporaryDirectory() as made:

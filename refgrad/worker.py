@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ParamSpec, TypeVar
 
+from refgrad import links
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
 from refgrad.notices import notice
-from refgrad.protos import links
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,7 +19,7 @@ TOPS = ("refgrad", "backends", "conformance")
 STAIRCASE = (
     # the differentiator
     ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
-    ("refgrad.notices",),
+    ("refgrad.links", "refgrad.notices"),
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),
@@ -65,7 +65,7 @@ STAIRCASE = (
 )
 STEPS = {room: step for step, rooms in enumerate(STAIRCASE) for room in rooms}
 # backends know nothing of derivatives: of the differentiator they may import these alone
-BELOW_BACKENDS = {"refgrad.errors", "refgrad.protos", "refgrad.tables", "refgrad.worker"}
+BELOW_BACKENDS = {"refgrad.errors", "refgrad.links", "refgrad.protos", "refgrad.tables", "refgrad.worker"}
 
 
 @cache

@@ -13,11 +13,11 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 
 import refgrad
-from refgrad import cli
+from refgrad import cli, links
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.errors import InvalidModelError, OptionError, RefgradError
-from refgrad.protos import external, links
+from refgrad.protos import external
 from refgrad.protos.files import fingerprint
 
 pytestmark = [

@@ -112,3 +112,11 @@ def test_what_was_made_by_an_interrupted_command_that_did_not_notice_has_its_cod
     code, _, said = _signalled(tmp_path, body, signal.SIGINT)
     assert (code, said) == (130, "")
     onnx.checker.check_model(tmp_path / "g.onnx")
+
+
+@linux
+def test_commands_that_are_interrupted_at_random_times_leave_nothing(monkeypatch):
+    """Few of them: benchmarks/interrupts.py does it hundreds of times, under load."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    interrupts = pytest.importorskip("interrupts")
+    assert [one.faults for one in interrupts.survey(8, seed=int(time.time()))] == [[]] * 8

@@ -23,8 +23,8 @@ from refgrad.backends.numpy.memory import WATCH, Progress, Watch
 from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
+from refgrad.links import Folders, with_data_in
 from refgrad.protos.inlining import inline_functions
-from refgrad.protos.links import Folders, with_data_in
 from refgrad.protos.malformed import explained
 from refgrad.protos.memory import allowed, at_most
 from refgrad.protos.reading import read

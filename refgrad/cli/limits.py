@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
+from refgrad import links
 from refgrad.cli.containment import end_later, limit_memory
 from refgrad.errors import OptionError
-from refgrad.protos import links
 from refgrad.protos.memory import at_most
 
 _OPTIONS = {

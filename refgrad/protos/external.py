@@ -20,8 +20,8 @@ from types import TracebackType
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from refgrad import links
 from refgrad.errors import InvalidModelError
-from refgrad.protos import links
 from refgrad.protos.memory import allowed
 from refgrad.protos.types import KNOWN
 from refgrad.protos.walk import tensors_without_initializers

@@ -17,8 +17,8 @@ from refgrad.errors import InvalidModelError, NoGradientError, OptionError, Refg
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.forward.shapeless import of_each_rank
+from refgrad.links import Folders
 from refgrad.notices import notice, quiet
-from refgrad.protos.links import Folders
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import lacks_shape, names_of, nested, subgraphs

@@ -23,9 +23,9 @@ from refgrad.errors import ExpansionError, choices, did_you_mean
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
+from refgrad.links import Folders
 from refgrad.notices import quiet
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
-from refgrad.protos.links import Folders
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS

@@ -14,8 +14,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.errors import NoGradientError, OptionError, choices
 from refgrad.forward.graph import read_nodes
 from refgrad.forward.normalise import normalise
+from refgrad.links import Folders
 from refgrad.notices import quiet
-from refgrad.protos.links import Folders
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type

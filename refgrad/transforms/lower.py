@@ -15,11 +15,11 @@ from refgrad.forward.completion import infer_completely
 from refgrad.forward.functions import make_function
 from refgrad.forward.graph import MIN_OPSET, Graph, Node, read_nodes
 from refgrad.forward.normalise import normalise
+from refgrad.links import Folders
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
 from refgrad.protos.fitting import refuse_misfits
-from refgrad.protos.links import Folders
 from refgrad.protos.malformed import explained, lost_reference
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
