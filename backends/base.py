@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, did_you_mean
+from refgrad.links import Folders, with_data_in
 from refgrad.protos.external import external_tensors, load, refuse_external
 from refgrad.protos.reading import read
 
@@ -80,11 +81,13 @@ def graph_outputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
     return tuple(describe(info) for info in graph.output)
 
 
-def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
+@with_data_in
+def load_model(model: ModelLike, external_data: bool = True, *, data_folders: Folders | None = None) -> onnx.ModelProto:
     """Return `model` itself, or read the model at that path.
 
     Without `external_data` that of initializers is checked and not read, and a model in memory may refer to some.
 
+    :param data_folders: folders that links to external data may lead into (docs/security.md).
     :raises InvalidModelError: there is no model, or its external data cannot be used.
     """
     if isinstance(model, onnx.ModelProto):

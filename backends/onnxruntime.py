@@ -33,7 +33,9 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.errors import BackendError, InvalidModelError, OptionError, RefgradError, choices
+from refgrad.links import Folders, with_data_in
 from refgrad.protos import native
+from refgrad.protos.external import links_leave
 from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, skeleton_of
@@ -79,6 +81,7 @@ class CpuBackend(Backend):
         )
         return f"{distribution} on {self._device()}"
 
+    @with_data_in
     @explained
     def prepare(
         self,
@@ -88,6 +91,7 @@ class CpuBackend(Backend):
         without: Collection[str] = (),
         config: Mapping[str, str] | None = None,
         provider_options: Mapping[str, str] | None = None,
+        data_folders: Folders | None = None,
         **options: Any,
     ) -> Prepared:
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
@@ -96,13 +100,14 @@ class CpuBackend(Backend):
         left out, such as "MatMulAddFusion". `config` has entries of the session's configuration: with
         {"session.intra_op.allow_spinning": "0"} its threads sleep between two runs. `provider_options` has those of the
         execution provider: {"use_tf32": "1"} lets CUDA round the factors of products to 10 bits, which is faster.
+        Links to external data may lead into `data_folders`.
 
         Raises InvalidModelError, BackendError (an operator without a kernel, an opset that is too new), OptionError.
         """
         if options:
             raise OptionError(
                 f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without, "
-                "config and provider_options."
+                "config, provider_options and data_folders."
             )
         if optimization not in _LEVELS:
             raise OptionError(f"optimization={optimization!r} is not known. There are {choices(_LEVELS)}.")
@@ -209,7 +214,10 @@ class _Session(Local):
         first, *others = backend.providers
         providers = [(first, dict(provider_options)) if provider_options else first, *others]
         left_out = {"disabled_optimizers": list(without)} if without else {}
-        source = os.fspath(model) if _is_binary(model) else _serialized(load_model(model))
+        # ONNX Runtime follows no link out of the folder of the model.
+        source = (
+            os.fspath(model) if _is_binary(model) and not links_leave(proto, model) else _serialized(load_model(model))
+        )
         try:
             self._session = onnxruntime.InferenceSession(source, options, providers=providers, **left_out)
         except Exception as error:
@@ -451,7 +459,8 @@ def _serialized(model: onnx.ModelProto) -> bytes:
     if model.ByteSize() > _PROTOBUF_LIMIT:
         raise BackendError(
             "The model is over 2 GB and cannot be handed over in memory. Save it with external data "
-            "(onnx.save(..., save_as_external_data=True)) and prepare it by path."
+            "(onnx.save(..., save_as_external_data=True)) and prepare it by path. ONNX Runtime follows no link out of the "
+            "folder of the model: where there is one, put the model into the folder of its data."
         )
     return bytes(model.SerializeToString())
 

@@ -17,6 +17,7 @@ del interruption
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad import recipes  # noqa: E402
 from refgrad.costs.cost import cost  # noqa: E402
+from refgrad.links import data_in  # noqa: E402
 from refgrad.reverse.gradient import gradient, preflight  # noqa: E402
 from refgrad.show.dot import to_dot  # noqa: E402
 from refgrad.show.plot import plot_onnxs  # noqa: E402
@@ -40,6 +41,7 @@ __all__ = [
     "Split",
     "add_loss_output",
     "cost",
+    "data_in",
     "expand_gradients",
     "get_train_initializer",
     "gradient",

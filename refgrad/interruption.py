@@ -1,15 +1,28 @@
-"""Ctrl-C while the command `refgrad` imports: it ends with its exit code, and without a traceback."""
+"""Ctrl-C and SIGTERM in the command `refgrad`: they end it with their exit code and without a traceback, and none is lost."""
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 CODE = 130  # the exit code of a command that was interrupted
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_AT_ONCE = (
+    1.0  # seconds within which a signal that comes twice is one: a whole group was told, and its parent passed it on
+)
+_AGAIN = 0.05  # seconds until an interruption that was swallowed comes again
+
+_told = 0  # the signal that this command was told to end by
+_when = -_AT_ONCE
+_finishing: list[Callable[[], None]] = []  # says to the process that waits for this one that it writes what it has
 
 
 def end_quietly() -> None:
@@ -25,8 +38,62 @@ def raise_again() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def begin() -> None:
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt in this process, which is the command's own.
+
+    A callback that Python calls by itself, such as a finalizer, swallows every exception. One of these is raised again.
+    """
+    if signal.getsignal(signal.SIGINT) in (_end, signal.default_int_handler):
+        signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.unraisablehook = _swallowed
+
+
+def over(code: int) -> int:
+    """Return the exit code of the command, which has ended: no signal changes that any more."""
+    for number in NUMBERS:
+        if signal.getsignal(number) is _interrupt:
+            signal.signal(number, signal.SIG_IGN)
+    return 128 + _told if _told else code
+
+
+def finish() -> None:
+    """Ask for more time than an interrupted command has to end: it writes what it has reached."""
+    for ask in _finishing:
+        ask()
+
+
+def when_finishing(ask: Callable[[], None]) -> None:
+    """Let `finish` call `ask`."""
+    _finishing.append(ask)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _told, _when
+    before, _when = _when, time.monotonic()
+    if _told and _when - before < _AT_ONCE:
+        return
+    _told = _told or number
+    raise KeyboardInterrupt
+
+
+def _swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+    if _told and issubclass(unraisable.exc_type, KeyboardInterrupt):
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the process that waits ends this one
+            _thread.start_new_thread(_come_again, ())  # not one of `threading`, whose locks may be held here
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _come_again() -> None:
+    global _when
+    time.sleep(_AGAIN)
+    _when = -_AT_ONCE
+    os.kill(os.getpid(), _told)
+
+
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(CODE)
+    os._exit(128 + number)
 
 
 def _is_command() -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ParamSpec, TypeVar
 
+from refgrad import links
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
 from refgrad.notices import notice
 from refgrad.ranges import RANGES
@@ -32,11 +33,12 @@ _LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
 _ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
+_SET_SIGNAL = 10  # F_SETSIG of Linux's <fcntl.h>
 # What PYTHONPATH cannot hold, a folder with a colon in its name, comes as an argument.
 _START = """import sys
-sys.path.extend(folder for folder in sys.argv[3:] if folder not in sys.path)
+sys.path.extend(folder for folder in sys.argv[4:] if folder not in sys.path)
 from refgrad.worker import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
+serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
 """
 _NATIVE_DEATHS = {-signal.SIGSEGV, -signal.SIGABRT}  # what native code dies of when an allocation fails
 _NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate|MemoryError", re.I)
@@ -63,6 +65,7 @@ class Worker:
         self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
+        self._lifeline: IO[bytes] | None = None  # the process ends when this end of a pipe is closed
 
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """What `function`, one of a module, returns over there. Everything that goes there and back is pickled.
@@ -135,10 +138,10 @@ class Worker:
         if self._process is not None and self._said is not None:
             _kill(self._process)
             self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout, self._said):
+            for pipe in (self._process.stdin, self._process.stdout, self._said, self._lifeline):
                 if pipe is not None:
                     _close(pipe)
-            self._process = self._said = None
+            self._process = self._said = self._lifeline = None
 
     def __enter__(self) -> Worker:
         return self
@@ -156,17 +159,32 @@ class Worker:
         if self._process is None or self._said is None:
             self._said = last_words()
             folders = [folder for folder in sys.path if folder]
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(self.memory), str(self.room), *folders],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-                start_new_session=True,
-            )
+            with _lifeline() as (held, self._lifeline):
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _START, str(self.memory), str(self.room), str(held), *folders],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._said,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+                    start_new_session=True,
+                    pass_fds=() if held < 0 else (held,),
+                )
             if self._stopped:  # meanwhile, by another thread
                 _kill(self._process)
         return self._process, self._said
+
+
+@contextlib.contextmanager
+def _lifeline() -> Iterator[tuple[int, IO[bytes] | None]]:
+    """A pipe for `_end_with`: the descriptor that a process takes within the block, and the end that this one keeps."""
+    if not sys.platform.startswith("linux"):
+        yield -1, None
+        return
+    held, kept = os.pipe()
+    try:
+        yield held, os.fdopen(kept, "wb", buffering=0)
+    finally:
+        os.close(held)
 
 
 def last_words() -> IO[bytes]:
@@ -177,7 +195,7 @@ def last_words() -> IO[bytes]:
 
 
 def limited(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given.
+    """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given, and takes `data_folders`.
 
     What `function` raises there is raised here, and what it warns of is warned of here. The process knows the operators of
     plug-ins, not those that this process registered by itself.
@@ -187,9 +205,12 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
         memory: Any = keywords.pop("max_memory", None)
         seconds: Any = keywords.pop("max_seconds", None)
+        folders: Any = keywords.pop("data_folders", None)
         if memory is None and seconds is None:
-            return function(*arguments, **keywords)
+            with links.data_in(folders):
+                return function(*arguments, **keywords)
         _check_limits(memory, seconds)
+        keywords["data_folders"] = links.named(folders)
         for argument in (*arguments, *keywords.values()):
             if (size := getattr(argument, "ByteSize", None)) is not None and size() > _PROTOBUF_LIMIT:
                 raise InvalidModelError(
@@ -290,11 +311,13 @@ def _error_instead_of_signal() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def serve(memory: int, room: int = 0) -> None:
+def serve(memory: int, room: int = 0, lifeline: int = -1) -> None:
     """What the process does: read a call, make it, answer with the result or with the exception's class and message.
 
     Until stdin ends.
     """
+    if lifeline >= 0:
+        _end_with(lifeline)
     threading.Thread(target=_outlive_nobody, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
@@ -339,6 +362,25 @@ def _taken() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return _RESERVED
+
+
+def _end_with(lifeline: int) -> None:
+    """Let the system kill this process and what it started when the other end of a pipe is closed.
+
+    Whoever holds that end closes it by dying. This process need not do anything: it may be in native code that never returns.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    with contextlib.suppress(
+        OSError
+    ):  # the system has none of this, or the other end is there: nothing is ever written
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
 
 
 def _outlive_nobody(parent: int) -> None:

@@ -20,7 +20,7 @@ STAIRCASE = (
     # the differentiator
     ("refgrad.escaping",),
     ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
-    ("refgrad.notices", "refgrad.ranges"),
+    ("refgrad.links", "refgrad.notices", "refgrad.ranges"),
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),
@@ -66,7 +66,7 @@ STAIRCASE = (
 )
 STEPS = {room: step for step, rooms in enumerate(STAIRCASE) for room in rooms}
 # backends know nothing of derivatives: of the differentiator they may import these alone
-BELOW_BACKENDS = {"refgrad.errors", "refgrad.protos", "refgrad.tables", "refgrad.worker"}
+BELOW_BACKENDS = {"refgrad.errors", "refgrad.links", "refgrad.protos", "refgrad.tables", "refgrad.worker"}
 
 
 @cache

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -210,6 +211,19 @@ def test_an_abandoned_run_ends_its_workers(absolute, used):
     next(running)
     running.close()
     assert all(worker._process is None for worker in used.values())
+
+
+def test_an_interruption_while_a_verdict_is_kept_ends_the_workers_at_once():
+    """Not only when the exception, and with it the run, is forgotten."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_suite([relu()], Plan(("refgrad",)), lanes=2, progress=interrupt)
+    assert caught.tb is not None  # it is still held
+    assert set(threading.enumerate()) == before
 
 
 def test_reports_of_a_run_that_was_killed_are_those_of_one_left_alone(tmp_path):

@@ -194,3 +194,31 @@ def test_a_message_comes_back_in_what_can_be_written_and_no_longer_than_it_can_b
             worker.call(exec, "raise ValueError(chr(0xd800) + 'x' * 100_000)")
         assert str(raised.value).startswith("\\ud800x")
         assert len(str(raised.value)) < 3000
+
+
+_NATIVE = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"  # which never returns, and keeps the lock of the interpreter
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="elsewhere a thread looks, which native code may keep waiting"
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_in_native_code_ends_with_the_one_that_it_works_for(number):
+    program = (
+        "import os; from refgrad.worker import Worker\n"
+        "worker = Worker(); print(worker.call(os.getpid), flush=True)\n"
+        f"worker.call(exec, {_NATIVE!r})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout:
+        worker = Path("/proc") / process.stdout.readline().strip()
+        time.sleep(1)
+        process.send_signal(number)
+        process.wait(10)
+        for _ in range(50):
+            if not worker.exists() or "\nState:\tZ" in (worker / "status").read_text():
+                return
+            time.sleep(0.1)
+    os.kill(int(worker.name), signal.SIGKILL)
+    pytest.fail("the worker went on")

@@ -23,6 +23,7 @@ from refgrad.backends.numpy.memory import WATCH, Progress, Watch
 from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
+from refgrad.links import Folders, with_data_in
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.malformed import explained
 from refgrad.protos.memory import allowed, at_most
@@ -40,6 +41,7 @@ class NumpyBackend(Backend):
         """Versions of NumPy and onnx."""
         return f"NumPy {np.__version__}, onnx {onnx.__version__} on CPU"
 
+    @with_data_in
     @explained
     def prepare(
         self,
@@ -47,6 +49,7 @@ class NumpyBackend(Backend):
         precision: str | Declared | None = None,
         bits: int | None = None,
         max_memory: int | None = None,
+        data_folders: Folders | None = None,
         **options: Any,
     ) -> NumpyModel:
         """Plan `model`. In "float64" every narrower float is double: constants, casts, feeds and outputs.
@@ -54,6 +57,7 @@ class NumpyBackend(Backend):
         With `bits` each result is then rounded to that many significant bits (float32 has 24). With `max_memory` a run
         stops before it would hold more than that many bytes at once, weights and feeds included; the error names the node
         that needs them. What a kernel needs for itself is counted where it may be more than a few times its inputs and outputs.
+        Links to external data may lead into `data_folders`.
 
         A `Declared` of `refgrad.backends.numpy.precision` in place of a name decides itself what each node computes in.
 
@@ -61,7 +65,8 @@ class NumpyBackend(Backend):
         """
         if options:
             raise OptionError(
-                f"Backend 'numpy' has no option {sorted(options)}. Its options are precision, bits and max_memory."
+                f"Backend 'numpy' has no option {sorted(options)}. Its options are precision, bits, max_memory and "
+                "data_folders."
             )
         if isinstance(precision, Declared):
             chosen = precision

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
+from refgrad import interruption
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
@@ -112,6 +113,7 @@ def reduce(
         for smaller in search.smaller(failure):
             reduced.failure = smaller
     except KeyboardInterrupt:
+        interruption.finish()
         reduced.interrupted = True
     reduced.tried = search.tried
     search.measure(reduced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from importlib import util
 from typing import Any
 
@@ -20,7 +20,9 @@ _SECONDS = 10  # until a scheduler that does not answer is taken for absent
 _own = threading.local()
 
 
-def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[tuple[Case, list[ResultRow]]]:
+def run_on_cluster(
+    address: str, cases: Iterable[Case], plan: Plan
+) -> Generator[tuple[Case, list[ResultRow]], None, None]:
     """The verdicts on every case, as they come from the workers of the scheduler at `address` ("tcp://host:8786").
 
     The workers need refgrad and what the plan asks, in the same versions. Foreign code runs in a process of its own there too.

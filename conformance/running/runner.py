@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -179,7 +179,7 @@ def in_lanes(
     seconds: float = SECONDS,
     memory: int = 0,
     lanes: int | None = None,
-) -> Iterator[tuple[Item, Result]]:
+) -> Generator[tuple[Item, Result], None, None]:
     """What `task` returns for every item, as it comes: each lane is a thread with a worker of its own.
 
     :param seconds: the time limit of each call of a worker; `memory` is in bytes, of each process, 0 for none.

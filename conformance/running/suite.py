@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -45,12 +46,15 @@ def run_suite(
     known = list(cases)
     done = dict(journal.done) if journal is not None else {}
     left = [case for case in known if case.name not in done]
-    for case, rows in _asked(left, plan, lanes, cluster):
-        done[case.name] = rows
-        if journal is not None:
-            journal.append(case.name, rows)
-        if progress is not None:
-            progress(len(done), len(known), case.name)
+    with closing(
+        _asked(left, plan, lanes, cluster)
+    ) as answers:  # an interruption ends it here, and not when it is collected
+        for case, rows in answers:
+            done[case.name] = rows
+            if journal is not None:
+                journal.append(case.name, rows)
+            if progress is not None:
+                progress(len(done), len(known), case.name)
     versions = {name: builders.version(name) for name in plan.builders}
     versions |= {name: executors.version(name) for name in plan.executors}
     ordered: list[ResultRow] = [row for case in known for row in done[case.name]]
@@ -89,7 +93,7 @@ def require(plan: Plan) -> None:
 
 def _asked(
     cases: list[Case], plan: Plan, lanes: int | None, cluster: str | None
-) -> Iterator[tuple[Case, list[ResultRow]]]:
+) -> Generator[tuple[Case, list[ResultRow]], None, None]:
     if cluster:
         return run_on_cluster(cluster, cases, plan)
     return in_lanes(lambda case, worker: run_case(case, plan, worker), cases, plan.seconds, plan.memory, lanes)

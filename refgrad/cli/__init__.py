@@ -88,19 +88,23 @@ def every_command(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. Every error is one message on stderr."""
     if arguments is None:
-        # Output that nobody reads any more ends the process quietly; being terminated leaves no temporary files behind.
+        # Output that nobody reads any more ends the process quietly.
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         # Formulas are not ASCII; where the terminal's encoding has no such character, it shows a question mark.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if sys.stdout is None:  # the shell closed it: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
-    if arguments is None:
-        contain(REFUSED, _complain)
-    return _carry_out(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _carry_out(arguments)
+    contain(REFUSED, _complain)
+    try:
+        interruption.begin()
+        return interruption.over(_carry_out(sys.argv[1:]))
+    except KeyboardInterrupt:  # while an error was printed
+        return interruption.over(INTERRUPTED)
 
 
 def _carry_out(arguments: Sequence[str]) -> int:

@@ -171,23 +171,38 @@ def run(
         "every": every,
         **({"imports": plugins.named()} if plugins.named() else {}),
     }
-    cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
-    if contents := _contents(listed, feeds):
-        asked["contents"] = contents
-    if not cases:
-        raise OptionError("No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source.")
-    if resume and journal is None:
-        raise OptionError("--resume needs a journal: --journal FILE.")
-    kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
-    with kept as written, _bar() as progress:
-        results = run_suite(
-            cases, plan, lanes=workers, cluster=cluster, journal=written, settings=asked, progress=progress
-        )
-    for path in output or ():
-        reports.write(results, path, cases)
+    with _saying_what_is_kept(journal):
+        cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
+        if contents := _contents(listed, feeds):
+            asked["contents"] = contents
+        if not cases:
+            raise OptionError(
+                "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
+            )
+        if resume and journal is None:
+            raise OptionError("--resume needs a journal: --journal FILE.")
+        kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
+        with kept as written, _bar() as progress:
+            results = run_suite(
+                cases, plan, lanes=workers, cluster=cluster, journal=written, settings=asked, progress=progress
+            )
+        for path in output or ():
+            reports.write(results, path, cases)
     whole = not (ops or case) and every == 1
     code = _report(results, known, whole, verbose)
     raise typer.Exit(DISAGREES if _wrong_forwards(cases, plan) else code)
+
+
+@contextmanager
+def _saying_what_is_kept(journal: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "Nothing is kept: with --journal FILE a run can be resumed."
+        if journal is not None and journal.exists():
+            kept = f"The journal {str(journal)!r} has the verdicts so far: go on with --resume."
+        say(f"refgrad: Interrupted. {kept}", file=sys.stderr)
+        raise
 
 
 def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:

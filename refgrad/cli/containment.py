@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
+from refgrad import interruption
+from refgrad.protos import files
 from refgrad.worker import last_words, limit_room
 
 _PATIENCE = 1.0  # seconds
-_BY_A_PROCESS = 0  # SI_USER of <signal.h>: a signal that kill() sent
+_NOTICED = 3.0  # seconds that a copy has to end after a signal: native code may keep it from noticing
+_FINISHED = 60.0  # seconds that it has to write what it has reached
+_BY_THE_TERMINAL = 0x80  # SI_KERNEL of <signal.h>: the terminal tells this process and its copy
 _END_ON_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _FRAME = re.compile(r'^  File "(.+)", line \d+ in (\S+)', re.MULTILINE)
 _COPIES = 2  # how much more than the values that it holds a command may take: kernels and files need copies
@@ -32,50 +39,98 @@ _TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)  # faulthandler's first line
 
 _is_contained = False
 _said: IO[bytes] | None = None  # what the copy says of its death
+_ledger: IO[bytes] | None = None  # its temporary files, and whether it is writing what it has reached
+_FINISHING = b"finishing"
 
 
 def contain(refused: int, complain: Callable[[str], None]) -> None:
     """Go on in a copy of this process, where the system can make one. This one waits for it and ends as it does.
 
-    If the copy dies, this process complains and ends with the code `refused`. A copy takes milliseconds to make; a new process
-    would import everything again.
+    If the copy dies, this process complains and ends with the code `refused`. If it does not end soon after SIGINT or
+    SIGTERM, this process kills it and ends with the code of the signal. Temporary files that the copy leaves are removed.
+    A copy takes milliseconds to make; a new process would import everything again.
     """
-    global _is_contained, _said
+    global _is_contained, _said, _ledger
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return
     _flush()
     gc.freeze()  # a collection in the copy would write to all that the two share
-    said = last_words()  # the copy writes to it until it ends
+    said, ledger = last_words(), last_words()  # the copy writes to them until it ends
     parent = os.getpid()
+    asked = {number for number in interruption.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN}
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # whoever started this process may ignore it, and nothing could be waited for
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*asked, signal.SIGCHLD})  # what comes meanwhile is passed on
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # libraries have threads, which they start again in a copy
         child = os.fork()
     if not child:
-        _is_contained, _said = True, said
+        _is_contained, _said, _ledger = True, said, ledger
         ctypes.CDLL(None).prctl(_END_ON_DEATH_OF_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(refused)
         faulthandler.enable(said)
+        files.announce = partial(_announce, ledger.fileno())
+        interruption.when_finishing(partial(_write, ledger.fileno(), _FINISHING))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    waiting = {signal.SIGINT, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
+    number, code = _waited_for(child, asked, ledger)
+    for path in _left(ledger):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if number and code == -signal.SIGKILL:
+        complain(
+            f"{signal.Signals(number).name} ended this while a library was at work that heeds no signal. Each file is whole, "
+            "or was not written."
+        )
+        code = 128 + number
+    elif code < 0 or (code == _STOPPED and _TIMEOUT.search(_words(said))):
+        code = _died(-code, said, refused, complain)
+    _flush()
+    os._exit(code)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
 
-    signal.signal(signal.SIGTERM, pass_on)
+def _waited_for(child: int, asked: set[signal.Signals], ledger: IO[bytes]) -> tuple[int, int]:
+    """The signal that the copy was told to end by, or 0, and its exit code."""
+    number, told_at = 0, 0.0
     ended, status = os.waitpid(child, os.WNOHANG)
     while not ended:
-        told = signal.sigtimedwait(waiting, _PATIENCE)
-        if told is not None and told.si_signo == signal.SIGINT and told.si_code == _BY_A_PROCESS:
-            os.kill(child, signal.SIGINT)  # the terminal tells both
+        told = signal.sigtimedwait({*asked, signal.SIGCHLD}, _PATIENCE)
+        if told is not None and told.si_signo in asked:
+            if not number:
+                number, told_at = told.si_signo, time.monotonic()
+            if told.si_code != _BY_THE_TERMINAL:
+                os.kill(child, told.si_signo)
+        if number and time.monotonic() - told_at > (_FINISHED if _FINISHING in _entries(ledger) else _NOTICED):
+            os.kill(child, signal.SIGKILL)
         ended, status = os.waitpid(child, os.WNOHANG)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, waiting)
-    status = os.waitstatus_to_exitcode(status)
-    if status < 0 or (status == _STOPPED and _TIMEOUT.search(_words(said))):
-        status = _died(-status, said, refused, complain)
-    _flush()
-    os._exit(status)
+    return number, os.waitstatus_to_exitcode(status)
+
+
+def _announce(ledger: int, path: Path, is_there: bool) -> None:
+    """Tell the process that waits which temporary file is there, or is gone."""
+    _write(ledger, (b"+" if is_there else b"-") + os.fsencode(path.absolute()))
+
+
+def _write(ledger: int, entry: bytes) -> None:
+    os.write(ledger, entry + b"\0")  # which no path has
+
+
+def _entries(ledger: IO[bytes]) -> list[bytes]:
+    return os.pread(ledger.fileno(), os.fstat(ledger.fileno()).st_size, 0).split(b"\0")
+
+
+def _left(ledger: IO[bytes]) -> set[bytes]:
+    """The temporary files that the copy made and did not remove."""
+    left: set[bytes] = set()
+    for entry in _entries(ledger):
+        if entry[:1] == b"+":
+            left.add(entry[1:])
+        else:
+            left.discard(entry[1:])
+    return left
 
 
 def _flush() -> None:

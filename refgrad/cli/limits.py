@@ -1,8 +1,9 @@
-"""The limits that every command takes which reads a model, `--max-memory` and `--max-seconds`, and how they are kept."""
+"""The options of every command that reads a model: the limits `--max-memory` and `--max-seconds`, and `--data-folder`."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import reprlib
 import signal
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from refgrad import links
 from refgrad.cli.containment import end_later, limit_memory
 from refgrad.cli.numbers import number
 from refgrad.errors import OptionError
@@ -29,6 +31,10 @@ _OPTIONS = {
         ),
     ],
     "max_seconds": Annotated[float | None, number("max_seconds", metavar="SECONDS", help="Stop after that time.")],
+    "data_folder": Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Let links to external data lead into this folder. May be repeated."),
+    ],
 }
 
 
@@ -37,11 +43,17 @@ class OutOfTime(BaseException):
 
 
 def limited(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`command` with the two options, which hold while it runs."""
+    """`command` with these options, which hold while it runs."""
 
     @wraps(command)
-    def call(*, max_memory: str | None = None, max_seconds: float | None = None, **given: Any) -> Any:
-        with _within(max_memory, max_seconds):
+    def call(
+        *,
+        max_memory: str | None = None,
+        max_seconds: float | None = None,
+        data_folder: list[str] | None = None,
+        **given: Any,
+    ) -> Any:
+        with _within(max_memory, max_seconds), _links_into(data_folder):
             return command(**given)
 
     signature = inspect.signature(command, eval_str=True)
@@ -60,6 +72,24 @@ def _within(max_memory: str | None, max_seconds: float | None) -> Iterator[None]
         limit_memory(size)
     with at_most(size), _for_seconds(max_seconds):
         yield
+
+
+@contextmanager
+def _links_into(folders: list[str] | None) -> Iterator[None]:
+    """Let links to external data lead into these folders, in this process and in those that it starts."""
+    whole = links.checked(folders, "--data-folder")
+    if parted := [folder for folder in whole if os.pathsep in folder]:
+        raise OptionError(f"--data-folder {parted[0]!r} has {os.pathsep!r} in its name. Name a folder without.")
+    before = os.environ.get(links.VARIABLE)
+    try:
+        if whole:
+            os.environ[links.VARIABLE] = os.pathsep.join([*filter(None, [before]), *whole])
+        yield
+    finally:
+        if whole and before is None:
+            del os.environ[links.VARIABLE]
+        elif before is not None:
+            os.environ[links.VARIABLE] = before
 
 
 @contextmanager

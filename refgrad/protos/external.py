@@ -1,8 +1,9 @@
 """External data: which file beside a model holds the values of a tensor, and whether it may be read.
 
 A model comes from a stranger, and so do the locations in it. They are resolved here and nowhere else. A location is the
-relative path of a regular file in the folder of the model, without a link on the way, and what is read from there has the
-size of the tensor. Checks hold for the opened file: replacing it between the check and the reading changes nothing.
+relative path of a regular file in the folder of the model, without a link on the way except those that may be followed
+(`links`), and what is read from there has the size of the tensor. Checks hold for the opened file: replacing it between the
+check and the reading changes nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import TracebackType
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from refgrad import links
 from refgrad.errors import InvalidModelError
 from refgrad.protos.memory import allowed
 from refgrad.protos.types import KNOWN
@@ -62,6 +64,7 @@ class ExternalData:
         self._file = -1
         self._size = 0
         self._loaded = 0
+        self._is_linked = False
 
     def __enter__(self) -> ExternalData:
         return self
@@ -78,6 +81,11 @@ class ExternalData:
         except _UnusableError as error:
             if not (missing and error.is_missing):
                 raise self._refusal(tensor, error) from error
+
+    def is_linked(self, tensor: TensorProto) -> bool:
+        """Whether a link leads to the data of `tensor`: others may refuse to follow it. A file that is missing has none."""
+        self.check(tensor, missing=True)
+        return self._is_linked
 
     def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
         """Yield the data of `tensor` part by part."""
@@ -136,10 +144,7 @@ class ExternalData:
         *folders, name = _parts(location)
         folder = self._model.parent
         try:
-            with closing(_Place(folder)) as place:
-                for part in folders:
-                    place.enter(part)
-                self._file = place.open(name)
+            self._file, self._is_linked = _opened(folder, [*folders, name])
             found = os.fstat(self._file)
             is_model = os.path.samestat(found, self._model.stat())
         except FileNotFoundError as error:
@@ -153,13 +158,16 @@ class ExternalData:
         if is_model:
             raise _UnusableError("this is the file of the model itself", _EXPORT)
         if found.st_nlink > 1:
-            raise _link(name)
+            raise _UnusableError(
+                f"{_shown(name)} has a second name (hard link), which may lie outside of the model's folder",
+                "Put a copy of the file in its place.",
+            )
         self._size = found.st_size
 
     def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
-        self._file, self._location = -1, None
+        self._file, self._location, self._is_linked = -1, None, False
 
 
 class _UnusableError(Exception):
@@ -175,11 +183,32 @@ def _refusal(tensor: TensorProto, error: _UnusableError, where: str = "") -> Inv
     return InvalidModelError(f"The external data of {whose} at {_shown(_location(tensor))} cannot be used: {error}")
 
 
-def _link(part: str) -> _UnusableError:
-    return _UnusableError(
-        f"{_shown(part)} is a link, which may lead out of the model's folder",
-        "Put the data itself in place of the link.",
-    )
+class _LinkError(_UnusableError):
+    """A part of a location is a link."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(
+            f"{_shown(part)} is a link, which may lead out of the model's folder",
+            "If you trust the folder that it leads to, name that folder: data_folders=[...] of a function, --data-folder of a "
+            f"command, or the environment variable {links.VARIABLE}.",
+        )
+
+
+def _opened(folder: Path, location: list[str]) -> tuple[int, bool]:
+    """Open the file at `location` in `folder`. Return its descriptor, and whether a link led there."""
+    try:
+        return _walked(folder, location), False
+    except _LinkError:
+        for trusted, below in links.places(folder, location):
+            return _walked(trusted, below), True
+        raise
+
+
+def _walked(folder: Path, location: list[str]) -> int:
+    with closing(_Place(folder)) as place:
+        for part in location[:-1]:
+            place.enter(part)
+        return place.open(location[-1])
 
 
 class _Place:
@@ -205,14 +234,14 @@ class _Place:
         opened = os.open(whole, _FILE_ITSELF, dir_fd=self._descriptor)
         if not os.path.samestat(seen, os.fstat(opened)):  # replaced in between
             os.close(opened)
-            raise _link(name)
+            raise _LinkError(name)
         return opened
 
     def _seen(self, part: str, wanted: Callable[[int], bool], what: str) -> os.stat_result:
         whole = part if self._descriptor is not None else str(self._path / part)
         seen = os.stat(whole, dir_fd=self._descriptor, follow_symlinks=False)
         if stat.S_ISLNK(seen.st_mode) or getattr(seen, "st_reparse_tag", False):
-            raise _link(part)
+            raise _LinkError(part)
         if not wanted(seen.st_mode):
             raise _UnusableError(f"{_shown(part)} is {'a folder' if stat.S_ISDIR(seen.st_mode) else what}", _PUT_BACK)
         return seen
@@ -241,6 +270,18 @@ def load(model: ModelProto, path: str | os.PathLike[str], tensors: Iterable[Tens
     with ExternalData(path) as data:
         for tensor in external_tensors(model) if tensors is None else filter(is_external, tensors):
             data.load(tensor)
+
+
+def links_leave(model: ModelProto, path: str | os.PathLike[str]) -> bool:
+    """Whether a link leads to external data outside of the folder that the model at `path` lies in, links resolved.
+
+    :raises InvalidModelError: something may not be read.
+    """
+    folder = Path(os.path.realpath(path)).parent
+    with ExternalData(path) as data:
+        linked = {_location(tensor) for tensor in external_tensors(model) if data.is_linked(tensor)}
+    files = (Path(os.path.realpath(Path(path).parent / location)) for location in linked)
+    return not all(file.is_relative_to(folder) for file in files)
 
 
 def is_external(tensor: TensorProto) -> bool:

@@ -35,6 +35,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = writable(path)
     temporary = _temporary_beside(target)
+    announce(temporary, True)
     try:
         yield temporary
         os.replace(temporary, target)
@@ -43,6 +44,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # it is not there, or nothing can be
             temporary.unlink()
+        announce(temporary, False)
 
 
 @contextmanager
@@ -59,6 +61,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     if is_taken:
         raise OutputFileError(f"{str(target)!r} exists. Give the name of a folder that does not, and it is made.")
     temporary = _temporary_beside(target)
+    announce(temporary, True)
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -67,6 +70,11 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # gone where it was renamed
+        announce(temporary, False)
+
+
+def announce(temporary: Path, is_there: bool) -> None:
+    """Say that a temporary file is about to be made, or is gone. A command lets its parent know: it removes what is left."""
 
 
 def _temporary_beside(target: Path) -> Path:
@@ -89,7 +97,8 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     """Write the gradient of the model at `source`. Return the data file that was written beside it, or None.
 
     External data of `source` is referenced where both are in the same folder. Elsewhere the tensors that the gradient needs
-    are copied into `<path>.data`; so are the weights of a result over 2 GB. `gradient` is modified.
+    are copied into `<path>.data`; so are those that a link leads to, which runtimes refuse to follow out of the folder, and
+    the weights of a result over 2 GB. `gradient` is modified.
 
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
@@ -97,7 +106,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     data = data_file_of(target)
     refuse_replacing([target, data], models=[origin])
     beside = list(external_tensors(gradient))
-    moved = beside and target.parent.resolve() != origin.parent.resolve()
+    moved = beside and (target.parent.resolve() != origin.parent.resolve() or _is_linked(beside, origin))
     if not moved and gradient.ByteSize() <= _PROTOBUF_LIMIT:
         with replacing(target) as file:
             file.write_bytes(gradient.SerializeToString())
@@ -117,10 +126,16 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     return data
 
 
+def _is_linked(tensors: Iterable[TensorProto], model: Path) -> bool:
+    with ExternalData(model) as data:
+        return any(data.is_linked(tensor) for tensor in tensors)
+
+
 @contextmanager
 def _kept_unless_both(data: Path) -> Iterator[None]:
     """What `data` was is put back if the block fails after it was replaced: the file that refers to it was not."""
     before, existed = _temporary_beside(data), data.exists()
+    announce(before, True)
     with contextlib.suppress(OSError):  # nothing was there, or the file system has no links
         os.link(data, before)
     try:
@@ -135,6 +150,7 @@ def _kept_unless_both(data: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             before.unlink()
+        announce(before, False)
 
 
 def fingerprint(path: Path) -> str:

@@ -17,6 +17,7 @@ from refgrad.errors import InvalidModelError, NoGradientError, OptionError, Refg
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.forward.shapeless import of_each_rank
+from refgrad.links import Folders
 from refgrad.notices import notice, quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
@@ -65,6 +66,7 @@ def gradient(
     weights: str = "overridable",
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
 ) -> ModelProto:
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
@@ -121,6 +123,7 @@ def gradient(
     :param max_memory: how many bytes this may take, beside those of the libraries; with it or `max_seconds` everything is done
         in another process, which may crash: for models from strangers (docs/security.md).
     :param max_seconds: how long this may take, the start of that process (about a second) included.
+    :param data_folders: folders that links to external data may lead into (docs/security.md).
     :raises InvalidModelError: the model cannot be read, or onnx refuses it, or an input without a shape may have several
         numbers of axes.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
@@ -348,12 +351,13 @@ def preflight(
     quantization: str = "zero",
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
 ) -> Report:
     """Every operator that the derivative meets, at once: by a rule, zero, or refused and why. Nothing is emitted.
 
     The arguments are those of `gradient`.
 
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
     :raises OptionError: an unknown quantization.

@@ -23,6 +23,7 @@ from refgrad.errors import ExpansionError, choices, did_you_mean
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
+from refgrad.links import Folders
 from refgrad.notices import quiet
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
 from refgrad.protos.malformed import explained
@@ -54,6 +55,7 @@ def expand_gradients(
     *,
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
 ) -> ModelProto:
     """The model in which the graph of the derivative replaces every node Gradient of ai.onnx.preview.training.
 
@@ -70,7 +72,7 @@ def expand_gradients(
     model.
 
     :param model: a model, or the path of one.
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises ExpansionError: a node Gradient with attributes, inputs or outputs that do not go together; a name that no value
         before the node has; an `x` that `y` does not depend on; an `x` or `y` that is not a float; `xs` and `zs` that do not

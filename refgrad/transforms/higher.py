@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.errors import NoGradientError, OptionError, choices
 from refgrad.forward.graph import read_nodes
 from refgrad.forward.normalise import normalise
+from refgrad.links import Folders
 from refgrad.notices import quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
@@ -37,6 +38,7 @@ def jvp(
     keep_outputs: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
     **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes how the outputs of `model` move when its inputs do: the Jacobian times a vector, forward mode.
@@ -51,7 +53,7 @@ def jvp(
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the tangents.
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
@@ -99,6 +101,7 @@ def hvp(
     keep_outputs: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
     **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes the Hessian of `output`, or of the sum of its elements, times a vector.
@@ -111,7 +114,7 @@ def hvp(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the products.
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
@@ -146,6 +149,7 @@ def jacobian(
     keep_outputs: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
     **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes every derivative of the outputs of `model`, element by element.
@@ -159,7 +163,7 @@ def jacobian(
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
@@ -193,6 +197,7 @@ def hessian(
     keep_outputs: bool = False,
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
     **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
     """The model that computes every second derivative of `output`, or of the sum of its elements.
@@ -204,7 +209,7 @@ def hessian(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :param conventions: `kinks` and the other conventions of `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.

@@ -15,6 +15,7 @@ from refgrad.forward.completion import infer_completely
 from refgrad.forward.functions import make_function
 from refgrad.forward.graph import MIN_OPSET, Graph, Node, read_nodes
 from refgrad.forward.normalise import normalise
+from refgrad.links import Folders
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
@@ -54,6 +55,7 @@ def lower(
     *,
     max_memory: int | None = None,
     max_seconds: float | None = None,
+    data_folders: Folders | None = None,
 ) -> ModelProto:
     """The model with the same results in ai.onnx operators only, which replace ONNX Runtime's own operators.
 
@@ -75,7 +77,7 @@ def lower(
     caller's model is not modified. External data is referenced, not read: save the result in the folder of the model.
 
     :param model: a model, or the path of one.
-    :param max_memory: and `max_seconds`: limits, as in `gradient`.
+    :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises LoweringError: an operator has no form in ai.onnx here, or its attributes or inputs do not fit it.
     :raises WorkerError: that process met a limit, or crashed.
