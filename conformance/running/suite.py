@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict
@@ -20,6 +18,7 @@ from refgrad.conformance.systems import builders, executors
 from refgrad.conformance.systems.builders import get_builder
 from refgrad.conformance.systems.executors import get_executor
 from refgrad.errors import OptionError
+from refgrad.ranges import RANGES
 
 Progress = Callable[[int, int, str], None]  # how many cases are done, of how many, and the last one's name
 
@@ -75,9 +74,9 @@ def require(plan: Plan) -> None:
     for what, names in (("builder", plan.builders), ("executor", plan.executors), ("oracle", plan.oracles)):
         if not names:
             raise OptionError(f"No {what} is given.")
-    if not 0 < plan.seconds <= threading.TIMEOUT_MAX:
+    if RANGES["seconds"].why_not(plan.seconds):
         raise OptionError(f"A time limit of {plan.seconds:g} s is none. Give a number of seconds above 0.")
-    if not 0 <= plan.memory <= sys.maxsize:
+    if RANGES["memory"].why_not(plan.memory >> 20):
         raise OptionError(
             f"A memory limit of {plan.memory >> 20} MiB is none. Give a number from 0, which is no limit."
         )

@@ -8,16 +8,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from refgrad.errors import OptionError
 from refgrad.ranges import RANGES, checked
 
 _MARK = "range_of"  # the attribute of a callback that checks
 
 
-def number(name: str, *flags: str, kind: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
+def number(name: str, *flags: str, said: str = "", kind: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
     """A Typer option, or an argument, whose numbers are those of a row of `refgrad.ranges`.
 
     :param name: the name of the row.
     :param flags: as for `typer.Option`.
+    :param said: what an error says first, with the number in it.
     :raises KeyError: there is no such row.
     """
     RANGES[name]
@@ -25,7 +27,10 @@ def number(name: str, *flags: str, kind: Callable[..., Any] = typer.Option, **se
     def check(param: typer.CallbackParam, value: Any) -> Any:
         flag = max(param.opts, key=len)  # of an argument its name
         for one in value if isinstance(value, list | tuple) else () if value is None else (value,):
-            checked(name, one, flag)
+            try:
+                checked(name, one, flag)
+            except OptionError as error:
+                raise OptionError(f"{said.format(one)}{error}") from None
         return value
 
     setattr(check, _MARK, name)

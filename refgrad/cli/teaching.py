@@ -18,7 +18,13 @@ from refgrad.teaching import CHAPTERS, Chapter, Verdict, chapter_of, judge, star
 def teach(
     chapter: Annotated[
         int | None,
-        number("chapter", kind=typer.Argument, metavar="CHAPTER", help="The number of a chapter. Default: list them."),
+        number(
+            "chapter",
+            said="There is no chapter {}. ",
+            kind=typer.Argument,
+            metavar="CHAPTER",
+            help="The number of a chapter. Default: list them.",
+        ),
     ] = None,
     answer: Annotated[
         Path | None,
