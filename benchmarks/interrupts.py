@@ -104,10 +104,7 @@ def interrupt(command: Command, folder: Path, number: int, after: float, early: 
     """
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     before = {path.name for path in folder.iterdir()} - set(command.files)
-    start = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in the background it is ignored
-    )
-    start += f"import sys; sys.argv = {['refgrad', *command.words]!r}; import refgrad\n{command.program}\n"
+    start = f"import sys; sys.argv = {['refgrad', *command.words]!r}; import refgrad\n{command.program}\n"
     start += "from refgrad.cli import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", start], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

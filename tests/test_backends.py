@@ -69,6 +69,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
     names = {name for line in lines for name in re.findall(r"^\s*(?:from|import) (refgrad[\w.]*)", line)}
     assert {name for name in names if not name.startswith("refgrad.backends")} == {
         "refgrad.errors",
+        "refgrad.links",
         "refgrad.protos",
         "refgrad.protos.domains",
         "refgrad.protos.external",
