@@ -41,6 +41,8 @@ class Layout:
 
     def reshaped(self, shape: tuple[int, ...]) -> Layout | None:
         """The same elements in another shape; None where that needs a copy. It is what NumPy's `reshape` does."""
+        if math.prod(shape) != math.prod(self.shape):
+            return None  # the model contradicts itself
         if not math.prod(self.shape):
             return contiguous(shape)
         old = [(size, stride) for size, stride in zip(self.shape, self.strides, strict=True) if size != 1]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import (
     GraphProto,
     ModelProto,
@@ -269,7 +270,7 @@ def _tensor(value: ValueInfoProto) -> Tensor | None:
 
 
 def _defaults(op_type: str, domain: str, opsets: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, Any]:
-    schema = find_schema(op_type, domain, opsets.get(domain, 1))
+    schema = _schema(op_type, domain, opsets)
     if schema is None:
         return {}
     found = {}
@@ -277,6 +278,14 @@ def _defaults(op_type: str, domain: str, opsets: Mapping[str, int], given: Mappi
         if name not in given and attribute.default_value.type:
             found[name] = attribute_value(attribute.default_value)
     return found
+
+
+def _schema(op_type: str, domain: str, opsets: Mapping[str, int]) -> Any:
+    """The schema of an operator, None where the imported version has none: the model need not be valid."""
+    try:
+        return find_schema(op_type, domain, opsets.get(domain, 1))
+    except onnx.defs.SchemaError:
+        return None
 
 
 def _fill(
@@ -310,7 +319,7 @@ def _infer_again(
     node: NodeProto, domain: str, opsets: Mapping[str, int], types: dict[str, Tensor], values: Mapping[str, np.ndarray]
 ) -> None:
     """Ask onnx once more about a node, with the values that are known by now."""
-    schema = find_schema(node.op_type, domain, opsets.get(domain, 1))
+    schema = _schema(node.op_type, domain, opsets)
     if schema is None or any(name and name not in types for name in node.input):
         return
     kinds = {name: helper.make_tensor_type_proto(types[name].kind, types[name].shape) for name in node.input if name}
