@@ -331,7 +331,7 @@ def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., s
 
 
 def _check_number(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= sys.float_info.max:
+    if isinstance(value, bool) or not isinstance(value, Real) or not -sys.float_info.max <= value <= sys.float_info.max:
         raise OptionError(f"{what} is a finite number, not {value!r}.")
 
 
