@@ -337,7 +337,8 @@ def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., s
 
 
 def _check_number(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= sys.float_info.max:
+    most: Any = sys.float_info.max  # which a fraction is compared with, too
+    if isinstance(value, bool) or not isinstance(value, Real) or not -most <= value <= most:
         raise OptionError(f"{what} is a finite number, not {value!r}.")
 
 
