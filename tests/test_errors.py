@@ -331,7 +331,7 @@ def test_unknown_backend(good, capsys):
     [
         (["--dim", "N=x"], "give a size"),
         (["--dim", "M=3"], "No input has a dimension 'M'"),
-        (["--tolerance", "-1"], "positive"),
+        (["--tolerance", "-1"], "above 0"),
         (["--random-weights", "0"], "constant fills"),
     ],
 )

@@ -22,12 +22,12 @@ from refgrad import cli
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.cli.output import Files
-from refgrad.conformance.running import sources
 from refgrad.conformance.systems.executors import REFERENCE, get_executor
-from refgrad.errors import InvalidModelError, RefgradError
+from refgrad.errors import FeedError, InvalidModelError, RefgradError
 from refgrad.escaping import printable
 from refgrad.protos import external, files
 from refgrad.protos.reading import read
+from refgrad.protos.values import array_in
 
 SECRET = b"key=hunter2!"  # 12 bytes: three floats
 ELEMENTS = {t for t in TensorProto.DataType.values() if t not in (TensorProto.UNDEFINED, TensorProto.STRING)}
@@ -474,7 +474,7 @@ def test_external_data_is_read_in_one_module():
         for line in file.read_text(encoding="utf-8").splitlines()
         if opens.search(line) and "load_external_data=False" not in line
     }
-    assert found == {"refgrad/protos/external.py"}
+    assert found == {"refgrad/protos/external.py", "conformance/locating/scripts.py"}  # the second is text of programs
 
 
 # What a model in memory refers to.
@@ -515,8 +515,8 @@ def test_the_data_of_a_case_are_in_its_files(container, at, monkeypatch):
         held = container(elem_type=onnx.SequenceProto.TENSOR, tensor_values=[tensor])
     elif container is onnx.OptionalProto:
         held = container(elem_type=onnx.OptionalProto.TENSOR, tensor_value=tensor)
-    with pytest.raises(InvalidModelError, match=r"'secret\.bin'"):
-        sources._value(held)
+    with pytest.raises(FeedError, match=r"'input_0\.pb' is no .*'secret\.bin'"):
+        array_in(held, Path("input_0.pb"))
 
 
 # Tensors that hold their values.

@@ -68,7 +68,11 @@ def assert_split(
     assert names_in(parts.backward) == names_in(joint)
     assert list(found) == list(names_in(joint)[1].values())
     assert list(kept)[: len(model.graph.output)] == [value.name for value in model.graph.output]
-    assert noted(parts.forward, "saved") == noted(parts.backward, "saved") == list(parts.saved)
+    assert (
+        noted(parts.forward, "saved", tuple[str, ...])
+        == noted(parts.backward, "saved", tuple[str, ...])
+        == tuple(parts.saved)
+    )
     assert not {value.name for value in joint.graph.input}.intersection(parts.saved)
     assert {value.name for value in parts.backward.graph.input} == (
         {value.name for value in joint.graph.input}.intersection(reads(parts.backward))

@@ -76,12 +76,14 @@ _MARKUP = re.compile(
 FILLED = {
     "refgrad/markup.py": "_CELL: an alignment and a colour",
     "refgrad/training/sgd_learning_loss.py": "_PREDICTION: a number",
+    "refgrad/cli/numbers.py": "the start of an error: a number",
     "conformance/exporting/export.py": "{tests}: a number",
     "conformance/reporting/html.py": "{{data}}: base64",
 }
 # Text that is run, or parsed as a model.
 RUN = {
     "refgrad/teaching/answers.py": "an answer, which is a program",
+    "refgrad/protos/native.py": "the parser, for the modules below and for .onnxtxt files",
     "refgrad/show/demo.py": "text of refgrad",
     "refgrad/training/sgd_learning_loss.py": "text of refgrad and a number",
     "refgrad/training/sgd_learning_rate.py": "text of refgrad",
@@ -90,6 +92,7 @@ RUN = {
     "conformance/findings/reading.py": "records of refgrad",
     "conformance/fuzzing/bases.py": "text of refgrad",
     "conformance/fuzzing/commands.py": "text of refgrad",
+    "conformance/fuzzing/files/readers.py": "text of refgrad",
     "conformance/strategies/attention.py": "text of refgrad",
 }
 # Commands that are printed, and what stands in them besides words of refgrad. Each word is quoted for a shell.

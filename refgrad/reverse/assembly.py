@@ -199,14 +199,14 @@ def _say_primals(value: ValueInfoProto, primals: Sequence[str]) -> None:
     value.metadata_props.add(key=COTANGENT_OF, value=listed(primals))
 
 
-def noted(model: ModelProto, key: str) -> dict[str, Any]:
-    """What `note` wrote down under `key`; of another model nothing.
+def noted(model: ModelProto, key: str, kind: Any = dict[str, Any]) -> Any:
+    """The entry of type `kind` that `note` wrote down under `key`; an empty object for another model.
 
     :raises InvalidModelError: the metadata of the model have something else there.
     """
     known = {entry.key: entry.value for entry in model.metadata_props}
     try:
-        return typed(parse_json(known.get(f"refgrad.{key}", "{}")), dict[str, Any], "it")  # type: ignore[no-any-return]
+        return typed(parse_json(known.get(f"refgrad.{key}", "{}")), kind, "it")
     except ValueError as error:
         raise InvalidModelError(
             f"The metadata refgrad.{key} of the model cannot be read: {error}. Remove it, or make the model again."

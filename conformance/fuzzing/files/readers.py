@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
 from onnx import ModelProto, numpy_helper
 
 from refgrad.backends import get_backend
@@ -25,6 +24,7 @@ from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.limitations import Limitations
 from refgrad.conformance.running.results import About, Results, load, merge
+from refgrad.protos import native
 from refgrad.protos.arrays import mapped_array, read_arrays
 from refgrad.training import Adam, Arrays, Run, StepModel, Training, open_data, step_model
 from refgrad.transforms.states import read_state_dict
@@ -52,7 +52,7 @@ class Reader:
 
 @cache
 def _model() -> ModelProto:
-    return onnx.parser.parse_model(
+    return native.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
         "<float[2, 1] a = {0.5, 1}> { y = MatMul(x, a) }"
     )
