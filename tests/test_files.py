@@ -1,4 +1,4 @@
-"""Files that are damaged or lie: each is read by one reader, or refused with its name, and never waited for."""
+"""Files that are damaged or contradict themselves. Each is read, or refused with its name, by one reader that never waits."""
 
 import ast
 import json
@@ -302,7 +302,7 @@ SPECIAL = ("a FIFO", "a socket", "a device", "a folder")
 
 @pytest.fixture
 def special(tmp_path: Path):
-    """What is no regular file, by what it is called."""
+    """Every kind of file that is not regular, by its name in an error."""
     if not hasattr(os, "mkfifo"):
         pytest.skip("this system has no FIFOs")
     os.mkfifo(tmp_path / "fifo.npz")

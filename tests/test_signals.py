@@ -32,7 +32,7 @@ from refgrad import cli; sys.exit(cli.main())
 
 
 def _signalled(folder: Path, body: str, number: int, *, group: bool = False) -> tuple[int, float, str]:
-    """What becomes of `refgrad grad` that gets a signal while it runs `body`: its code, its time, its words."""
+    """The exit code, the time and the output of `refgrad grad` that gets a signal while it runs `body`."""
     onnx.save(SQUARE, folder / "m.onnx")
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM.format(body)], cwd=folder, text=True,

@@ -200,9 +200,9 @@ def _say_primals(value: ValueInfoProto, primals: Sequence[str]) -> None:
 
 
 def noted(model: ModelProto, key: str) -> dict[str, Any]:
-    """What `note` wrote down under `key`; of another model nothing.
+    """The entry that `note` wrote under `key`; empty for a model without one.
 
-    :raises InvalidModelError: the metadata of the model have something else there.
+    :raises InvalidModelError: the metadata of the model have another kind of entry there.
     """
     known = {entry.key: entry.value for entry in model.metadata_props}
     try:
