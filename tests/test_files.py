@@ -372,7 +372,7 @@ def test_shards_of_other_sizes_are_refused_before_training(tmp_path: Path) -> No
     with pytest.raises(FeedError, match=r"2\.npz': 'label' has the shape \[3, 4\], and \[N, \?, 3\] is due"):
         open_data(step, tmp_path)
     np.savez(tmp_path / "2.npz", x=np.ones((3, 4, 2)), label=np.ones((2, 4, 3)))
-    with pytest.raises(FeedError, match=r"2\.npz': Arrays of as many samples"):
+    with pytest.raises(FeedError, match=r"2\.npz': All arrays need the same number of samples"):
         open_data(step, tmp_path)
     np.savez(tmp_path / "2.npz", x=np.ones((3, 4, 2)), label=np.ones((3, 4, 3)))
     data = open_data(step, tmp_path)

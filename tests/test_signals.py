@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command soon, with their exit code, whatever it does. No half of a file is left."""
+"""SIGINT and SIGTERM end a command soon, with their exit code, whatever it does. No half-written file is left."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if number and code == -signal.SIGKILL:
         complain(
-            f"{signal.Signals(number).name} ended this while a library was at work that heeds no signal. Each file is whole, "
-            "or was not written."
+            f"{signal.Signals(number).name} ended this command while a library was running that ignores signals. "
+            "Each file is whole, or was not written."
         )
         code = 128 + number
     elif code < 0 or (code == _STOPPED and _TIMEOUT.search(_words(said))):
