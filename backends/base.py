@@ -85,7 +85,7 @@ def graph_outputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
 def load_model(model: ModelLike, external_data: bool = True, *, data_folders: Folders | None = None) -> onnx.ModelProto:
     """Return `model` itself, or read the model at that path.
 
-    Without `external_data` that of initializers is checked and not read, and a model in memory may refer to some.
+    Without `external_data` the data of initializers is checked and not read. A model in memory may then refer to data files.
 
     :param data_folders: folders that links to external data may lead into (docs/security.md).
     :raises InvalidModelError: there is no model, or its external data cannot be used.

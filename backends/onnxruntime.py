@@ -98,7 +98,7 @@ class CpuBackend(Backend):
 
         `optimization` is the level of graph optimisations: disabled, basic, extended or all. `without` names passes that are
         left out, such as "MatMulAddFusion". `config` has entries of the session's configuration: with
-        {"session.intra_op.allow_spinning": "0"} its threads sleep between two runs. `provider_options` has those of the
+        {"session.intra_op.allow_spinning": "0"} its threads sleep between two runs. `provider_options` has options of the
         execution provider: {"use_tf32": "1"} lets CUDA round the factors of products to 10 bits, which is faster.
         Links to external data may lead into `data_folders`.
 
@@ -191,7 +191,7 @@ class _Session(Local):
         refuse_recursion(proto.functions)  # ONNX Runtime writes calls out, however many nodes that makes
         refuse_growth(proto)
         try:
-            # It infers as onnx does: some of that never ends, and some ends the process.
+            # It infers as onnx does: on some models that never ends, and on some it ends the process.
             if "GatherND" in native.refuse_unfit(proto):
                 large = {tensor.name: tensor for tensor in proto.graph.initializer if is_large(tensor)}
                 native.refuse_negative_indices(skeleton_of(proto, large))

@@ -1,7 +1,7 @@
-"""Is an interrupt ever lost? Commands get SIGINT or SIGTERM at random times, on a machine that has more to do.
+"""Send SIGINT or SIGTERM to commands at random times, on a busy machine, and report each interrupt that is lost.
 
-Each command must end within 5 seconds with the code of the signal, or by itself before it noticed. No process of it may be
-left, and no file may be half written.
+Each command must end within 5 seconds with the code of the signal, or by itself before it noticed the signal. It must leave
+no process, and no file that is half written.
 
 python benchmarks/interrupts.py COUNT [--load PROCESSES] [--seed SEED] [--only NAME] [--output FILE]
 """
@@ -28,10 +28,10 @@ from onnx import parser
 WITHIN = 5.0  # seconds that a command has to end
 _GIVEN_UP = 30.0
 _EARLY = 0.2  # the part of the commands that get their signal while they start
-_MARK = "REFGRAD_INTERRUPTED"  # an environment variable, by which processes are found that a command left
+_MARK = "REFGRAD_INTERRUPTED"  # an environment variable in every process of a command, to find those that it leaves
 _RUN = ("conformance", "run", "--workers", "2", "--ops", "Softmax,Conv", "--every", "5")
 _CASES = (*_RUN[:4], "--source", "tables", "--source", "node-tests", "--every", "40")
-_BEGUN = "begun"  # the file that says that native code is about to run
+_BEGUN = "begun"  # a file that exists once native code is about to run
 _NATIVE = {  # it never returns, and looks at no signal
     "native code that keeps the interpreter's lock": "collections.deque(itertools.repeat(0), maxlen=0)",
     "native code that does not": "[ctypes.CDLL(None).pthread_mutex_lock(mutex) for _ in range(2)]",
@@ -41,7 +41,7 @@ _IMPORTS = "import collections, ctypes, itertools; mutex = ctypes.create_string_
 
 @dataclass(frozen=True)
 class Command:
-    """A command, the seconds within which its signal comes, and the files that it may leave."""
+    """A command, the number of seconds in which its signal comes, and the files that it may leave."""
 
     name: str
     words: tuple[str, ...]
@@ -51,7 +51,7 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """The commands that are interrupted, in a folder that `prepare` filled."""
+    """The commands to interrupt, in a folder that `prepare` filled."""
     journal = ("--journal", "j.jsonl", "--resume", "-o", "r.json", "-o", "r.html")
     reports = ("j.jsonl", "r.json", "r.html")
     data = ("line.onnx", "--data", "line.npz", "-o", "t.onnx")
@@ -87,7 +87,7 @@ def prepare(folder: Path) -> None:
 
 @dataclass
 class Outcome:
-    """What became of one command."""
+    """The result of one interrupted command."""
 
     command: str
     signal: str
@@ -100,7 +100,7 @@ class Outcome:
 def interrupt(command: Command, folder: Path, number: int, after: float, early: bool) -> Outcome:
     """Start `command` in `folder`, send it a signal after so many seconds, and look at what it leaves.
 
-    The seconds count from its start if it is `early`, and else from when it has imported everything.
+    With `early` the seconds count from its start, otherwise from the end of its imports.
     """
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     before = {path.name for path in folder.iterdir()} - set(command.files)
@@ -151,12 +151,12 @@ def interrupt(command: Command, folder: Path, number: int, after: float, early: 
 
 
 def _finished(code: int, command: Command, folder: Path) -> bool:
-    """Whether the command came to its own end before it noticed the signal."""
+    """True if the command came to its own end before it noticed the signal."""
     return code in (0, 1) and all((folder / name).exists() for name in command.files if not name.endswith(".data"))
 
 
 def _left(mark: str) -> list[str]:
-    """The processes with this mark in their environment that are alive half a second later; they are ended."""
+    """End the processes with this mark in their environment that live on for a second, and return a line for each."""
     found: dict[int, str] = {}
     for _ in range(5):
         found = {}
@@ -195,9 +195,11 @@ def _damaged(folder: Path) -> list[str]:
 
 
 def survey(count: int, seed: int = 0, only: str = "") -> list[Outcome]:
-    """Interrupt the commands in turn, and return what became of each."""
+    """Interrupt the commands in turn, and return the result of each."""
     drawn = random.Random(seed)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, and so would the commands
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # this runs in the background, and the commands would ignore it, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [command for command in commands() if only in command.name]
     outcomes = []
@@ -215,7 +217,7 @@ def survey(count: int, seed: int = 0, only: str = "") -> list[Outcome]:
 
 
 def main() -> int:
-    """Print what became of each command, and the sums. The exit code is 1 if there is a fault."""
+    """Print the result of each command, and the sums. The exit code is 1 if there is a fault."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("count", type=int)
     asked.add_argument("--load", type=int, default=0, help="processes that keep the cores busy meanwhile")

@@ -2,8 +2,8 @@
 
     python benchmarks/strong_zero.py FOLDER
 
-FOLDER holds models as `examples/torch_models.py` writes them. The gradient is that of the input and all parameters. Both
-gradients run in turn with two threads; every result has to be the same.
+FOLDER holds models as `examples/torch_models.py` writes them. The gradient is with respect to the input and all parameters.
+Both gradients run in turn with two threads; every result has to be the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Text of a model for people to read: one function per medium, which every writer uses.
 
-A name in a model is text from a stranger. It may hold what a terminal obeys (escape sequences), what an editor obeys
-(characters that reverse the direction of text), line breaks, letters that cannot be seen, and markup. What a function
-returns, its medium shows as text; it may no longer be the name. A program that refgrad writes gets names as data: as one
-literal (`python`), or in a file beside it.
+A name in a model is text from a stranger. It may have escape sequences, which a terminal obeys, characters that reverse the
+direction of text, line breaks, letters that cannot be seen, and markup. The medium shows the result of a function as text,
+which may differ from the name. A program that refgrad writes gets names as data: as one literal (`python`), or in a file
+beside it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NUMBER = re.compile(r"[-+]?(\d[\d.]*(e[-+]?\d+)?|inf|nan)")
 
 
 def is_printable(text: str) -> bool:
-    """True if every character of `text` can be seen (or is a space), and none is obeyed."""
+    """True if every character of `text` can be seen (or is a space), and no terminal or editor obeys one."""
     return text.isprintable() and not _UNSEEN.search(text)
 
 
 def printable(text: str) -> str:
-    r"""Return `text` for a line in a terminal or a text file, with a replacement character for all that is not printable.
+    r"""Return `text` for a line in a terminal or a text file. A replacement character stands for each unprintable one.
 
     A line break is replaced, too, so that a name begins no line.
 
@@ -73,7 +73,7 @@ def markdown(text: str) -> str:
 
 
 def code(text: str) -> str:
-    r"""Return a name for a block of code in Markdown: what could end the block, or read as markup, is an escape.
+    r"""Return a name for a block of code in Markdown, with escapes for characters that could end the block or be markup.
 
     >>> code("layer.0/y"), code("```\n<b>")
     ('layer.0/y', '\\u0060\\u0060\\u0060\\u000a\\u003cb\\u003e')
@@ -114,9 +114,9 @@ def json_text(text: str) -> str:
 
 
 def shell(word: str) -> str:
-    r"""Return `word` for a command that a reader pastes into a shell: one word there, whatever is in it.
+    r"""Return `word` quoted for a command that a reader pastes into a shell. There it is one word, whatever it contains.
 
-    A word with characters that are not printable is written as bash, zsh and POSIX 2024 have it: `$'\033'`.
+    A word with characters that are not printable is quoted with `$'\033'`, which bash, zsh and POSIX 2024 have.
 
     >>> shell("a.onnx"), shell("a b; rm"), shell("a\x1b")
     ('a.onnx', "'a b; rm'", "$'a\\033'")
@@ -127,7 +127,7 @@ def shell(word: str) -> str:
 
 
 def shell_line(command: str) -> str:
-    """Return a command whose words `shlex.quote` has quoted, with each of them quoted as `shell` does."""
+    """Return a command that `shlex` quoted, with each word quoted as by `shell`."""
     return " ".join(map(shell, shlex.split(command)))
 
 
@@ -140,13 +140,13 @@ def _shell_letter(letter: str) -> str:
 
 
 def shell_path(path: str | os.PathLike[str]) -> str:
-    """Return a path for a command, as `shell` does. A path that begins with a dash is no option."""
+    """Return a path quoted as by `shell`. A path that begins with a dash does not become an option."""
     text = os.fspath(path)
     return shell(os.path.join(os.curdir, text) if text.startswith("-") else text)
 
 
 def python(value: Any) -> str:
-    r"""Return a literal of Python: None, a number, text, or lists and dicts of these. A program has it as its only data.
+    r"""Return a literal of Python: None, a number, text, or lists and dicts of these. A program has no other data.
 
     >>> python({"wrt": ["x\u202e"]})
     "{'wrt': ['x\\u202e']}"

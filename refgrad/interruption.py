@@ -15,14 +15,12 @@ from types import FrameType
 
 CODE = 130  # the exit code of a command that was interrupted
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_AT_ONCE = (
-    1.0  # seconds within which a signal that comes twice is one: a whole group was told, and its parent passed it on
-)
+_AT_ONCE = 1.0  # seconds within which two signals count as one: the whole group got it, and the parent passed it on
 _AGAIN = 0.05  # seconds until an interruption that was swallowed comes again
 
-_told = 0  # the signal that this command was told to end by
+_told = 0  # the signal that was sent to end this command
 _when = -_AT_ONCE
-_finishing: list[Callable[[], None]] = []  # says to the process that waits for this one that it writes what it has
+_finishing: list[Callable[[], None]] = []  # tell the waiting process that this one writes what it has
 
 
 def end_quietly() -> None:
@@ -41,7 +39,7 @@ def raise_again() -> None:
 def begin() -> None:
     """Let Ctrl-C and SIGTERM raise KeyboardInterrupt in this process, which is the command's own.
 
-    A callback that Python calls by itself, such as a finalizer, swallows every exception. One of these is raised again.
+    Python swallows every exception of a callback that it calls by itself, such as a finalizer. An interruption is raised again.
     """
     if signal.getsignal(signal.SIGINT) in (_end, signal.default_int_handler):
         signal.signal(signal.SIGINT, _interrupt)
@@ -50,7 +48,7 @@ def begin() -> None:
 
 
 def over(code: int) -> int:
-    """Return the exit code of the command, which has ended: no signal changes that any more."""
+    """Return the exit code of the command, which has ended. From now on no signal changes it."""
     for number in NUMBERS:
         if signal.getsignal(number) is _interrupt:
             signal.signal(number, signal.SIG_IGN)

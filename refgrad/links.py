@@ -1,9 +1,9 @@
-"""Links to external data: which of them may be followed, and where they lead.
+"""Links to external data: the rules for following them, and their targets.
 
-A link beside a model is text from a stranger, as a location is. Two kinds are followed. One leads into a folder that the user
-named: by the parameter `data_folders`, the option `--data-folder` or the variable `REFGRAD_DATA_FOLDERS`. The other is a link
-of the Hugging Face hub's cache, from `models--<name>/snapshots/<revision>` or a folder in it to `blobs/<hash>` of the same
-repository. The functions here return where a link leads: a place without links, to be opened without following any.
+Like a location, a link beside a model is text from a stranger. Two kinds are followed. One leads into a folder that the user
+named: by the parameter `data_folders`, the option `--data-folder` or the variable `REFGRAD_DATA_FOLDERS`. The other is in the
+Hugging Face hub's cache, and leads from `models--<name>/snapshots/<revision>`, or a folder in it, to `blobs/<hash>` of the
+same repository. The functions here return the target of a link: a path without links, to be opened without following any.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def data_in(folders: Folders | None) -> Iterator[None]:
     >>> with data_in(["/data/weights"]):  # doctest: +SKIP
     ...     gradient = refgrad.gradient("model.onnx")
 
-    :param folders: folders whose files the models that are read may refer to, beside those that were named before.
+    :param folders: folders that links may lead into, in addition to the folders that were named before.
     :raises OptionError: one of them is no folder.
     """
     token = _NAMED.set(named(folders))
@@ -45,7 +45,7 @@ def data_in(folders: Folders | None) -> Iterator[None]:
 
 
 def with_data_in(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, one of whose parameters is `data_folders`: links may lead into them while it runs."""
+    """Return `function` such that links may lead into its argument `data_folders` while it runs."""
 
     @wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
@@ -65,7 +65,7 @@ def named(folders: Folders | None = None) -> tuple[str, ...]:
 
 
 def checked(folders: Folders | None, what: str = "data_folders") -> tuple[str, ...]:
-    """The absolute paths of folders that somebody named.
+    """The absolute paths of named folders.
 
     :raises OptionError: one of them is no folder.
     """
@@ -83,7 +83,7 @@ def checked(folders: Folders | None, what: str = "data_folders") -> tuple[str, .
 
 
 def places(folder: Path, location: list[str]) -> Iterator[tuple[Path, list[str]]]:
-    """Where the link at `location`, seen from `folder`, may lead: a folder to trust, and the path of the file in it."""
+    """The allowed targets of the link at `location` in `folder`: each a trusted folder, and the path of the file in it."""
     yield from _in_cache(folder, location)
     target = Path(os.path.realpath(folder.joinpath(*location)))
     for trusted in (*named(), *filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))):
@@ -93,11 +93,11 @@ def places(folder: Path, location: list[str]) -> Iterator[tuple[Path, list[str]]
 
 
 def _in_cache(folder: Path, location: list[str]) -> Iterator[tuple[Path, list[str]]]:
-    """The blob of the same repository that a link in a snapshot of the hub's cache names: at once, not by another link."""
+    """The blob of the same repository that a link in a snapshot of the hub's cache names directly, not by another link."""
     at = Path(os.path.realpath(folder)).joinpath(*location)
     try:
         text = Path(os.readlink(at))
-    except OSError:  # it is no link, or one of its folders is
+    except OSError:  # it is no link, or one of its folders is a link
         return
     below, blob = at.parent.parts, text.name
     for place, part in enumerate(below):

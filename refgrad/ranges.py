@@ -1,7 +1,7 @@
-"""Which numbers an option may have: one row for each name, for the command line and for the library.
+"""The range of every numeric option: one row for each name, for the command line and for the library.
 
-A name is that of the argument, as `accumulate` of `refgrad.training.step_model`; the option of a command is written
-`--accumulate`. Bounds at the far end are no advice: they keep numbers away that no run ends with, or that no type holds.
+A row has the name of the argument, such as `accumulate` of `refgrad.training.step_model`; the option of a command is
+`--accumulate`. Upper bounds are no advice. They exclude numbers with which no run ends, or that no type holds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from refgrad.errors import OptionError
 
 _FLOAT32 = float(np.finfo(np.float32).max)  # weights and gradients are at least of this type, or of a narrower one
-_LARGE = 1e12  # beside weights and gradients no number
+_LARGE = 1e12  # larger than any useful number, except weights and gradients
 _COUNT = 10**9
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, as `words` says; `above` and `below` exclude these two. `whole`: integers alone."""
+    """The numbers from `least` to `most`; `words` says so. `above` and `below` exclude the bounds. `whole`: integers only."""
 
     words: str
     least: float = -math.inf
@@ -36,7 +36,7 @@ class Range:
     below: bool = False
 
     def why_not(self, value: Any) -> str:
-        """What `value` has to be, in words; "" where it is that."""
+        """The requirement that `value` does not meet, in words; "" if `value` is in the range."""
         kinds = (int, np.integer) if self.whole else (int, float, np.integer, np.floating)
         if isinstance(value, bool) or not isinstance(value, kinds):
             return self.words
@@ -108,10 +108,10 @@ RANGES: Mapping[str, Range] = MappingProxyType(
 
 
 def checked(name: str, value: Any, shown: str = "") -> Any:
-    """`value`, if the range of `name` has it.
+    """Return `value` if it is in the range of `name`.
 
-    :param shown: what an error calls it; by default `name`. An option of a command begins with a dash.
-    :raises OptionError: it has not.
+    :param shown: the name of the option in an error; by default `name`. An option of a command begins with a dash.
+    :raises OptionError: it is not in the range.
 
     >>> from refgrad.ranges import checked
     >>> checked("epochs", 10)

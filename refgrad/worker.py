@@ -176,7 +176,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _lifeline() -> Iterator[tuple[int, IO[bytes] | None]]:
-    """A pipe for `_end_with`: the descriptor that a process takes within the block, and the end that this one keeps."""
+    """A pipe for `_end_with`: the descriptor that the new process inherits in the block, and the end that this one keeps."""
     if not sys.platform.startswith("linux"):
         yield -1, None
         return
@@ -195,9 +195,9 @@ def last_words() -> IO[bytes]:
 
 
 def limited(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given, and takes `data_folders`.
+    """Return `function` with the limits `max_memory` and `max_seconds`, and with `data_folders`.
 
-    What `function` raises there is raised here, and what it warns of is warned of here. The process knows the operators of
+    With a limit it runs in a process of its own, and its errors and warnings appear here. That process knows the operators of
     plug-ins, not those that this process registered by itself.
     """
 
@@ -367,7 +367,7 @@ def _taken() -> int:
 def _end_with(lifeline: int) -> None:
     """Let the system kill this process and what it started when the other end of a pipe is closed.
 
-    Whoever holds that end closes it by dying. This process need not do anything: it may be in native code that never returns.
+    That end closes when its holder dies. This process need not do anything: it may be in native code that never returns.
     """
     if sys.platform == "win32":
         return
@@ -375,7 +375,7 @@ def _end_with(lifeline: int) -> None:
 
     with contextlib.suppress(
         OSError
-    ):  # the system has none of this, or the other end is there: nothing is ever written
+    ):  # the system cannot do this, or the other end is still open, to which nothing is ever written
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)

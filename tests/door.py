@@ -1,4 +1,4 @@
-"""Asks onnx's door about a model, in a worker: onnx would end this process."""
+"""Calls of onnx's door with a model, for a worker: onnx would end this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refgrad.protos import native
 
 
 def asked(model: ModelProto) -> list[str]:
-    """What each function of the door says of `model`."""
+    """The answer of each function of the door to `model`."""
     said = []
     for ask in (
         native.infer_shapes,

@@ -1,4 +1,4 @@
-"""Names made to harm, drawn at random from fragments, and what a text looks like when all that is text is taken out of it."""
+"""Names made to harm, drawn at random from fragments, and functions that return the structure of a text without its texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 FRAGMENTS = (
-    # what a terminal or an editor obeys, or does not show
+    # characters that a terminal or an editor obeys, or does not show
     "\x1b[31m", "\x1b]0;owned\x07", "\x9b2J", "\x00", "\x08\x7f", "\r", "\x85", "\u202e", "\u2066", "\u200b", "\ufeff",
     "\u2028", "\u2029", "\U000e0041", "\ufe0f\U000e0101", "\u3164", "\u034f",
     # lines
@@ -123,5 +123,5 @@ def _shape(value: object) -> object:
 
 
 def of_lines(text: str) -> int:
-    """How many lines there are."""
+    """The number of lines."""
     return text.count("\n")

@@ -441,7 +441,7 @@ def test_a_state_of_unknown_size_whose_final_value_is_longer() -> None:
 
 
 def test_an_unnamed_final_state_of_unknown_size_is_a_tensor() -> None:
-    """Its adjoint is needed in every step, and nothing in an older opset asks a tensor whether it has an element."""
+    """Its adjoint is needed in every step, and no operator of an older opset tests whether a tensor has an element."""
     text = (
         '(float[2,3] x, float[3,3] w, int64[2] n) => (float[3,2,3] z) { "", z = Scan<num_scan_inputs=1, body = b '
         "(float[2,3] st, float[3] e) => (float[?,?] v, float[2,3] o) { t = Sin(st) u = Add(t, e) v = Reshape(u, n) "
@@ -454,7 +454,7 @@ def test_an_unnamed_final_state_of_unknown_size_is_a_tensor() -> None:
 
 
 def test_a_branch_that_is_never_taken_may_fit_no_shape() -> None:
-    """No scalar has the shape [K, 4, 4] of the input, but Reshape asks nobody before it runs."""
+    """No scalar has the shape [K, 4, 4] of the input, but Reshape checks that only when it runs."""
     text = (
         "(float[K,4,4] x, bool c) => (float[1,4,4] z) { s = Constant<value_ints=[1,4,4]>() none = Shape<start=3>(x) "
         "y = If(c)<else_branch = e () => (float[1,4,4] u) { r = Reshape(x, s) u = Sin(r) }, "

@@ -1,4 +1,4 @@
-"""What `refgrad.escaping` writes is text to the readers of each medium: parsers that know nothing of it see text alone."""
+"""The output of `refgrad.escaping` is text in each medium: independent parsers find nothing but text in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MEDIA = {
 
 
 def visible(text: str) -> str:
-    """What a reader is to see of a text."""
+    """The characters of a text that a reader has to see."""
     return escaping.printable(" ".join(text.split()))
 
 

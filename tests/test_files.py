@@ -1,4 +1,4 @@
-"""Files that are damaged or lie: each is read by one reader, or refused with its name, and never waited for."""
+"""Files that are damaged or contradict themselves. Each is read, or refused with its name, by one reader that never waits."""
 
 import ast
 import json
@@ -302,7 +302,7 @@ SPECIAL = ("a FIFO", "a socket", "a device", "a folder")
 
 @pytest.fixture
 def special(tmp_path: Path):
-    """What is no regular file, by what it is called."""
+    """Every kind of file that is not regular, by its name in an error."""
     if not hasattr(os, "mkfifo"):
         pytest.skip("this system has no FIFOs")
     os.mkfifo(tmp_path / "fifo.npz")
@@ -372,7 +372,7 @@ def test_shards_of_other_sizes_are_refused_before_training(tmp_path: Path) -> No
     with pytest.raises(FeedError, match=r"2\.npz': 'label' has the shape \[3, 4\], and \[N, \?, 3\] is due"):
         open_data(step, tmp_path)
     np.savez(tmp_path / "2.npz", x=np.ones((3, 4, 2)), label=np.ones((2, 4, 3)))
-    with pytest.raises(FeedError, match=r"2\.npz': Arrays of as many samples"):
+    with pytest.raises(FeedError, match=r"2\.npz': All arrays need the same number of samples"):
         open_data(step, tmp_path)
     np.savez(tmp_path / "2.npz", x=np.ones((3, 4, 2)), label=np.ones((3, 4, 3)))
     data = open_data(step, tmp_path)

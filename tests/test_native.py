@@ -1,4 +1,4 @@
-"""onnx's C++ is reached through one door, which refuses what it would not survive: in these tests it runs in a worker."""
+"""One door leads to onnx's C++, and refuses models that onnx would not survive. In these tests it runs in a worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAFE = {"onnx.reference.op_run"}  # classes in Python
 
 
 def _past_the_door(code: str) -> Iterator[str]:
-    """What a module imports or calls of onnx that belongs to the door."""
+    """The functions of onnx's C++ that a module imports or calls."""
     for node in ast.walk(ast.parse(code)):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def _model(text: str, opset: int = 17) -> ModelProto:
     return parser.parse_model(f"<ir_version: 8, opset_import: {imports}> {text}")
 
 
-HIDDEN = {  # an axis that no tensor has, where onnx reads it and its type says something else
+HIDDEN = {  # an axis that no tensor has, in an attribute that onnx reads although its type says something else
     "a number in a list": "g (float[2] x, float[2] s) => (float[2] y) { y = LayerNormalization<axis=4294967296>(x, s) }",
     "a body that says it is a number": """g (bool c, float[2] x) => (float[2] y) { y = If(c) <
         then_branch = t () => (float[2] u) { u = LayerNormalization<axis=4294967296>(x, x) },

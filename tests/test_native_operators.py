@@ -1,4 +1,4 @@
-"""Every version of every operator goes through onnx's door, with what onnx by itself does not survive."""
+"""Every version of every operator goes through onnx's door, with inputs and attributes that onnx alone does not survive."""
 
 from __future__ import annotations
 

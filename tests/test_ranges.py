@@ -103,7 +103,7 @@ def words(command: str) -> list[str]:
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch, capsys):
-    """Type a command in a folder with a model and data: its exit code, and what it says of an error."""
+    """Type a command in a folder with a model and data. Return its exit code and its error message."""
     monkeypatch.setattr(cli, "app", typer.main.get_command(cli.app))
     monkeypatch.chdir(tmp_path)
     onnx.save(LINE, "m.onnx")

@@ -214,7 +214,7 @@ def test_an_abandoned_run_ends_its_workers(absolute, used):
 
 
 def test_an_interruption_while_a_verdict_is_kept_ends_the_workers_at_once():
-    """Not only when the exception, and with it the run, is forgotten."""
+    """They end even while the exception, and with it the run, is still referenced."""
 
     def interrupt(*_):
         raise KeyboardInterrupt

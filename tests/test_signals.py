@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command soon, with their exit code, whatever it does. No half of a file is left."""
+"""SIGINT and SIGTERM end a command soon, with their exit code, whatever it does. No half-written file is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from refgrad import cli; sys.exit(cli.main())
 
 
 def _signalled(folder: Path, body: str, number: int, *, group: bool = False) -> tuple[int, float, str]:
-    """What becomes of `refgrad grad` that gets a signal while it runs `body`: its code, its time, its words."""
+    """The exit code, the time and the output of `refgrad grad` that gets a signal while it runs `body`."""
     onnx.save(SQUARE, folder / "m.onnx")
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM.format(body)], cwd=folder, text=True,

@@ -1,4 +1,4 @@
-"""Everything that writes for people or writes programs, given names made to harm: nothing but text differs from tame names.
+"""Every writer of pages, texts and programs gets names made to harm. Compared with harmless names, only text differs.
 
 The tests at the end find every writer in the code, so that a new one cannot be forgotten.
 """
@@ -133,7 +133,7 @@ def rows_of(text: str) -> list[int]:
 
 
 def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str], object]]]:
-    """What is written about a model and its gradient, each with what takes its texts out."""
+    """Everything that is written about a model and its gradient, each with the function that removes its texts."""
     feeds = {say("x"): FEEDS}
     walk = refgrad.walk(model, feeds, of=f"{say('y')}[0, 0]", seed=1)
     comparison = compared(model, "refgrad@numpy", {f"{say('x')}_grad": np.zeros((2, 3), np.float32)}, feeds)

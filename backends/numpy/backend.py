@@ -56,10 +56,10 @@ class NumpyBackend(Backend):
 
         With `bits` each result is then rounded to that many significant bits (float32 has 24). With `max_memory` a run
         stops before it would hold more than that many bytes at once, weights and feeds included; the error names the node
-        that needs them. What a kernel needs for itself is counted where it may be more than a few times its inputs and outputs.
-        Links to external data may lead into `data_folders`.
+        that needs them. Memory that a kernel needs for itself is counted if it may be more than a few times its inputs and
+        outputs. Links to external data may lead into `data_folders`.
 
-        A `Declared` of `refgrad.backends.numpy.precision` in place of a name decides itself what each node computes in.
+        A `Declared` of `refgrad.backends.numpy.precision` in place of a name chooses the precision of each node.
 
         Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
         """

@@ -179,7 +179,7 @@ def inferred(
 ) -> list[TensorType] | None:
     """Return the dtype and shape of each output, as onnx infers them; None where it cannot, or where not all are tensors.
 
-    :raises BackendError: an attribute has a value with which onnx cannot be asked.
+    :raises BackendError: an attribute has a value that onnx would not survive.
     """
     if schema is None or not all(x is None or isinstance(x, np.ndarray | np.generic) for x in inputs):
         return None
@@ -191,7 +191,7 @@ def inferred(
     data = {name: numpy_helper.from_array(x) for name, x in given.items() if x.dtype.kind in "iuf" and x.size <= _SMALL}
     try:
         outputs = native.infer_node_outputs(schema, node, types, data, opsets)
-    except InvalidModelError as error:  # what a run would make of it is not known, and may be large
+    except InvalidModelError as error:  # a run could make outputs of any size
         raise BackendError(str(error)) from error
     except native.InferenceError:
         return None  # the run says what is wrong with the node

@@ -206,7 +206,7 @@ def _test_of(case: Case, oracles: Sequence[str], worker: Worker) -> Expected | s
 
 
 def _broken_names(expected: Expected) -> list[str]:
-    """The names of tensors that would break a row of a list, or that a reader of it would not see as they are."""
+    """The names of tensors that would break a row of a list, or that a reader would not see as they are."""
     names = (*expected.feeds, *expected.gradients, *expected.question.feeds, *expected.results)
     return [name for name in names if not is_printable(name)]
 

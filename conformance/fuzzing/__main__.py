@@ -30,7 +30,7 @@ def main() -> int:
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if chosen.files:
-        from refgrad.conformance.fuzzing.files import campaign as files  # they need what trains
+        from refgrad.conformance.fuzzing.files import campaign as files  # they need the packages of training
 
         damaged = files.campaign(chosen.seed, chosen.mutants, chosen.seconds, chosen.examples)
         for line in damaged.lines():

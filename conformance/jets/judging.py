@@ -28,9 +28,9 @@ _SHORT = 0.25  # the directions in which samples are taken, so that they stay on
 
 @dataclass(frozen=True)
 class Verdict:
-    """One order at one point, by some inputs: the verdict of the series, and the number of refgrad.
+    """The verdict of the series, and refgrad's number, for one order at one point with respect to some inputs.
 
-    `says` is "right" or "wrong" where the derivative exists. Elsewhere it names what refgrad returns: "nan", "inf", "zero",
+    `says` is "right" or "wrong" if the derivative exists. Otherwise it names the result of refgrad: "nan", "inf", "zero",
     "one side" (a one-sided derivative), "mean" (of both sides), "asymmetric" (it depends on the order in which the inputs are
     taken), "finite" (another number), "refused".
     """

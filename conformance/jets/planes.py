@@ -128,7 +128,7 @@ def _curve(x: np.ndarray, steps: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass
 class Plane:
-    """Judge the series on the plane of u and v; without v on the line of u."""
+    """Judge the series on the plane of u and v, or without v on the line of u."""
 
     function: Function | Sampled
     value: Series | None  # at the point; None where the function is undefined
@@ -219,7 +219,7 @@ class Plane:
         return tuple(float(c) * scale / math.comb(order, m) for c, m in zip(found, counts, strict=True))
 
     def _on_curves(self, order: int) -> bool:
-        """True if curves have the coefficient that the forms of orders up to this one give (Faà di Bruno)."""
+        """True if the coefficient along curves is the one that the forms up to this order give (Faà di Bruno)."""
         forms = {k: self.form(k) for k in range(1, order + 1)}
         rng = np.random.default_rng(self.seed + 1)
         for _ in range(2):

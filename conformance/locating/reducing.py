@@ -397,7 +397,7 @@ def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
 def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
     """The text of a bug report.
 
-    :param written: the function of `refgrad.escaping` for what shows the text.
+    :param written: the function of `refgrad.escaping` for the medium that shows the text.
     """
     failure = reduced.failure
     what = "gradient" if failure.kind == RULE else "result"

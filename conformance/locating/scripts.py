@@ -1,6 +1,6 @@
 """Programs that show a failure again.
 
-A program is made of parts that are the same for every model, and of one literal. Everything else lies in files beside it.
+A program is parts that are the same for every model, and one literal. Everything else lies in files beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def running(side: str, of_builder: bool) -> str:
 
 
 def building(side: str, wrt: Sequence[str], outputs: Sequence[str]) -> str:
-    """Return a program that asks a builder for the gradient of model.onnx, which the builder refuses or dies of.
+    """Return a program that asks a builder for the gradient of model.onnx, at which the builder fails or dies.
 
     :param side: builder@executor.
     """
@@ -50,8 +50,8 @@ def _asked(**values: object) -> str:
     return f"asked = {python(values)}\n"
 
 
-# The parts of the programs. None of them is filled in. An error may have names of the model in it, and is printed without
-# what a terminal obeys.
+# The parts of the programs. None of them is filled in. An error may have names of the model in it, so characters that a
+# terminal obeys are replaced before it is printed.
 
 _TO_RUN = '"""Run model.onnx with the inputs of test_data_set_0, and compare with what is due."""\n'
 _TO_BUILD = '"""Ask a builder for the gradient of model.onnx, as it was asked when it failed."""\n'

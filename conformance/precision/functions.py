@@ -23,7 +23,7 @@ class OutsideError(Exception):
 class Function:
     """An operator with its attributes, and the function of `arity` numbers that it computes.
 
-    `row`: the numbers are one row of the operator's only input, which it reduces; else each is an element of an own input.
+    `row`: the numbers are one row of the operator's only input, which it reduces. Without it each has an input of its own.
     `ends`: numbers around which points are dense, such as the ends of the domain.
     """
 

@@ -92,7 +92,7 @@ class Results:
         return sorted(faults, key=lambda row: (place[row.builder, row.executor], row.case))
 
     def command(self, row: ResultRow) -> str:
-        """The command that comes to this verdict again, for `shlex`. For a reader it goes through `escaping.shell_line`."""
+        """The command that repeats this verdict, quoted by `shlex`. `escaping.shell_line` makes it safe to show."""
         command = f"{self.command_of(row.case)} {options_of((row.builder, row.executor))}"
         return f"{command} {self._limits()}".rstrip() if row.verdict in (TIMED_OUT, OUT_OF_MEMORY) else command
 
@@ -301,7 +301,7 @@ _PARTS = {
     "details": list,
 }
 _KINDS = {dict: "an object", list: "a list"}
-# The types of settings that are read again. Of several runs that differ a setting is a text, or a list.
+# The types of settings that are read again. If several runs differ in a setting, it is a text or a list.
 _OPTIONAL: tuple[Any, ...] = (str, type(None))
 _SETTINGS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("ops", "opset", "dtype", "case", "values", "feeds"), _OPTIONAL),

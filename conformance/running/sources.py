@@ -299,7 +299,7 @@ def select(
 
 
 def _fits(name: str, pattern: str | None) -> bool:
-    """True if a case of this name is asked for: a name is also its own pattern, whatever is in it."""
+    """True if a case of this name is asked for. A name matches itself, even if it looks like a pattern."""
     return pattern is None or name == pattern or fnmatchcase(name, pattern)
 
 

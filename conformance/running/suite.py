@@ -47,7 +47,7 @@ def run_suite(
     left = [case for case in known if case.name not in done]
     with closing(
         _asked(left, plan, lanes, cluster)
-    ) as answers:  # an interruption ends it here, and not when it is collected
+    ) as answers:  # an interruption ends it here, not when it is garbage-collected
         for case, rows in answers:
             done[case.name] = rows
             if journal is not None:

@@ -27,7 +27,7 @@ from refgrad.worker import last_words, limit_room
 _PATIENCE = 1.0  # seconds
 _NOTICED = 3.0  # seconds that a copy has to end after a signal: native code may keep it from noticing
 _FINISHED = 60.0  # seconds that it has to write what it has reached
-_BY_THE_TERMINAL = 0x80  # SI_KERNEL of <signal.h>: the terminal tells this process and its copy
+_BY_THE_TERMINAL = 0x80  # SI_KERNEL of <signal.h>: the terminal sends the signal to this process and its copy
 _END_ON_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _FRAME = re.compile(r'^  File "(.+)", line \d+ in (\S+)', re.MULTILINE)
 _COPIES = 2  # how much more than the values that it holds a command may take: kernels and files need copies
@@ -39,12 +39,12 @@ _TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)  # faulthandler's first line
 
 _is_contained = False
 _said: IO[bytes] | None = None  # what the copy says of its death
-_ledger: IO[bytes] | None = None  # its temporary files, and whether it is writing what it has reached
+_ledger: IO[bytes] | None = None  # its temporary files, and a mark once it writes what it has reached
 _FINISHING = b"finishing"
 
 
 def contain(refused: int, complain: Callable[[str], None]) -> None:
-    """Go on in a copy of this process, where the system can make one. This one waits for it and ends as it does.
+    """Go on in a copy of this process if the system can make one. This process waits for the copy and ends with its exit code.
 
     If the copy dies, this process complains and ends with the code `refused`. If it does not end soon after SIGINT or
     SIGTERM, this process kills it and ends with the code of the signal. Temporary files that the copy leaves are removed.
@@ -60,8 +60,10 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
     asked = {number for number in interruption.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN}
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
-    )  # whoever started this process may ignore it, and nothing could be waited for
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*asked, signal.SIGCHLD})  # what comes meanwhile is passed on
+    )  # if the parent ignores it, this process inherits that, and cannot wait for the copy
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {*asked, signal.SIGCHLD}
+    )  # a signal that comes meanwhile is passed on
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # libraries have threads, which they start again in a copy
         child = os.fork()
@@ -82,8 +84,8 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if number and code == -signal.SIGKILL:
         complain(
-            f"{signal.Signals(number).name} ended this while a library was at work that heeds no signal. Each file is whole, "
-            "or was not written."
+            f"{signal.Signals(number).name} ended this command while a library was running that ignores signals. "
+            "Each file is whole, or was not written."
         )
         code = 128 + number
     elif code < 0 or (code == _STOPPED and _TIMEOUT.search(_words(said))):
@@ -93,7 +95,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
 
 
 def _waited_for(child: int, asked: set[signal.Signals], ledger: IO[bytes]) -> tuple[int, int]:
-    """The signal that the copy was told to end by, or 0, and its exit code."""
+    """The signal that was sent to end the copy, or 0, and the exit code of the copy."""
     number, told_at = 0, 0.0
     ended, status = os.waitpid(child, os.WNOHANG)
     while not ended:
@@ -110,7 +112,7 @@ def _waited_for(child: int, asked: set[signal.Signals], ledger: IO[bytes]) -> tu
 
 
 def _announce(ledger: int, path: Path, is_there: bool) -> None:
-    """Tell the process that waits which temporary file is there, or is gone."""
+    """Tell the waiting process that a temporary file is there, or is gone."""
     _write(ledger, (b"+" if is_there else b"-") + os.fsencode(path.absolute()))
 
 

@@ -15,11 +15,11 @@ _MARK = "range_of"  # the attribute of a callback that checks
 
 
 def number(name: str, *flags: str, said: str = "", kind: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
-    """A Typer option, or an argument, whose numbers are those of a row of `refgrad.ranges`.
+    """A Typer option, or an argument, whose number lies in a range of `refgrad.ranges`.
 
     :param name: the name of the row.
     :param flags: as for `typer.Option`.
-    :param said: what an error says first, with the number in it.
+    :param said: the first words of an error, with a place for the number.
     :raises KeyError: there is no such row.
     """
     RANGES[name]
@@ -53,7 +53,7 @@ def require_ranges(command: Callable[..., Any]) -> None:
 
 
 def is_numeric(hint: Any) -> bool:
-    """True if an annotation is of whole or real numbers, of several, or of one or None."""
+    """True if an annotation is a number (integer or float), several numbers, or a number or None."""
     if hasattr(hint, "__metadata__"):
         return is_numeric(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType, list, tuple):

@@ -127,7 +127,7 @@ class App(typer.Typer):
     def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Register a command.
 
-        :raises TypeError: a parameter is a path, and its annotation does not say what is done with it (`Files`), or a
+        :raises TypeError: a parameter is a path, and its annotation does not say how the file is used (`Files`); or it is a
             number, and its option was not made by `number`.
         """
         register = super().command(*arguments, **options)

@@ -281,7 +281,7 @@ def _defaults(op_type: str, domain: str, opsets: Mapping[str, int], given: Mappi
 
 
 def _schema(op_type: str, domain: str, opsets: Mapping[str, int]) -> Any:
-    """The schema of an operator, None where the imported version has none: the model need not be valid."""
+    """The schema of an operator; None if the imported version has none, as in an invalid model."""
     try:
         return find_schema(op_type, domain, opsets.get(domain, 1))
     except onnx.defs.SchemaError:

@@ -1,7 +1,7 @@
 """Arrays from .npz and .npy files, which may be a stranger's: no pickles, and no more memory than is allowed.
 
-A header is checked before anything is allocated for it. It has to describe an array of numbers, booleans, texts or bytes, whose
-size is the number of bytes that the file holds.
+A header is checked before any memory is allocated for its array. It has to describe an array of numbers, booleans, texts or
+bytes, and the array has to be as large as the data in the file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from refgrad.protos.inputs import open_regular
 from refgrad.protos.memory import allowed
 
 _MAGIC = b"\x93NUMPY"
-_LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}  # how long the header is, by version
+_LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}  # the type of the header's length, by version
 _LONGEST = 1 << 16  # bytes of a header
 _KEYS = {"descr", "fortran_order", "shape"}
 _TYPES = re.compile(r"[<>=|]?[biufcSUV]\d{1,9}")  # no objects, no dates, no fields
 _MOST = 2**63 - 1  # bytes that an array may have
-_INFLATED = 1100  # how many times as long DEFLATE makes at most what it unpacks, rounded up
+_INFLATED = 1100  # unpacked bytes per packed byte that DEFLATE reaches at most, rounded up
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_IS_ENCRYPTED, _IS_AFTER = 1, 8  # flags of an entry; of the second its sizes are written after it
+_IS_ENCRYPTED, _IS_AFTER = 1, 8  # flags of an entry; with the second, its sizes come after its data
 _LOCAL = struct.Struct("<4s5H3L2H")  # the header before an entry
 _ELSEWHERE = 0xFFFFFFFF  # a size that is written behind the header
-_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06")  # of an archive; the second of one without entries
+_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06")  # of an archive; the second is of an archive without entries
 _LAST = 0x10FFFF  # of Unicode
 _SURROGATES = 0xD800, 0xDFFF  # halves of characters, which no text has
 _CHUNK = 1 << 24
@@ -46,7 +46,7 @@ _DAMAGED = (
 
 
 class _Header(NamedTuple):
-    """The array that a header describes, and how many bytes the header has."""
+    """The array that a header describes, and the length of the header in bytes."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Header(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes the numbers have."""
+        """The number of bytes that the numbers take."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -67,11 +67,11 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, in the byte order of this machine. A name is only a name: it may be any text.
 
-    :param what: what an error calls them, in the plural.
-    :param max_memory: how many bytes all of them may have together; a small file may hold large ones. By default what
-        `memory.at_most` says.
-    :param error: the class of what is raised.
-    :raises RefgradError: there is no such file, it is no .npz file, it is damaged, it holds something else than arrays, or the
+    :param what: the name of the arrays in an error, in the plural.
+    :param max_memory: the number of bytes that all arrays may take together; a small file may hold large arrays. By default
+        the limit of `memory.at_most`.
+    :param error: the class of the errors.
+    :raises RefgradError: there is no such file, it is no .npz file, it is damaged, it holds other things than arrays, or the
         arrays are larger than `max_memory`.
     """
     shown = reprlib.repr(str(path))
@@ -104,7 +104,7 @@ def read_arrays(
 
 
 def described_arrays(path: str | os.PathLike[str]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """The types and shapes of the arrays of an .npz file, by its headers: no numbers are read.
+    """The types and shapes of the arrays of an .npz file. Only the headers are read.
 
     :raises FeedError: there is no such file, it is no .npz file, or its directory or a header is damaged.
     """
@@ -126,7 +126,7 @@ def described_arrays(path: str | os.PathLike[str]) -> dict[str, tuple[np.dtype, 
 
 
 def mapped_array(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array of an .npy file, mapped into memory: what is not used is not read.
+    """The array of an .npy file, mapped into memory: only the parts that are used are read.
 
     :raises FeedError: there is no such file, it is no .npy file, or it is damaged.
     """
@@ -150,7 +150,7 @@ def mapped_array(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def is_archive(opened: IO[bytes]) -> bool:
-    """True if a file begins as a .npz file does. The next thing that is read is its beginning."""
+    """True if a file begins as a .npz file does. Afterwards the file is at its beginning again."""
     found = opened.read(len(_BEGINNINGS[0]))
     opened.seek(0)
     return found in _BEGINNINGS
@@ -184,7 +184,7 @@ def _entries(archive: zipfile.ZipFile, opened: IO[bytes]) -> dict[str, zipfile.Z
 
 
 def _is_as_listed(written: bytes, entry: zipfile.ZipInfo) -> bool:
-    """True if the header before an entry says the same of it as the directory, where it says it: other programs read that."""
+    """True if the header before an entry agrees with the directory, as far as it has the values. Other programs read it."""
     if len(written) != _LOCAL.size:
         return False
     _, _, flags, method, _, _, checksum, packed, size, *_ = _LOCAL.unpack(written)
@@ -198,7 +198,7 @@ def _is_as_listed(written: bytes, entry: zipfile.ZipInfo) -> bool:
 
 
 def _size_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
-    """How many bytes the numbers of an entry have, by its header."""
+    """The number of bytes that the numbers of an entry take, by its header."""
     with archive.open(entry) as opened:
         return _header_of(opened).size
 
@@ -230,7 +230,7 @@ def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
 def _header_of(opened: IO[bytes]) -> _Header:
     """The header that a file or an entry begins with.
 
-    :raises ValueError: it is none, or describes something else than an array of a type above.
+    :raises ValueError: there is no header, or it does not describe an array of a type above.
     """
     beginning = opened.read(len(_MAGIC) + 2)
     if beginning[: len(_MAGIC)] != _MAGIC or len(beginning) < len(_MAGIC) + 2:
@@ -252,7 +252,7 @@ def _header_of(opened: IO[bytes]) -> _Header:
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise ValueError("its header does not say type, order and shape")
     dtype, shape = _dtype_of(found["descr"]), _shape_of(found["shape"])
-    if math.prod(max(size, 1) for size in shape) * max(dtype.itemsize, 1) > _MOST:  # NumPy has none beside a size of 0
+    if math.prod(max(size, 1) for size in shape) * max(dtype.itemsize, 1) > _MOST:  # NumPy has none, even beside a 0
         raise ValueError(f"its shape is {reprlib.repr(shape)}, which no array has")
     return _Header(dtype, shape, _flag_of(found["fortran_order"]), len(beginning) + len(prefix) + length)
 
@@ -283,9 +283,9 @@ def _flag_of(given: object) -> bool:
 
 
 def _refuse_impossible(array: np.ndarray) -> None:
-    """Refuse bytes that are no boolean, and numbers that are no character: NumPy fails at them later.
+    """Refuse bytes that are no boolean, and numbers that are no character: NumPy would fail at them later.
 
-    :raises ValueError: the array has some.
+    :raises ValueError: the array has such bytes or numbers.
     """
     flat = array.reshape(-1, order="A")
     if array.dtype.kind == "b" and (flat.view(np.uint8) > 1).any():

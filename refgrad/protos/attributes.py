@@ -62,7 +62,7 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
 def refuse_absurd_attributes_of(node: NodeProto, passed: Mapping[str, tuple[int, int]] | None = None) -> None:
     """Refuse a node as `refuse_absurd_attributes` does.
 
-    :param passed: the bounds of the attributes that the node, a call, passes on to operators.
+    :param passed: if the node is a call, the bounds of the attributes that it passes on to operators.
     :raises InvalidModelError: it has such an attribute.
     """
     for attribute in node.attribute:
@@ -74,7 +74,7 @@ def refuse_absurd_attributes_of(node: NodeProto, passed: Mapping[str, tuple[int,
         if node.domain in _DOMAINS and attribute.name == "auto_pad" and not attribute.ref_attr_name:
             _refuse_no_padding(node, attribute.s)
         if bounds is None or (attribute.ref_attr_name and not attribute.HasField("i")):
-            continue  # the value of a reference is that of the call
+            continue  # a reference has the value that the call gives
         alone = attribute.type == AttributeProto.INT or attribute.HasField("i")  # onnx reads it, whatever the type says
         for value in (*attribute.ints, attribute.i) if alone else attribute.ints:
             if not bounds[0] <= value <= bounds[1]:

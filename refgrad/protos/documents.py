@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 
 
 def parse_json(text: str | bytes, *, nonfinite: bool = False) -> Any:
-    """What a JSON text says.
+    """The value of a JSON text.
 
     :param nonfinite: NaN, Infinity and -Infinity are numbers.
     :raises ValueError: it is not JSON in UTF-8 without a byte order mark, an object has a key twice, a number is not finite or
@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, *, nonfinite: bool = False) -> Any:
             parse_int=_integer,
             parse_float=_finite,
         )
-        if "\\u" in given:  # an escape may be half a character
+        if "\\u" in given:  # an escape may stand for half a character
             json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"a string has half a character, {error.object[error.start]!a}") from error
@@ -77,9 +77,9 @@ def record_of(cls: type[Made], document: Any, where: str = "it", *, whole: bool 
 
     :param cls: a dataclass or a NamedTuple whose fields are strings, numbers, booleans, objects, tuples of one type, or one of
         these or None.
-    :param where: what an error calls the object.
+    :param where: the name of the object in an error.
     :param whole: a field with a default needs a key, too.
-    :raises ValueError: a key that is no field, a field without a default that has no key, or a value of another type.
+    :raises ValueError: a key is no field, a field without a default has no key, or a value has another type.
     """
     if not isinstance(document, Mapping):
         raise ValueError(f"{where} is {_shown(document)}, and has to be an object")
@@ -96,7 +96,7 @@ def record_of(cls: type[Made], document: Any, where: str = "it", *, whole: bool 
 
 
 def typed(value: Any, kind: Any, where: str) -> Any:
-    """`value`, which JSON holds, as the type `kind`: a list becomes a tuple, a whole number a float, where `kind` says so.
+    """A value from JSON as the type `kind`. A list becomes a tuple, and an integer a float, if `kind` says so.
 
     :raises ValueError: it is of another type.
     """

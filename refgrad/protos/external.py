@@ -1,8 +1,8 @@
-"""External data: which file beside a model holds the values of a tensor, and whether it may be read.
+"""External data: the file beside a model that holds the values of a tensor, and the rules for reading it.
 
 A model comes from a stranger, and so do the locations in it. They are resolved here and nowhere else. A location is the
 relative path of a regular file in the folder of the model, without a link on the way except those that may be followed
-(`links`), and what is read from there has the size of the tensor. Checks hold for the opened file: replacing it between the
+(`links`), and the data read there has the size of the tensor. Checks hold for the opened file: replacing it between the
 check and the reading changes nothing.
 """
 
@@ -83,7 +83,7 @@ class ExternalData:
                 raise self._refusal(tensor, error) from error
 
     def is_linked(self, tensor: TensorProto) -> bool:
-        """Whether a link leads to the data of `tensor`: others may refuse to follow it. A file that is missing has none."""
+        """True if a link leads to the data of `tensor`: other programs may refuse to follow it. False for a missing file."""
         self.check(tensor, missing=True)
         return self._is_linked
 
@@ -184,7 +184,7 @@ def _refusal(tensor: TensorProto, error: _UnusableError, where: str = "") -> Inv
 
 
 class _LinkError(_UnusableError):
-    """A part of a location is a link."""
+    """Raised for a location that has a link in it."""
 
     def __init__(self, part: str) -> None:
         super().__init__(
@@ -195,7 +195,7 @@ class _LinkError(_UnusableError):
 
 
 def _opened(folder: Path, location: list[str]) -> tuple[int, bool]:
-    """Open the file at `location` in `folder`. Return its descriptor, and whether a link led there."""
+    """Open the file at `location` in `folder`. Return its descriptor, and True if a link led there."""
     try:
         return _walked(folder, location), False
     except _LinkError:
@@ -273,7 +273,7 @@ def load(model: ModelProto, path: str | os.PathLike[str], tensors: Iterable[Tens
 
 
 def links_leave(model: ModelProto, path: str | os.PathLike[str]) -> bool:
-    """Whether a link leads to external data outside of the folder that the model at `path` lies in, links resolved.
+    """True if a link leads to external data outside of the real folder of the model at `path` (with links resolved).
 
     :raises InvalidModelError: something may not be read.
     """

@@ -74,7 +74,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def announce(temporary: Path, is_there: bool) -> None:
-    """Say that a temporary file is about to be made, or is gone. A command lets its parent know: it removes what is left."""
+    """Say that a temporary file is about to be made, or is gone. A command tells its parent, which removes leftover files."""
 
 
 def _temporary_beside(target: Path) -> Path:
@@ -96,9 +96,9 @@ def save_made(
 def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:
     """Write the gradient of the model at `source`. Return the data file that was written beside it, or None.
 
-    External data of `source` is referenced where both are in the same folder. Elsewhere the tensors that the gradient needs
-    are copied into `<path>.data`; so are those that a link leads to, which runtimes refuse to follow out of the folder, and
-    the weights of a result over 2 GB. `gradient` is modified.
+    External data of `source` is referenced if both models are in the same folder. Otherwise the tensors that the gradient
+    needs are copied into `<path>.data`. Tensors behind a link are copied, too, because runtimes refuse to follow a link out of
+    the folder; so are the weights of a result over 2 GB. `gradient` is modified.
 
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
@@ -154,7 +154,7 @@ def _kept_unless_both(data: Path) -> Iterator[None]:
 
 
 def fingerprint(path: Path) -> str:
-    """The SHA-256 of a file, with its external data if it is a model; of a folder that of all its files, and their names.
+    """The SHA-256 of a file, with its external data if it is a model; of a folder, of all its files and their names.
 
     :raises InvalidModelError: the external data cannot be used, or a file cannot be read.
     """

@@ -19,7 +19,7 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     A function that does not compute one of its outputs is refused, too.
 
     :param used: the operators of the model's graphs.
-    :raises InvalidModelError: there is one.
+    :raises InvalidModelError: there is such a node or function.
     """
     for function in model.functions:
         made = {*function.input, *(name for node in function.node for name in node.output)}
@@ -44,10 +44,10 @@ def refuse_misfit_of_body(node: NodeProto, opset: int) -> None:
     """Refuse a node with more or fewer inputs or outputs than its body, or with a gap in a list.
 
     :param opset: the version of ai.onnx that the model imports.
-    :raises InvalidModelError: it is one.
+    :raises InvalidModelError: the node is refused.
     """
     if node.domain in ("", "ai.onnx") and node.op_type in FITS:
-        if node.op_type == "Scan" and opset < 9:  # the first Scan, which has one input more
+        if node.op_type == "Scan" and opset < 9:  # the first version of Scan has one input more
             _scan(node, 1)
         else:
             FITS[node.op_type](node)
@@ -145,7 +145,8 @@ def _any_number(node: NodeProto, first: int = 0) -> None:
             raise _misfit(node, f"has no name for its input {k}, which cannot be left out. Name it, or take it away")
 
 
-# The operators that run a body, or take a list, each with what refuses a node of it that does not fit.
+# The operators that run a body, or take a list, each with the function that refuses a node with a wrong number of inputs or
+# outputs, or with a gap in a list.
 FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
 FITS |= dict.fromkeys(("Concat", "Einsum", "Max", "Mean", "Min", "SequenceConstruct", "Sum"), _any_number)
 

@@ -10,16 +10,17 @@ from onnx import FunctionProto, ModelProto
 from refgrad.errors import InvalidModelError, OptionError
 from refgrad.protos.walk import nested
 
-LIMIT = "REFGRAD_MAX_NODES"  # the environment variable that says how many nodes calls may become
+LIMIT = "REFGRAD_MAX_NODES"  # the environment variable with the number of nodes that calls may become
 _MOST = 250_000
-_BYTES = 16 << 20  # that calls may become in any case
-_GROWTH = 32  # times the size of the model that they may become
+_BYTES = 16 << 20  # calls may become that large in any case
+_GROWTH = 32  # calls may become that many times as large as the model
 
 
 def refuse_growth(model: ModelProto) -> None:
-    """Refuse a model whose calls, written out, would be more nodes than the limit, or much longer: each level may double them.
+    """Refuse a model whose calls, written out, would be too many nodes or too many bytes. Each level of calls may double both.
 
-    :raises InvalidModelError: naming the function whose body is the largest, and the number of nodes.
+    :raises InvalidModelError: the calls become too large; the error names the function with the largest body, and the number
+        of nodes.
     :raises OptionError: the environment variable is no number.
     """
     if not model.functions:
@@ -30,7 +31,7 @@ def refuse_growth(model: ModelProto) -> None:
     limit = int(given)
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
-    lengths: dict[tuple[str, str, str], int] = {}  # in bytes: names and texts become as many as the nodes
+    lengths: dict[tuple[str, str, str], int] = {}  # in bytes: names and texts are repeated as often as the nodes
     for first in functions:
         pending = [first]
         while pending:
@@ -60,7 +61,7 @@ def refuse_growth(model: ModelProto) -> None:
 def refuse_recursion(functions: Iterable[FunctionProto]) -> None:
     """Refuse functions that call themselves, directly or through others.
 
-    :raises InvalidModelError: naming the functions of the cycle in the order of their calls.
+    :raises InvalidModelError: there is a cycle; the error names its functions in the order of their calls.
     """
     known = {(f.domain, f.name, f.overload): f for f in functions}
     left: set[tuple[str, str, str]] = set()

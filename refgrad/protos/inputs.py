@@ -22,20 +22,20 @@ _KINDS = (
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-    """True if a regular file is at `path`, or a link to one. Reading anything else may never end."""
+    """True if `path` is a regular file, or a link to one. Reading anything else may never end."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):  # no file, or a name that none can have
+    except (OSError, ValueError):  # there is no file, or no file can have this name
         return False
 
 
 def open_regular(path: str | os.PathLike[str], error: type[RefgradError], advice: str = "") -> BufferedReader:
     """A regular file, opened to be read.
 
-    :param error: the class of what is raised.
-    :param advice: what a message says besides.
+    :param error: the class of the errors.
+    :param advice: the last sentence of an error.
     :raises RefgradError: there is no such file, it cannot be opened, or it is a folder, a FIFO, a device or a socket. These
-        are refused without a wait: a FIFO has no end, and opening a device may do something.
+        are refused before they are opened: a FIFO has no end, and opening a device may have an effect.
     """
     shown = reprlib.repr(str(path))
     try:
@@ -43,7 +43,7 @@ def open_regular(path: str | os.PathLike[str], error: type[RefgradError], advice
         opened = open(os.open(path, _FLAGS), "rb")  # noqa: SIM115  (for whoever asks)
     except OSError as failure:
         raise error(f"{shown} cannot be read: {failure.strerror or failure}. {advice}".rstrip()) from failure
-    except RefgradError:  # which may be a ValueError, too
+    except RefgradError:  # some of these are ValueErrors, too
         raise
     except ValueError as failure:
         raise error(f"{shown} cannot be read: no file can have this name. {advice}".rstrip()) from failure
@@ -64,7 +64,7 @@ def _refuse_special(found: os.stat_result, shown: str, error: type[RefgradError]
 def read_bytes(path: str | os.PathLike[str], error: type[RefgradError], advice: str = "") -> bytes:
     """The content of a regular file.
 
-    :raises RefgradError: as `open_regular`, or it is larger than the memory that is allowed (`memory.at_most`).
+    :raises RefgradError: as by `open_regular`, or the file is larger than the memory limit (`memory.at_most`).
     """
     limit = allowed()
     with open_regular(path, error, advice) as opened:
@@ -81,7 +81,7 @@ def read_bytes(path: str | os.PathLike[str], error: type[RefgradError], advice: 
 def read_text(path: str | os.PathLike[str], error: type[RefgradError], advice: str = "") -> str:
     """The text in a regular file in UTF-8.
 
-    :raises RefgradError: as `read_bytes`, or it is not UTF-8.
+    :raises RefgradError: as by `read_bytes`, or the file is not UTF-8.
     """
     try:
         return read_bytes(path, error, advice).decode("utf-8")

@@ -1,7 +1,7 @@
-"""The one door to onnx's C++: inference, checker, inliner, version converter, parser, printer, and what is built on them.
+"""The one door to onnx's C++: inference, checker, inliner, version converter, parser, printer, and their callers in onnx.
 
-onnx looks at few of the numbers in a model. With some it reads memory that is not its own, and the process dies; with others it
-does not return. Each function here first refuses what is known to do so. No other module calls onnx for these
+onnx checks few of the numbers in a model. Some make it read memory that is not its own, and the process dies. With others it
+does not return. Each function here first refuses models that are known to do this. No other module calls this C++
 (`tests/test_native.py`).
 """
 
@@ -38,13 +38,13 @@ ConvertError = onnx.version_converter.ConvertError
 ParseError = onnx.parser.ParseError
 
 _INDEXING = "GatherND"
-# The operators whose inference reads the type of an input without asking whether it is known, or, the last one, takes a size,
-# which may be negative, for an index.
+# The operators whose inference reads the type of an input even if the type is not known. The last one uses a size as an index,
+# even if the size is negative.
 ASSUMING = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble", _INDEXING))
-_APART = "refgrad.apart"  # the domain of a node of these for as long as onnx cannot be asked about it
-_TENSORS_TYPED = 4  # the IR version since which an initializer has a type without being an input
+_APART = "refgrad.apart"  # the domain of such a node until onnx can infer it
+_TENSORS_TYPED = 4  # since this IR version an initializer need not be an input
 _NEWEST = 2**31 - 1  # the largest version that onnx takes
-_DEEPEST = 1000  # brackets in each other in a text
+_DEEPEST = 1000  # the most brackets within each other in a text
 _TEXTS = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _WRITTEN = (".onnxtxt", ".onnxtext")  # the names of files in onnx's syntax
@@ -56,7 +56,7 @@ def infer_shapes(
 ) -> ModelProto:
     """A copy of `model` with the types and shapes that onnx infers. The options are those of `onnx.shape_inference`.
 
-    :param data_prop: onnx writes down each element of a vector; `refgrad/forward/propagation.py` hides the long ones first.
+    :param data_prop: onnx writes out each element of a vector; `refgrad/forward/propagation.py` hides long vectors first.
     :raises InvalidModelError: onnx would not survive the model.
     :raises InferenceError: onnx refuses it.
     """
@@ -104,10 +104,11 @@ def infer_node_outputs(
 
 
 def check_model(model: ModelProto, *, full_check: bool = False) -> None:
-    """Let onnx's checker look at `model`; with `full_check` strict inference, too.
+    """Run onnx's checker on `model`; with `full_check` strict inference, too.
 
     :raises InvalidModelError: onnx would not survive the model.
-    :raises ValidationError: onnx refuses it. InferenceError: its inference does.
+    :raises ValidationError: the checker refuses it.
+    :raises InferenceError: inference refuses it.
     """
     refuse_recursion(model.functions)
     _asked(ValidationError, onnx.checker.check_model, model)
@@ -179,9 +180,10 @@ def parse_graph(text: str) -> GraphProto:
 
 
 def load(path: str | os.PathLike[str]) -> ModelProto:
-    """The model in a file, of whichever format its name says, without its external data.
+    """The model in a file, without its external data. The suffix of the file says the format.
 
-    :raises OSError: the file cannot be read. ParseError, DecodeError and others: it holds no model.
+    :raises OSError: the file cannot be read.
+    :raises ParseError, DecodeError and others: it holds no model.
     """
     if Path(path).suffix in _WRITTEN:
         return parse_model(Path(path).read_text(encoding="utf-8"))
@@ -196,7 +198,7 @@ def to_text(written: ModelProto | GraphProto | FunctionProto) -> str:
 def function_of(
     schema: Any, node: NodeProto, types: Sequence[TypeProto | None], opset: int | None = None
 ) -> FunctionProto:
-    """The body that the schema of an operator has for `node` on inputs of `types`, None for what is left out or not known.
+    """The body of the operator's schema for `node` with inputs of `types`; a type is None if it is unknown or left out.
 
     :param opset: the version of ai.onnx to write the body in; the schema's own by default.
     :raises InvalidModelError: onnx would not survive the node.
@@ -226,10 +228,10 @@ def reference(model: ModelProto, new_ops: Sequence[Any] | None = None) -> Any:
 
 
 def refuse_unfit(model: ModelProto) -> set[str]:
-    """Refuse what onnx's C++ does not survive, wherever in `model`: attributes, numbers of inputs and outputs, bodies.
+    """Refuse a model that onnx's C++ does not survive: its attributes, numbers of inputs and outputs, and bodies.
 
     :return: the operators of the model, its functions included.
-    :raises InvalidModelError: naming the node.
+    :raises InvalidModelError: the model is refused; the error names the node.
     """
     refuse_recursion(model.functions)
     passed = passed_on(model)
@@ -270,7 +272,7 @@ def refuse_unfit(model: ModelProto) -> set[str]:
 def refuse_negative_indices(model: ModelProto) -> None:
     """Refuse a GatherND whose indices have a negative size: a runtime that infers as onnx does would die of it.
 
-    :raises InvalidModelError: naming the node.
+    :raises InvalidModelError: there is such a node; the error names it.
     """
     try:
         examined = _examined(_flat(model))
@@ -294,12 +296,12 @@ def _refuse_depth(text: str) -> None:
     depth = 0
     for bracket in _BRACKETS.findall(_TEXTS.sub("", text)):
         depth = depth + 1 if bracket in "([{" else max(depth - 1, 0)
-        if depth > _DEEPEST:  # the parser calls itself for each
+        if depth > _DEEPEST:  # the parser recurses for each bracket
             raise ParseError(f"More than {_DEEPEST} brackets lie within each other.")
 
 
 class _Facts(NamedTuple):
-    """What is checked of the nodes of an operator: numbers of inputs and outputs, attributes, a body."""
+    """The facts of an operator that its nodes are checked against: numbers of inputs and outputs, attributes, a body."""
 
     least_in: int
     most_in: int
@@ -314,7 +316,7 @@ class _Facts(NamedTuple):
 def _facts(domain: str, op_type: str, opset: int) -> _Facts:
     try:
         schema = onnx.defs.get_schema(op_type, min(opset, _NEWEST), "" if domain == "ai.onnx" else domain)
-    except (onnx.defs.SchemaError, TypeError):  # the second: a name that is no text
+    except (onnx.defs.SchemaError, TypeError):  # a TypeError: the name is no text
         return _Facts(0, _NEWEST, 0, _NEWEST, {}, op_type in OPERATORS, False)
     return _facts_of(schema)
 
@@ -326,7 +328,7 @@ def _facts_of(schema: Any) -> _Facts:
 
 
 def _scopes(model: ModelProto) -> Iterator[tuple[Iterable[NodeProto], Mapping[str, int]]]:
-    """The nodes of the graph and of each function, with the versions that they are written in."""
+    """The nodes of the graph and of each function, with the opset versions that they use."""
     versions = versions_of(model)
     yield model.graph.node, versions
     for function in model.functions:
@@ -345,7 +347,7 @@ def _refuse_arity(node: NodeProto, facts: _Facts) -> None:
 
 
 def _refuse_other_types(model: ModelProto) -> None:
-    """Refuse attributes of a type that the schema does not declare. The version converter reads them as what they should be."""
+    """Refuse attributes of a type that the schema does not declare. The version converter reads them as the declared type."""
     opsets = versions_of(model)
     for node in nested(model.graph.node):
         facts = _facts(node.domain, node.op_type, opsets.get("" if node.domain == "ai.onnx" else node.domain, 0))
@@ -371,9 +373,9 @@ def _unfit(node: NodeProto, why: str) -> InvalidModelError:
 
 
 def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
-    """The model itself, or a copy in which nodes of ASSUMING are in a domain of ours, where onnx would die of their inputs.
+    """The model itself, or a copy without the nodes of ASSUMING that onnx would die of: those are in a domain of refgrad.
 
-    Types become known step by step: what one of these nodes makes may be what the next one reads.
+    Types become known step by step, because one of these nodes may read the output of another.
     """
     copy = _examined(_flat(model), data_prop)
     if all(node.domain != _APART for node in every_node(copy)):
@@ -388,13 +390,13 @@ def _flat(model: ModelProto) -> ModelProto:
 
 
 def _examined(flat: ModelProto, data_prop: bool = False) -> ModelProto:
-    """A copy in which the nodes of ASSUMING are in a domain of ours that onnx would die of."""
+    """A copy in which the nodes of ASSUMING that onnx would die of are in a domain of refgrad."""
     copy, is_new = _all_apart(flat), True
     while is_new and (apart := [node for node in _in_order(copy.graph) if node.domain == _APART]):
         found = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
         known = _known(found)
         ready = [node for node in apart if _is_ready(node, known)]
-        if not ready:  # nothing more will be known of the first that lacks no type, and that is enough for onnx
+        if not ready:  # no more types will become known; onnx survives the first node whose inputs all have types
             ready = [node for node in apart if _is_ready(node, known, known_or_not=True)][:1]
         for node in ready:
             _put_back(node)
@@ -424,9 +426,9 @@ def _in_order(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _is_ready(node: NodeProto, known: Mapping[str, TypeProto], known_or_not: bool = False) -> bool:
-    """Whether onnx can be asked about a node of ASSUMING, of whose inputs it knows `known`.
+    """True if onnx survives a node of ASSUMING, if it knows the types `known`.
 
-    :param known_or_not: a size that is not known is none that onnx would die of.
+    :param known_or_not: onnx survives a size that is not known, too.
     """
     if node.op_type.rpartition("/")[2] != _INDEXING:
         return known.keys() >= set(node.input)
@@ -435,7 +437,7 @@ def _is_ready(node: NodeProto, known: Mapping[str, TypeProto], known_or_not: boo
 
 
 def _known(model: ModelProto) -> dict[str, TypeProto]:
-    """The types that are known, by name. A name that two graphs define is not in it."""
+    """The known types by name, without names that two graphs define."""
     found: dict[str, TypeProto] = {}
     defined: set[str] = set()
     repeated: set[str] = set()
@@ -454,7 +456,7 @@ def _known(model: ModelProto) -> dict[str, TypeProto]:
 
 
 def _together(model: ModelProto) -> ModelProto:
-    """The model, with the nodes that `_spared` put into a domain of ours in their own."""
+    """The model, with the nodes that `_spared` moved to a domain of refgrad back in their own domain."""
     for node in every_node(model):
         if node.domain == _APART:
             _put_back(node)
@@ -469,7 +471,7 @@ def _put_back(node: NodeProto) -> None:
 
 
 def _asked(kind: type[Exception], ask: Callable[..., R], *arguments: Any, **options: Any) -> R:
-    """What onnx answers. Whatever it raises is raised as `kind`."""
+    """The result of a call of onnx. Every exception is raised as `kind`."""
     try:
         return ask(*arguments, **options)
     except (kind, MemoryError):

@@ -1,4 +1,4 @@
-"""A model in ONNX's text, in which no name begins a line or is obeyed."""
+"""A model in ONNX's text. No name begins a line, and no terminal or editor obeys one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBERS = "raw_data"  # bytes that are no text
 
 
 def onnx_text(proto: ModelProto | GraphProto | FunctionProto, written: Callable[[str], str] = printable) -> str:
-    """Return the text that `onnx.printer` makes of `proto` after `written` was applied to every name and string in it.
+    """Return the text that `onnx.printer` writes for `proto`, with `written` applied to every name and string.
 
     :param written: the function of `refgrad.escaping` for the medium that shows the text.
     """
@@ -24,7 +24,7 @@ def onnx_text(proto: ModelProto | GraphProto | FunctionProto, written: Callable[
 
 
 def _with_texts(proto: Any, written: Callable[[str], str]) -> Any:
-    """A copy whose texts are what `written` returns for them."""
+    """A copy with `written` applied to every text."""
     made = type(proto)()
     made.CopyFrom(proto)
 

@@ -1,7 +1,7 @@
 """Tensors from .safetensors files, which may be a stranger's.
 
-A file is the length of its header in 8 bytes, the header, and the numbers. The header is a JSON object that says of each tensor
-its type, its shape and where its numbers lie, and may have texts by name under `__metadata__`
+A file is the length of its header in 8 bytes, the header, and the numbers. The header is a JSON object with the type, the shape
+and the place of each tensor. It may have texts by name under `__metadata__`
 (https://huggingface.co/docs/safetensors, "Format").
 """
 
@@ -41,14 +41,14 @@ _LONGEST = 100_000_000  # bytes of a header, as the format says
 
 
 class Stored(NamedTuple):
-    """What a file holds: tensors by name, which are not to be written to, and texts by name."""
+    """The content of a file: tensors by name, which nobody may write to, and texts by name."""
 
     tensors: dict[str, np.ndarray]
     metadata: dict[str, str]
 
 
 class _Entry(NamedTuple):
-    """What a header says of a tensor."""
+    """The description of a tensor in a header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,10 +58,11 @@ class _Entry(NamedTuple):
 def read_safetensors(path: str | os.PathLike[str], error: type[RefgradError], what: str, advice: str) -> Stored:
     """The tensors and the metadata of a file.
 
-    :param error: the class of what is raised.
-    :param what: what the file is meant to be, and `advice` what to do where it is not.
+    :param error: the class of the errors.
+    :param what: the complaint of an error, such as "is no whole checkpoint".
+    :param advice: the last sentence of an error.
     :raises RefgradError: there is no such file, it is larger than the memory that is allowed, it is damaged, or has a type that
-        NumPy has not.
+        NumPy does not have.
     """
     content = read_bytes(path, error, advice)
     try:

@@ -1,4 +1,4 @@
-"""Values from .pb files, which may be a stranger's: tensors, sequences and optionals, which hold their numbers themselves."""
+"""Values from .pb files, which may be a stranger's: tensors, sequences and optionals. Their numbers lie in the same file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Value = TypeVar("Value", bound=TensorProto | SequenceProto | OptionalProto)
 
 
 def read_value(content: bytes, kind: type[Value], file: Path) -> Value:
-    """The value that the bytes of a file are.
+    """The value in the bytes of a file.
 
-    :raises FeedError: they are none.
+    :raises FeedError: they hold no value.
     """
     value = kind()
     try:
@@ -30,7 +30,7 @@ def read_value(content: bytes, kind: type[Value], file: Path) -> Value:
 
 
 def array_in(value: TensorProto | SequenceProto | OptionalProto, file: Path) -> Any:
-    """The array, or the list of arrays, that a value holds; None where an optional holds none.
+    """The array, or the list of arrays, that a value holds; None for an empty optional.
 
     :raises FeedError: its data does not fit its type and shape, or lies in another file.
     """

@@ -202,7 +202,7 @@ def _say_primals(value: ValueInfoProto, primals: Sequence[str]) -> None:
 def noted(model: ModelProto, key: str, kind: Any = dict[str, Any]) -> Any:
     """The entry of type `kind` that `note` wrote down under `key`; an empty object for another model.
 
-    :raises InvalidModelError: the metadata of the model have something else there.
+    :raises InvalidModelError: the metadata of the model have another kind of entry there.
     """
     known = {entry.key: entry.value for entry in model.metadata_props}
     try:

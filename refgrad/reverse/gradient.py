@@ -71,16 +71,16 @@ def gradient(
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
     The result has the model's inputs, one input `<output>_grad` per differentiated output, and one output `<name>_grad` per
-    name in `wrt`, in that order, each with the shape and type of `<name>`. The gradient of a sequence is the sequence of
-    those of its elements, that of an optional is that of what it holds: empty where it holds nothing. A name that is taken
-    becomes the next free one (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the
-    gradient of what. Initializers in `wrt` become inputs that keep their value as default, unless `weights` says otherwise. The
-    gradient of a name that no output depends on is 0. A `ModelWarning` says where a gradient is 0 whatever is fed: an
-    operator on the way, which it names, lets no derivative through, or no output depends on a name in `wrt`.
+    name in `wrt`, in that order, each with the shape and type of `<name>`. A sequence has a sequence of gradients, one per
+    element. An optional has the gradient of its content, and an empty optional has an empty gradient. A name that is taken
+    becomes the next free one (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) map the names.
+    Initializers in `wrt` become inputs that keep their value as default, unless `weights` says otherwise. The gradient of a
+    name that no output depends on is 0. A `ModelWarning` reports a gradient that is 0 for every feed: an operator on the way,
+    which it names, passes no derivative on, or no output depends on a name in `wrt`.
 
     Models of an opset before 16 are converted to 16, those with sequences to 17. The caller's model is not modified.
     External data is referenced, not read: save the result in the folder of the model. An input without a shape gets the
-    number of axes, up to 5, with which alone the model can be differentiated.
+    only number of axes, up to 5, with which the model can be differentiated.
 
     A local function that is called more than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it
     has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
@@ -92,7 +92,7 @@ def gradient(
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
         depends on. A name with *, ? or [ that the model does not have is a pattern ("head.*", as in fnmatch), and stands for
         those of the default that it matches. `refgrad.weights(model).trainable` are the parameters alone.
-    :param outputs: the outputs to differentiate, float; by default all that are.
+    :param outputs: the float outputs to differentiate; by default every float output.
     :param dialect: "onnx" emits ai.onnx operators only. "ort" emits what ONNX Runtime's own builder does: its training
         operators wherever their kernels are right, and its names. There the adjoint of every tensor on the way is
         `<tensor>_grad`, the sum of the contributions `<tensor>_grad_0`, `<tensor>_grad_1`, ... (docs/parity.md).
@@ -109,20 +109,20 @@ def gradient(
     :param recompute: which forward nodes the backward pass computes again instead of keeping their values: the gradient is
         the same, takes less memory and more time. True: all of them, in segments of about √n nodes that end where few bytes
         cross. A list: names of nodes or patterns of them ("/layers.3/*"), a segment per entry; a node belongs to the first
-        entry that it matches. What nodes outside of a segment read of it is kept. Never repeated are nodes that draw random
-        numbers and what depends on initializers alone. A chosen If, Loop or Scan on the way of the derivative stores its
+        entry that it matches. A value that nodes outside of its segment read is kept. Nodes that draw random numbers, and nodes
+        that depend on initializers alone, are never repeated. A chosen If, Loop or Scan on the way of the derivative stores its
         states alone, and its body is computed again step by step. Attention to 512 rows or more is taken in blocks of rows, so
         that its scores are never there all at once (the rounding may differ). A string: a memory budget, "2 GiB", "800 MB",
-        or "2 GiB for N=32" where dimensions have no sizes. Then the least is computed again with which a run is predicted to
-        keep the budget, on the interpreter and in the first run on ONNX Runtime, without weights and feeds and with the
-        gradients that it returns; `refgrad.cost` says how. Nothing is computed again where nothing has to be.
+        or "2 GiB for N=32" where dimensions have no sizes. Then as little is computed again as the budget allows, for a
+        run on the interpreter and for the first run on ONNX Runtime. The predicted memory has the gradients that a run returns,
+        but no weights and feeds; `refgrad.cost` says how it is predicted.
     :param weights: what becomes of the initializers in `wrt`. "overridable": inputs that keep their value as default, so that
         a training loop may feed others; ONNX Runtime warns of each, and cannot prepack it. "constants": initializers and no
         inputs, as are all others, which is quiet and faster where the values do not change. "inputs": inputs without a default,
         which have to be fed.
-    :param max_memory: how many bytes this may take, beside those of the libraries; with it or `max_seconds` everything is done
-        in another process, which may crash: for models from strangers (docs/security.md).
-    :param max_seconds: how long this may take, the start of that process (about a second) included.
+    :param max_memory: the number of bytes that this may take, in addition to the libraries. With it or `max_seconds`
+        everything is done in another process, which may crash: for models from strangers (docs/security.md).
+    :param max_seconds: the time that this may take, including the start of that process (about a second).
     :param data_folders: folders that links to external data may lead into (docs/security.md).
     :raises InvalidModelError: the model cannot be read, or onnx refuses it, or an input without a shape may have several
         numbers of axes.
@@ -353,9 +353,9 @@ def preflight(
     max_seconds: float | None = None,
     data_folders: Folders | None = None,
 ) -> Report:
-    """Every operator that the derivative meets, at once: by a rule, zero, or refused and why. Nothing is emitted.
+    """Every operator that the derivative meets: it has a rule, its derivative is zero, or it is refused with a reason.
 
-    The arguments are those of `gradient`.
+    The arguments are those of `gradient`. No graph is built.
 
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.

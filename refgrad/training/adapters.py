@@ -192,7 +192,7 @@ def adapters_of(model: ModelProto) -> list[str]:
 
 
 class _Adapter(NamedTuple):
-    """What the metadata say of an adapter: its tensors, and the values and nodes that merging takes away."""
+    """An adapter as the metadata describe it: its tensors, and the values and nodes that merging removes."""
 
     A: str
     B: str
@@ -203,7 +203,7 @@ class _Adapter(NamedTuple):
 
 
 def _adapters(model: ModelProto) -> dict[str, _Adapter]:
-    """The adapters by weight. Metadata that say something else are not ours."""
+    """The adapters by weight. Metadata that do not fit are from another program, and are ignored."""
     found = next((entry.value for entry in model.metadata_props if entry.key == _KEY), "{}")
     try:
         kept = typed(parse_json(found), dict[str, Any], "it")

@@ -63,8 +63,8 @@ def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: C
 def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint:
     """Read a checkpoint of a training with this step.
 
-    :raises FeedError: there is no such file, it is no checkpoint or not complete, it says what no training does, or it is of
-        another step.
+    :raises FeedError: there is no such file, it is no checkpoint, it is not complete, no training can have written it, or it
+        is of another step.
     """
     shown = repr(str(path))
     if not os.path.exists(path):
@@ -107,9 +107,9 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
 
 
 def _refuse_impossible(done: Progress) -> None:
-    """Refuse the progress that no training has.
+    """Refuse progress that no training can have.
 
-    :raises ValueError: counts that are below 0, too large, or do not fit each other.
+    :raises ValueError: counts are below 0, too large, or do not fit each other.
     """
     counts = {name: value for name, value in done._asdict().items() if isinstance(value, int)}
     for name, value in counts.items():
@@ -136,7 +136,7 @@ class _Generator(NamedTuple):
 def _generator_state(document: Any) -> dict[str, Any] | None:
     """The state of the generator that shuffles.
 
-    :raises ValueError: it is none. With an even increment the generator could give the same number for ever.
+    :raises ValueError: it is no such state. With an even increment the generator could give the same number for ever.
     """
     if document is None:
         return None

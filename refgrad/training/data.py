@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class Data(ABC):
-    """Samples by the names of the inputs of a step. `folder` is where their files are, None where they are in none."""
+    """Samples by the names of the inputs of a step. `folder` is the folder of their files, None if they are not in files."""
 
     folder: Path | None = None
 
@@ -83,12 +83,14 @@ class Arrays(Data):
 class Shards(Data):
     """Samples in .npz files, of which two are in memory at a time. Shuffling changes their order, and the order within each.
 
-    :raises FeedError: by its headers a file does not fit the step, or the files before.
+    :raises FeedError: the headers of a file do not fit the step, or the files before.
     """
 
     def __init__(self, step: StepModel, files: Sequence[Path], label: str | None = None) -> None:
         self._step, self._files, self._label = step, list(files), label
-        self._axes: dict[str, tuple[Path, tuple[int, ...]]] = {}  # behind the first, and the file that has them so
+        self._axes: dict[
+            str, tuple[Path, tuple[int, ...]]
+        ] = {}  # the sizes after the first axis, and the file that has them
         for file in self._files:
             self._look_at(file)
 
@@ -312,7 +314,7 @@ def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:
         except BaseException as error:
             put((False, error))
 
-    # With the limits of memory of whoever asks: a thread has none of its own.
+    # The thread takes the memory limit of its caller: it has no limit of its own.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
     thread.start()
     try:

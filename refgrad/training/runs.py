@@ -30,12 +30,12 @@ _RANGES = {
 class Run:
     """A training with its data.
 
-    :param epochs: how many, those that a checkpoint has done included.
-    :param seed: of the order of the samples; None: they are not shuffled.
+    :param epochs: the number of epochs, including those that a checkpoint has done.
+    :param seed: the seed of the order of the samples; None: they are not shuffled.
     :param validation: samples to evaluate on after each epoch.
-    :param patience: end when the loss on `validation` has not been the lowest for so many epochs, with the weights of the best.
+    :param patience: end when this many epochs have not lowered the loss on `validation`, with the weights of the best epoch.
     :param checkpoint: a file that is written after each epoch, and every `every` steps.
-    :param resume: go on where the checkpoint is, if there is one.
+    :param resume: go on from the checkpoint, if there is one.
     :param notify: called after each step with the run.
     :raises OptionError: an option does not fit.
     :raises FeedError: the checkpoint is one of another training.
@@ -173,5 +173,5 @@ class Run:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """True if a file at `path` lies in `folder`, or in a folder within, by whatever names."""
+    """True if the file at `path` lies in `folder`, or in a folder within, whatever names lead there."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

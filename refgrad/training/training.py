@@ -198,13 +198,13 @@ def written_back(
 
 
 def refuse_lengths(lengths: Mapping[str, int]) -> None:
-    """Refuse arrays that have not as many samples as each other; −1 is a scalar.
+    """Refuse arrays with different numbers of samples; −1 is a scalar.
 
-    :raises FeedError: they have not, or there is none.
+    :raises FeedError: the numbers differ, or there is no array.
     """
     if len(set(lengths.values())) != 1 or min(lengths.values()) < 0:
         said = ", ".join(f"{name!r} {length if length >= 0 else 'is a scalar'}" for name, length in lengths.items())
-        raise FeedError(f"Arrays of as many samples as each other are due, and there are: {said}.")
+        raise FeedError(f"All arrays need the same number of samples, and there are: {said}.")
 
 
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:

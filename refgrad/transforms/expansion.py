@@ -59,11 +59,11 @@ def expand_gradients(
 ) -> ModelProto:
     """The model in which the graph of the derivative replaces every node Gradient of ai.onnx.preview.training.
 
-    A node Gradient(xs, zs, y) has one output per name in `xs`, of the type and shape of that value: the derivative of `y`, of
-    the sum of its elements where it has several, with respect to it. `xs` and `zs` are independent of each other and
-    determine `y` together with the constants, initializers among them. The node's inputs are the values of `xs` and `zs` at
-    which the derivative is taken. Where they are the named values themselves nothing is computed twice; where one is another
-    value, what depends on it on the way to `y` is computed anew.
+    A node Gradient(xs, zs, y) has one output per name in `xs`, of the type and shape of that value: the derivative of `y`
+    (of the sum of its elements if it has several) with respect to that value. `xs` and `zs` are independent of each other and
+    determine `y` together with the constants, which include initializers. The node's inputs are the values of `xs` and `zs` at
+    which the derivative is taken. If they are the named values themselves, nothing is computed twice. If one is another
+    value, the values between it and `y` are computed anew.
 
     Nodes are expanded in topological order, so `y` may be the result of another Gradient, for derivatives of higher order; in
     the branches of If and the bodies of Loop and Scan, too. A model of an opset before 16 is converted to 16, local functions

@@ -41,11 +41,11 @@ def jvp(
     data_folders: Folders | None = None,
     **conventions: Unpack[ConventionOptions],
 ) -> ModelProto:
-    """The model that computes how the outputs of `model` move when its inputs do: the Jacobian times a vector, forward mode.
+    """The model that computes the Jacobian of `model` times a vector (forward mode): how the outputs move with the inputs.
 
     The result has the model's inputs, one input `<name>_tangent` per name in `wrt`, and one output `<output>_tangent` per
-    differentiated output, each with the shape and type of what it is named after. A name that is taken becomes the next free
-    one; the metadata `refgrad.directions` and `refgrad.derivatives` (JSON) say which is whose. Initializers in `wrt` become
+    differentiated output, each with the shape and type of `<name>` or `<output>`. A name that is taken becomes the next free
+    one; the metadata `refgrad.directions` and `refgrad.derivatives` (JSON) map the names. Initializers in `wrt` become
     inputs that keep their value as default. It costs a small multiple of the model itself, however many inputs move.
 
     A vector-Jacobian product is linear in its cotangent v, so its own transpose is the Jacobian-vector product, whatever v
@@ -107,9 +107,10 @@ def hvp(
     """The model that computes the Hessian of `output`, or of the sum of its elements, times a vector.
 
     The result has the model's inputs, one input `<name>_vector` per name in `wrt`, and one output `<name>_hvp` per name in
-    `wrt`, each with the shape and type of `<name>`: the sum over all names of the second derivatives with respect to `<name>`
-    and that name, times its vector. Names that are taken, initializers and metadata are as in `jvp`. It costs a few times as
-    much as the model: the gradient is differentiated again (Pearlmutter 1994), and no Hessian is ever formed.
+    `wrt`, each with the shape and type of `<name>`: the second derivatives with respect to `<name>` and each name in `wrt`,
+    times the vector of that name, summed over all names. Names that are taken, initializers and metadata are as in `jvp`. It
+    costs a few times as much as the model: the gradient is differentiated again (Pearlmutter 1994), and no Hessian is ever
+    formed.
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.

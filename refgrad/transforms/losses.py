@@ -337,7 +337,7 @@ def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., s
 
 
 def _check_number(what: str, value: object) -> None:
-    most: Any = sys.float_info.max  # which a fraction is compared with, too
+    most: Any = sys.float_info.max  # a fraction is compared with it, too
     if isinstance(value, bool) or not isinstance(value, Real) or not -most <= value <= most:
         raise OptionError(f"{what} is a finite number, not {value!r}.")
 

@@ -61,14 +61,14 @@ def lower(
 
     These are the operators of com.microsoft that its gradient builder and its training artifacts use, MaxPoolGrad,
     AveragePoolGrad, SparseSoftmaxCrossEntropy and its gradient in the default domain, and the forward operators of
-    com.microsoft that refgrad differentiates. Where a kernel of ONNX Runtime is wrong, the result is what it should compute.
+    com.microsoft that refgrad differentiates. If a kernel of ONNX Runtime is wrong, the result is the correct one.
 
     Inputs, outputs and initializers keep names, order and types. New ones follow them:
 
-    - What an operator writes into a graph input is an output `<input>_updated`: `params_updated`,
+    - A value that an operator writes into a graph input is an output `<input>_updated`: `params_updated`,
       `first_order_moments_updated`, `w_grad.accumulation.buffer_updated`, `bn.running_mean_updated`. Where the model reads or
       returns the operator's own output for it, that output takes its place.
-    - What a YieldOp reads becomes an output, unless it is one already. What it returns, the cotangents, become inputs;
+    - A value that a YieldOp reads becomes an output, unless it is one already. The cotangents that it returns become inputs;
       `non_differentiable_outputs` have none. Each has the type and shape of its output, also where `full_shape_outputs`
       does not ask for that.
 
@@ -79,7 +79,7 @@ def lower(
     :param model: a model, or the path of one.
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises LoweringError: an operator has no form in ai.onnx here, or its attributes or inputs do not fit it.
+    :raises LoweringError: an operator has no decomposition into ai.onnx here, or its attributes or inputs do not fit it.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad

@@ -65,7 +65,7 @@ def _weights_aside(recipe: Recipe) -> Recipe:
     def made(model: Model, *arguments: Any, **options: Any) -> ModelProto:
         source = read(model)
         large = {tensor.name: tensor for tensor in source.graph.initializer if is_large(tensor)}
-        for tensor in large.values():  # onnx sees the others
+        for tensor in large.values():  # onnx checks the others
             refuse_misfit(tensor)
         light = ModelProto()
         _merge(light, source, "graph")

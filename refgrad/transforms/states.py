@@ -18,8 +18,8 @@ _ADVICE = "Write one with numpy.savez(path, **arrays) or safetensors.torch.save_
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a .npz or .safetensors file by name.
 
-    :raises OptionError: there is no such file, it is neither, it is malformed, larger than `max_memory`, or has a type that
-        NumPy has not.
+    :raises OptionError: there is no such file, it has neither format, it is malformed, it is larger than `max_memory`, or it
+        has a type that NumPy does not have.
     """
     if not os.path.exists(path):
         raise OptionError(f"There is no file {reprlib.repr(str(path))}. {_ADVICE}")

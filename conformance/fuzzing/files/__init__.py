@@ -1,1 +1,1 @@
-"""Files that are damaged or lie, and everything that reads one."""
+"""Files that are damaged or contradict themselves, and everything that reads one."""

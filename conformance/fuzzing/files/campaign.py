@@ -1,4 +1,4 @@
-"""Many damaged files, each read once: what is neither read nor refused by name is a fault."""
+"""Many damaged files, each read once. A file that is neither read, nor refused with its name, is a fault."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MEMORY = 16 << 20  # bytes that a file may take
 
 
 class SlowError(BaseException):
-    """A file that takes too long. No handler of errors takes it for one of its own."""
+    """Raised for a file that takes too long. No handler of errors catches it by mistake."""
 
 
 @dataclass
 class Tally:
-    """What came of a campaign: how many files of each reader were read, and how many refused; faults with an example."""
+    """The result of a campaign: the numbers of files that each reader read and refused, and each fault with an example."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class Tally:
 def campaign(seed: int, count: int | None, seconds: float, examples: Path | None = None) -> Tally:
     """Damage files and read them, one after the other; each reader has its turn.
 
-    :param count: how many files; None: as many as there is time for.
-    :param seconds: how long.
+    :param count: the number of files; None: as many as there is time for.
+    :param seconds: the time for all files.
     :param examples: a folder for the files of the faults.
     """
     tally, start, number = Tally(), time.monotonic(), seed
@@ -80,7 +80,7 @@ def campaign(seed: int, count: int | None, seconds: float, examples: Path | None
 
 
 def taken(reader: Reader, seed: int) -> tuple[str, str, bytes]:
-    """What came of one file ("read", "refused" or "fault"), why it is a fault, and the file. The same for the same seed."""
+    """The result of one file ("read", "refused" or "fault"), the reason of a fault, and the file. A seed fixes all three."""
     content = damaged(reader.whole(), reader.kind, random.Random(seed))
     with tempfile.TemporaryDirectory(prefix="refgrad-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Files that are damaged, or lie: bits, archives, headers of arrays, JSON, TOML, values in protobuf."""
+"""Files that are damaged, or contradict themselves: bits, archives, headers of arrays, JSON, TOML, values in protobuf."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FIELDS = (  # of a header in an archive, from its flags on: where, and what is 
 
 
 def of_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Some bytes are others, missing, there twice, or more."""
+    """Change, remove, repeat or insert some bytes."""
     made = bytearray(content)
     if not made:
         return bytes(rng.randbytes(rng.randrange(64)))
@@ -107,7 +107,7 @@ def of_array(content: bytes, rng: random.Random) -> bytes:
 
 
 def of_archive(content: bytes, rng: random.Random) -> bytes:
-    """An archive whose entries are damaged, or whose directory says something else than they are."""
+    """An archive whose entries are damaged, or whose directory contradicts them."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
@@ -157,7 +157,7 @@ def _lie(made: bytearray, rng: random.Random) -> None:
 
 
 def of_json(content: bytes, rng: random.Random) -> bytes:
-    """JSON in which a part is another, missing, or there twice."""
+    """JSON in which a part is changed, missing or repeated."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):  # it was damaged before
@@ -209,7 +209,7 @@ def _changed(document: Any, rng: random.Random, marks: dict[str, str]) -> Any:
 
 
 def of_lines(content: bytes, rng: random.Random) -> bytes:
-    """Lines of JSON, of which one is damaged, missing, there twice, or elsewhere."""
+    """Lines of JSON, one of which is damaged, missing, repeated or moved."""
     lines = content.splitlines(keepends=True)
     if not lines or rng.random() < 0.1:
         return of_bytes(content, rng)

@@ -1,4 +1,4 @@
-"""Everything that reads a file which is no model: a whole file for it, and what is done with what it reads."""
+"""Everything that reads a file other than a model, each with an undamaged file and the use of what it reads."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads a file: the file's name, how it is damaged (`damage.DAMAGES`), a whole one, and the reading.
+    """A reader: the name of its file, the kind of damage (`damage.DAMAGES`), an undamaged file, and the function that reads.
 
-    An error of `read` names the file. `use` is what happens next to what was read, where another error may be.
+    An error of `read` names the file. `use` takes the result of `read`, and its errors need not name the file.
     """
 
     file: str
@@ -211,7 +211,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def place(reader: Reader, folder: Path) -> Path:
-    """Where the file of a reader lies in a folder, with what has to be beside it."""
+    """The path for the file of a reader in a folder, after the files that it needs beside it are written."""
     if reader is not READERS["a case"]:
         return folder / reader.file
     (folder / "model.onnx").write_bytes(_model().SerializeToString())

@@ -131,9 +131,9 @@ class _Question:
             raise _FaultError(step, RAISED, text, place_of(error)) from error
 
     def _valid(self, step: str, make: Callable[[], ModelProto]) -> ModelProto:
-        """The model that `make` returns, if it passes onnx's full check, and strict inference where the sample does.
+        """The model that `make` returns, if it passes onnx's full check, and strict inference if the sample passes that.
 
-        :raises _FaultError: they do not.
+        :raises _FaultError: it does not.
         """
         made: ModelProto = self._made(step, make)
         if reason := invalid(made, self._strict):

@@ -36,7 +36,7 @@ def reshape_like(op: Emitter, dY: str, X: str) -> str:
     dims, sizes = op.shape(X), same_or_known(op, dY, X)
     if sizes is None and dims is not None and 0 not in dims and sum(not isinstance(dim, int) for dim in dims) == 1:
         known, given = math.prod(dim for dim in dims if isinstance(dim, int)), op.static(dY)
-        if given is None or math.prod(given) % known == 0:  # else a branch that is never taken, which inference refuses
+        if given is None or math.prod(given) % known == 0:  # otherwise this branch never runs, and inference refuses it
             sizes = [dim if isinstance(dim, int) else -1 for dim in dims]
     return op.Reshape(dY, op.shape_of(X), allowzero=1) if sizes is None else op.Reshape(dY, sizes)
 
