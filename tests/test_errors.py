@@ -202,6 +202,7 @@ MISFITS = {
     "inputs of a function": ("y = l.F (x, x)", "2 inputs, and at most 1"),
     "outputs of a function": ("y, z = l.F (x)", "2 outputs, and at most 1"),
     "nothing of a function": ("y = l.F ()", "leaves out the input 'a', which Exp within needs"),
+    "nothing of a function within": ('y = l.G ("")', "leaves out the input 'c', which Exp within needs"),
 }
 
 
@@ -210,7 +211,8 @@ def test_bodies_that_do_not_fit(case, tmp_path, capsys):
     body, message = MISFITS[case]
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18, "l": 1]> g (int64 n, float[2] x) => (float[2] y) {{ {body} }}
-        <domain: "l", opset_import: ["": 18]> F (a) => (b) {{ b = Exp (a) }}"""
+        <domain: "l", opset_import: ["": 18]> F (a) => (b) {{ b = Exp (a) }}
+        <domain: "l", opset_import: ["": 18, "l": 1]> G (c) => (d) {{ e = l.F (c) d = Neg (e) }}"""
     )
     for make in (refgrad.gradient, refgrad.preflight, refgrad.jvp):
         with pytest.raises(InvalidModelError, match=message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -35,7 +35,7 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
-            refuse_misfit(node, called)
+            refuse_misfit(node, called, functions)
         else:
             refuse_misfit_of_body(node, opset)
 
@@ -53,20 +53,45 @@ def refuse_misfit_of_body(node: NodeProto, opset: int) -> None:
             FITS[node.op_type](node)
 
 
-def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
+Functions = Mapping[tuple[str, str, str], FunctionProto]  # by domain, name and overload
+
+
+def refuse_misfit(node: NodeProto, called: FunctionProto, functions: Functions) -> None:
     """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
 
+    :param functions: those of the model, none of which calls itself.
     :raises InvalidModelError: it is one.
     """
     _fit(node, "inputs", len(node.input), at_most=len(called.input))
     _fit(node, "outputs", len(node.output), at_most=len(called.output))
     if node.attribute and (called.attribute or called.attribute_proto):
         _refuse_other_types(node, called)
-    absent = {name for k, name in enumerate(called.input) if k >= len(node.input) or not node.input[k]}
-    for inner in nested(called.node) if absent else ():
-        for k, name in enumerate(inner.input):
-            if name in absent and _needs(inner, k):
-                raise _misfit(node, f"leaves out the input {name!r}, which {inner.op_type} within needs. Give it")
+    for name in _absent(node, called, {""}):
+        if reader := _reader(called, name, functions, set()):
+            raise _misfit(node, f"leaves out the input {name!r}, which {reader} within needs. Give it")
+
+
+def _absent(node: NodeProto, called: FunctionProto, lost: Set[str]) -> set[str]:
+    """The inputs of a function that a call gives one of the values in `lost`, or, if these have "", none."""
+    given = [*node.input, *[""] * (len(called.input) - len(node.input))]
+    return {name for name, value in zip(called.input, given, strict=False) if value in lost}
+
+
+def _reader(called: FunctionProto, absent: str, functions: Functions, seen: set[tuple[str, str, str, str]]) -> str:
+    """The operator in a function, or in a function that it calls, that needs the input `absent`; "" for none."""
+    place = called.domain, called.name, called.overload, absent
+    if place in seen:
+        return ""
+    seen.add(place)
+    for inner in nested(called.node):
+        body = functions.get((inner.domain, inner.op_type, inner.overload))
+        if body is not None:
+            for name in _absent(inner, body, {absent}):
+                if reader := _reader(body, name, functions, seen):
+                    return reader
+        elif any(name == absent and _needs(inner, k) for k, name in enumerate(inner.input)):
+            return str(inner.op_type)
+    return ""
 
 
 def _refuse_other_types(node: NodeProto, called: FunctionProto) -> None:

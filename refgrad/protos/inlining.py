@@ -31,7 +31,7 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
-            refuse_misfit(node, called)
+            refuse_misfit(node, called, functions)
             given = {a.name for a in node.attribute}
             node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
     refuse_growth(model)

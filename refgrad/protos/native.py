@@ -254,7 +254,7 @@ def refuse_unfit(model: ModelProto) -> set[str]:
                 if facts.has_body:
                     refuse_misfit_of_body(node, opsets.get("", 1))
                 if functions and (called := functions.get((*key, node.overload))) is not None:
-                    refuse_misfit(node, called)
+                    refuse_misfit(node, called, functions)
                 if not node.attribute:
                     continue
                 for attribute in node.attribute:
