@@ -73,7 +73,10 @@ def checked(folders: Folders | None, what: str = "data_folders") -> tuple[str, .
         return ()
     if isinstance(folders, str | os.PathLike):
         raise OptionError(f"{what}={str(folders)!r} is a path. Give a list of folders: [{str(folders)!r}].")
-    whole = tuple(os.path.abspath(folder) for folder in folders)
+    listed = list(folders) if isinstance(folders, Iterable) else [None]
+    if not all(one and isinstance(one, str | os.PathLike) for one in listed):
+        raise OptionError(f"{what}={folders!r} is not a list of paths. Give one, such as ['weights'].")
+    whole = tuple(os.path.abspath(folder) for folder in listed)
     for folder in whole:
         if not os.path.isdir(folder):
             raise OptionError(

@@ -105,7 +105,8 @@ class Worker:
             if late.is_set():
                 raise WorkerError("timed out", f"nothing came back after {self.seconds:g} s") from error
             message = lines[-1] if lines else "no message"
-            exhausted = (self.room and code in _NATIVE_DEATHS) or (self._is_limited and _NO_MEMORY.search(message))
+            starved = self.room and code in _NATIVE_DEATHS and "Assertion" not in message
+            exhausted = starved or (self._is_limited and _NO_MEMORY.search(message))
             verdict = "out of memory" if exhausted else "crashed"
             raise WorkerError(verdict, f"its process ended with {code}: {message}") from error
         finally:

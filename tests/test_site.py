@@ -19,6 +19,7 @@ import pytest
 
 import refgrad
 from refgrad.conformance import Case
+from refgrad.escaping import markdown
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
 
@@ -175,7 +176,7 @@ def test_a_model_cannot_end_its_block_or_write_html(modules):
     block = fence("```\n</pre><script>alert(1)</script>\n````", "python")
     assert block.startswith("`````python\n")
     assert block.endswith("\n`````\n")
-    assert "<script>" not in modules["text"].escaped("<script>alert(1)</script>").replace("\\<", "")
+    assert "<script>" not in markdown("<script>alert(1)</script>").replace("\\<", "")
 
 
 def test_examples_have_what_they_print_and_their_pictures(site, modules):

@@ -30,6 +30,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError
 from refgrad.protos.external import array_of
+from refgrad.protos.malformed import explained
 from refgrad.protos.walk import reads_of
 from refgrad.show.explain import explain
 from refgrad.tables.randomness import may_draw, operator_of
@@ -81,6 +82,7 @@ class Bisected:
     silent: Mapping[str, str]
 
 
+@explained
 def bisect(
     model: ModelProto,
     feeds: Mapping[str, Any],

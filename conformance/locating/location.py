@@ -14,6 +14,7 @@ from refgrad.conformance.locating.repair import Errors, Trial
 from refgrad.conformance.locating.replay import Progress, Replay, Replayed, wrong_nodes
 from refgrad.conformance.locating.windows import Group, groups, optimisation
 from refgrad.conformance.systems.executors import get_executor
+from refgrad.protos.malformed import explained
 
 _MOST = 12  # nodes that are tried at each turn
 
@@ -57,6 +58,7 @@ class Located:
         return lefts[-1] if lefts else self.error
 
 
+@explained
 def locate(
     model: ModelProto, feeds: Mapping[str, Any], executor: Backend | str, progress: Progress | None = None
 ) -> Located:

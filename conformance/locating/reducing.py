@@ -35,6 +35,7 @@ from refgrad.errors import FeedError, RefgradError
 from refgrad.escaping import code, markdown
 from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder
+from refgrad.protos.malformed import explained
 from refgrad.protos.printing import onnx_text
 from refgrad.protos.walk import reads_of
 from refgrad.reverse.gradient import gradient as differentiate
@@ -88,6 +89,7 @@ def _skeleton(message: str) -> str:
     return " ".join(bare.split()[:_WORDS])
 
 
+@explained
 def reduce(
     model: ModelProto,
     side: Live,

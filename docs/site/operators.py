@@ -19,7 +19,7 @@ import onnx.helper
 import onnx.parser
 import onnx.printer
 from onnx import ModelProto, numpy_helper
-from text import escaped, fence, front_matter, table
+from text import fence, front_matter, table
 
 import refgrad
 from refgrad.backends import get_backend
@@ -29,6 +29,7 @@ from refgrad.conformance.reporting.tally import MARKS, by_operator, marked
 from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.results import Results
 from refgrad.conformance.running.sources import tables
+from refgrad.escaping import markdown as escaped
 from refgrad.protos.walk import every_node
 from refgrad.show.explain import explain
 from refgrad.tables.operators import Operator, operators

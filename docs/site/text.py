@@ -6,8 +6,6 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from refgrad.conformance.reporting.markdown import escaped as escaped
-
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^ *(```+|~~~+)")
 _SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")

@@ -207,7 +207,9 @@ def _saying_what_is_kept(journal: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = "Nothing is kept: with --journal FILE a run can be resumed."
-        if journal is not None and journal.exists():
+        if journal is not None and not journal.exists():
+            kept = "Nothing is kept: the journal begins with the first verdict."
+        elif journal is not None:
             kept = f"The journal {str(journal)!r} has the verdicts so far: go on with --resume."
         say(f"refgrad: Interrupted. {kept}", file=sys.stderr)
         raise

@@ -33,7 +33,7 @@ def folded(node: NodeProto, attributes: Mapping[str, Any], shapes: Shapes, value
         return None
     try:
         return np.asarray(make(attributes, *values))
-    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, MemoryError):
+    except (LookupError, ValueError, TypeError, ZeroDivisionError, OverflowError, MemoryError):
         return None  # the run says what is wrong with the node
 
 

@@ -452,7 +452,8 @@ def _product(step: Step, inputs: Sequence[Array | None], size: int) -> int:
 def _softmax(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     tensor = step.given[0]
     axis = int(step.attributes.get("axis", -1))
-    return size // tensor.shape[axis] if tensor is not None and tensor.shape and tensor.shape[axis] else 0
+    is_there = tensor is not None and -len(tensor.shape) <= axis < len(tensor.shape)  # onnx does not check an older one
+    return size // tensor.shape[axis] if tensor is not None and is_there and tensor.shape[axis] else 0
 
 
 def _blocks(step: Step, inputs: Sequence[Array | None], size: int) -> int:

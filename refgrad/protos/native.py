@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,8 +24,9 @@ import onnx.shape_inference
 import onnx.version_converter
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
-from refgrad.errors import InvalidModelError
+from refgrad.errors import InvalidModelError, RefgradError
 from refgrad.protos.attributes import OPERATORS, passed_on, refuse_absurd_attributes_of
+from refgrad.protos.external import array_of
 from refgrad.protos.fitting import FITS, refuse_misfit, refuse_misfit_of_body
 from refgrad.protos.growth import refuse_growth, refuse_recursion
 from refgrad.protos.walk import every_node, forget_domain, graphs, import_domain, nested, subgraphs, versions_of
@@ -41,6 +42,14 @@ _INDEXING = "GatherND"
 # The operators whose inference reads the type of an input even if the type is not known. The last one uses a size as an index,
 # even if the size is negative.
 ASSUMING = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble", _INDEXING))
+# The inference of Slice ends the process for a negative size. A file can declare one, and some operators make one: those with
+# a kernel that is larger than what it slides over, and those that are given sizes, by the place of that input.
+_CUTTING = "Slice"
+_KERNELS = frozenset(
+    ("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "LpPool", "MaxPool", "QLinearConv")
+)
+_SIZED = {"Expand": 1, "Pad": 1, "Split": 1, "TopK": 1}
+_UNKNOWN = "refgrad.apart.unknown"  # an input whose numbers nobody knows
 _APART = "refgrad.apart"  # the domain of such a node until onnx can infer it
 _TENSORS_TYPED = 4  # since this IR version an initializer need not be an input
 _NEWEST = 2**31 - 1  # the largest version that onnx takes
@@ -62,7 +71,8 @@ def infer_shapes(
     """
     used = refuse_unfit(model)
     refuse_growth(model)  # a body is inferred anew for each call
-    asked = model if used.isdisjoint(ASSUMING) else _spared(model, data_prop)
+    apart = _to_part(model, used, data_prop)
+    asked = _spared(model, apart, data_prop) if apart else model
     found: ModelProto = _asked(
         InferenceError, onnx.shape_inference.infer_shapes, asked, check_type, strict_mode, data_prop
     )
@@ -87,9 +97,13 @@ def infer_node_outputs(
     if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
         alone = ModelProto(opset_import=imports)
         alone.graph.node.append(node)
-        refuse_unfit(alone)
+        alone.graph.input.extend(helper.make_value_info(name, kind) for name, kind in types.items())
+        used = refuse_unfit(alone)
+        if _CUTTING in used and _may_cut_less_than_nothing(alone, used, data_prop=False):
+            raise InferenceError(f"{_CUTTING} may read a value whose size is negative.")
     for one in nested([node]):
-        if one.op_type in ASSUMING and (one is not node or not _is_ready(one, types, known_or_not=True)):
+        is_ready = one is node and _is_ready(one, types, known_or_not=True)
+        if not is_ready and (one.op_type in ASSUMING or (one is node and one.op_type == _CUTTING)):
             raise InferenceError(f"{one.op_type} reads a value whose type is not known, or whose size is negative.")
     made: dict[str, TypeProto] = _asked(
         InferenceError,
@@ -138,7 +152,8 @@ def convert_version(model: ModelProto, target: int) -> ModelProto:
     used = refuse_unfit(model)
     refuse_growth(model)
     _refuse_other_types(model)
-    asked = model if used.isdisjoint(ASSUMING) else _spared(model)
+    apart = _to_part(model, used)
+    asked = _spared(model, apart) if apart else model
     converted: ModelProto = _asked(ConvertError, onnx.version_converter.convert_version, asked, target)
     return converted if asked is model else _together(converted)
 
@@ -275,7 +290,7 @@ def refuse_negative_indices(model: ModelProto) -> None:
     :raises InvalidModelError: there is such a node; the error names it.
     """
     try:
-        examined = _examined(_flat(model))
+        examined = _examined(_flat(model), ASSUMING)
     except (InferenceError, InvalidModelError):
         return  # the runtime says what is wrong
     for node in nested(examined.graph.node):
@@ -372,15 +387,79 @@ def _unfit(node: NodeProto, why: str) -> InvalidModelError:
     return InvalidModelError(f"Node {name!r} ({_operator(node)}) {why}. Export the model again.")
 
 
-def _spared(model: ModelProto, data_prop: bool = False) -> ModelProto:
-    """The model itself, or a copy without the nodes of ASSUMING that onnx would die of: those are in a domain of refgrad.
+def _to_part(model: ModelProto, used: Set[str], data_prop: bool = False) -> frozenset[str]:
+    """The operators of a model whose nodes onnx may die of."""
+    apart = ASSUMING & used
+    if _CUTTING in used and _may_cut_less_than_nothing(_flat(model), used, data_prop):
+        apart |= {_CUTTING}
+    return apart
+
+
+def _may_cut_less_than_nothing(flat: ModelProto, used: Set[str], data_prop: bool) -> bool:
+    """True if a Slice may read a value of negative size. Sizes that are computed from what a Slice leaves are not seen."""
+    if _has_negative_sizes(flat):
+        return True
+    sizes = {tensor.name: tensor for graph in graphs(flat.graph) for tensor in graph.initializer}
+    for node in nested(flat.graph.node):
+        if node.op_type == "Constant" and node.output and node.attribute:
+            sizes[node.output[0]] = node.attribute[0].t
+    after: dict[str, bool] = {}  # the values behind a Slice: is an operator between them that may make a size negative?
+    is_sized = False
+    for node in nested(flat.graph.node):
+        place = _SIZED.get(node.op_type, _NEWEST)
+        given = sizes.get(node.input[place]) if place < len(node.input) else None
+        is_negative = node.op_type == "Pad" and any(
+            a.name == "pads" and min(a.ints, default=0) < 0 for a in node.attribute
+        )
+        if given is not None:
+            is_negative |= _is_negative(given)
+        elif place < len(node.input):
+            is_sized = True
+        before = [after[name] for name in node.input if name in after]
+        is_cut = node.op_type == _CUTTING
+        if is_negative or (is_cut and any(before)):
+            return True
+        if before or is_cut:
+            after.update(dict.fromkeys(node.output, any(before) or node.op_type in _KERNELS))
+    if used.isdisjoint(_KERNELS) and not (is_sized and data_prop):
+        return False
+    blind = ModelProto()
+    blind.CopyFrom(flat)
+    blind.graph.input.append(helper.make_tensor_value_info(_UNKNOWN, TensorProto.INT64, [None]))
+    for node in nested(blind.graph.node):
+        if node.op_type == _CUTTING and len(node.input) > 1:
+            node.input[1] = _UNKNOWN
+    return _has_negative_sizes(
+        _asked(InferenceError, onnx.shape_inference.infer_shapes, blind, False, False, data_prop)
+    )
+
+
+def _has_negative_sizes(model: ModelProto) -> bool:
+    return any(
+        dim.dim_value < 0
+        for graph in graphs(model.graph)
+        for value in (*graph.input, *graph.output, *graph.value_info)
+        for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def _is_negative(sizes: TensorProto) -> bool:
+    """True if a constant has a number below 0, or one that cannot be read here."""
+    try:
+        return bool((array_of(sizes) < 0).any())
+    except (RefgradError, TypeError, ValueError):
+        return True
+
+
+def _spared(model: ModelProto, apart: Set[str], data_prop: bool = False) -> ModelProto:
+    """The model itself, or a copy without the nodes of `apart` that onnx would die of: those are in a domain of refgrad.
 
     Types become known step by step, because one of these nodes may read the output of another.
     """
-    copy = _examined(_flat(model), data_prop)
+    copy = _examined(_flat(model), apart, data_prop)
     if all(node.domain != _APART for node in every_node(copy)):
         return model
-    return _all_apart(model) if model.functions else copy
+    return _all_apart(model, apart) if model.functions else copy
 
 
 def _flat(model: ModelProto) -> ModelProto:
@@ -389,9 +468,9 @@ def _flat(model: ModelProto) -> ModelProto:
     return _asked(InvalidModelError, onnx.inliner.inline_local_functions, model)
 
 
-def _examined(flat: ModelProto, data_prop: bool = False) -> ModelProto:
-    """A copy in which the nodes of ASSUMING that onnx would die of are in a domain of refgrad."""
-    copy, is_new = _all_apart(flat), True
+def _examined(flat: ModelProto, operators: Set[str], data_prop: bool = False) -> ModelProto:
+    """A copy in which the nodes of `operators` that onnx would die of are in a domain of refgrad."""
+    copy, is_new = _all_apart(flat, operators), True
     while is_new and (apart := [node for node in _in_order(copy.graph) if node.domain == _APART]):
         found = _asked(InferenceError, onnx.shape_inference.infer_shapes, copy, False, False, data_prop)
         known = _known(found)
@@ -404,11 +483,11 @@ def _examined(flat: ModelProto, data_prop: bool = False) -> ModelProto:
     return copy
 
 
-def _all_apart(model: ModelProto) -> ModelProto:
+def _all_apart(model: ModelProto, operators: Set[str]) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in every_node(copy):
-        if node.op_type in ASSUMING:
+        if node.op_type in operators:
             node.op_type, node.domain = f"{node.domain}/{node.op_type}", _APART
     import_domain(copy, _APART)
     for function in copy.functions:
@@ -426,11 +505,15 @@ def _in_order(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _is_ready(node: NodeProto, known: Mapping[str, TypeProto], known_or_not: bool = False) -> bool:
-    """True if onnx survives a node of ASSUMING, if it knows the types `known`.
+    """True if onnx survives a node that was put apart, if it knows the types `known`.
 
     :param known_or_not: onnx survives a size that is not known, too.
     """
-    if node.op_type.rpartition("/")[2] != _INDEXING:
+    operator = node.op_type.rpartition("/")[2]
+    if operator == _CUTTING:
+        data = known.get(node.input[0]) if node.input else None
+        return known_or_not if data is None else all(dim.dim_value >= 0 for dim in data.tensor_type.shape.dim)
+    if operator != _INDEXING:
         return known.keys() >= set(node.input)
     sizes = known[node.input[1]].tensor_type.shape.dim[-1:] if len(node.input) > 1 and node.input[1] in known else ()
     return sizes[0].dim_value >= 0 if sizes and sizes[0].HasField("dim_value") else known_or_not

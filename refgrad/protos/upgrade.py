@@ -247,7 +247,8 @@ def _culprit(model: ModelProto, target: int) -> str:
             try:
                 native.convert_version(alone, target)
             except native.ConvertError as error:
-                return f"node {node.name or node.output[0]!r} ({node.op_type}) stands in the way ({error})"
+                name = node.name or next(filter(None, node.output), "")
+                return f"node {name!r} ({node.op_type}) stands in the way ({error})"
     return ""
 
 
