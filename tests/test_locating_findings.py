@@ -28,7 +28,7 @@ LEFT_OUT = {
         "Attention-infers a scalar": "the executor and the interpreter disagree on a shape that no node has by itself",
         "Cast-rounds a double twice": "half a unit in the last place of float16: rounding explains it",
         "DictVectorizer": NO_TENSOR,
-        "If-is inlined": "no model with these nodes has a session, whatever is asked of it",
+        "If-loses the producer": "no model with these nodes has a session, whatever is asked of it",
         "Sign-returns 0 for NaN": "it is 0 or NaN with what stands beside it",
         "Size-is the product": "five nodes are wrong together, and none without the others",
         "SplitToSequence": NO_TENSOR,
