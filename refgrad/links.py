@@ -73,7 +73,8 @@ def checked(folders: Folders | None, what: str = "data_folders") -> tuple[str, .
         return ()
     if isinstance(folders, str | os.PathLike):
         raise OptionError(f"{what}={str(folders)!r} is a path. Give a list of folders: [{str(folders)!r}].")
-    listed = list(folders) if isinstance(folders, Iterable) else [None]
+    given: Any = folders
+    listed = list(given) if isinstance(given, Iterable) else [given]
     if not all(one and isinstance(one, str | os.PathLike) for one in listed):
         raise OptionError(f"{what}={folders!r} is not a list of paths. Give one, such as ['weights'].")
     whole = tuple(os.path.abspath(folder) for folder in listed)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -387,3 +388,9 @@ def test_a_partial_download_is_said(cache):
         load_model(cache.model)
     assert cli.main(["show", str(cache.model)]) == 0
     onnx.load(cache.model, load_external_data=False)
+
+
+@pytest.mark.parametrize("folders", [[3], 3, [b"weights"], [""], "weights"])
+def test_folders_are_a_list_of_paths(folders: Any) -> None:
+    with pytest.raises(OptionError, match="data_folders="):
+        links.checked(folders)

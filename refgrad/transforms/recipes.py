@@ -310,7 +310,7 @@ def sensitivity(
 
 def sensitivities_in(model: ModelProto) -> dict[str, dict[str, str]]:
     """The outputs "norm" and "effect" of every weight, as `sensitivity` noted them; {} for any other model."""
-    return noted(model, "sensitivities")
+    return dict(noted(model, "sensitivities"))
 
 
 # What all of them do
