@@ -606,7 +606,7 @@ def test_options_of_the_session() -> None:
         perceptron(), backend="ort-cpu", options={"threads": 1, "config": {"session.disable_prepacking": "1"}}
     )
     assert layer(torch.randn(2, 3)).shape == (2, 2)
-    with pytest.raises(OptionError, match="config and provider_options"):
+    with pytest.raises(OptionError, match="provider_options and data_folders"):
         Module(perceptron(), backend="ort-cpu", options={"speed": 3})(torch.randn(2, 3))
 
 
