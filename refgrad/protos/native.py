@@ -285,17 +285,27 @@ def refuse_unfit(model: ModelProto) -> set[str]:
 
 
 def refuse_negative_indices(model: ModelProto) -> None:
-    """Refuse a GatherND whose indices have a negative size: a runtime that infers as onnx does would die of it.
+    """Refuse a GatherND or a Slice that reads a negative size: a runtime that infers as onnx does would die of it.
+
+    A declared size of -1 is not meant: a runtime takes it for one that is not known.
 
     :raises InvalidModelError: there is such a node; the error names it.
     """
     try:
-        examined = _examined(_flat(model), ASSUMING)
+        flat = ModelProto()
+        flat.CopyFrom(_flat(model))
+        for graph in graphs(flat.graph):
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_value < 0:
+                        dim.Clear()
+        apart = _to_part(flat, {_operator(node) for node in nested(flat.graph.node)})
+        examined = _examined(flat, apart) if apart else flat
     except (InferenceError, InvalidModelError):
         return  # the runtime says what is wrong
     for node in nested(examined.graph.node):
-        if node.domain == _APART and _operator(node) == _INDEXING:
-            raise _unfit(node, "has indices of a negative size")
+        if node.domain == _APART and _operator(node) in (_INDEXING, _CUTTING):
+            raise _unfit(node, "reads a negative size")
 
 
 def _refuse_unfit_alone(schema: Any, node: NodeProto) -> None:
