@@ -192,9 +192,9 @@ class _Session(Local):
         refuse_growth(proto)
         try:
             # It infers as onnx does: on some models that never ends, and on some it ends the process.
-            if {"GatherND", "Slice"} & native.refuse_unfit(proto):
+            if native.MEASURING & native.refuse_unfit(proto):
                 large = {tensor.name: tensor for tensor in proto.graph.initializer if is_large(tensor)}
-                native.refuse_negative_indices(skeleton_of(proto, large))
+                native.refuse_negative_sizes(skeleton_of(proto, large))
         except InvalidModelError as error:
             raise BackendError(str(error)) from error
         self.inputs = graph_inputs(proto.graph)

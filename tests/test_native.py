@@ -230,3 +230,15 @@ def test_a_run_of_such_a_scan_takes_none_either():
     )
     with pytest.raises(BackendError, match="num_scan_inputs is 1099511627776, and the node has 1 inputs"):
         get_backend("numpy").prepare(model).run({"x": np.ones((3, 2), np.float32)})
+
+
+@pytest.mark.parametrize(("sizes", "survives"), [("[4]", True), ("[-5]", False)])
+def test_a_slice_of_an_expanded_size(sizes: str, survives: bool) -> None:
+    """An ordinary model is inferred as it is. The result of a Slice that onnx would die of is not known."""
+    model = native.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[1] x) => (float[] z) {{ n = Constant<value_ints={sizes}>() '
+        "y = Expand(x, n) s = Constant<value_ints=[0]>() e = Constant<value_ints=[2]>() t = Slice(y, s, e) z = Neg(t) }"
+    )
+    known = {value.name for value in native.infer_shapes(model).graph.value_info}
+    assert ("t" in known) is survives
+    assert "y" in known

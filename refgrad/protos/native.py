@@ -49,6 +49,7 @@ _KERNELS = frozenset(
     ("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "LpPool", "MaxPool", "QLinearConv")
 )
 _SIZED = {"Expand": 1, "Pad": 1, "Split": 1, "TopK": 1}
+MEASURING = frozenset((_INDEXING, _CUTTING))  # the operators that no negative size may reach
 _UNKNOWN = "refgrad.apart.unknown"  # an input whose numbers nobody knows
 _APART = "refgrad.apart"  # the domain of such a node until onnx can infer it
 _TENSORS_TYPED = 4  # since this IR version an initializer need not be an input
@@ -284,7 +285,7 @@ def refuse_unfit(model: ModelProto) -> set[str]:
     return used
 
 
-def refuse_negative_indices(model: ModelProto) -> None:
+def refuse_negative_sizes(model: ModelProto) -> None:
     """Refuse a GatherND or a Slice that reads a negative size: a runtime that infers as onnx does would die of it.
 
     A declared size of -1 is not meant: a runtime takes it for one that is not known.
@@ -304,7 +305,7 @@ def refuse_negative_indices(model: ModelProto) -> None:
     except (InferenceError, InvalidModelError):
         return  # the runtime says what is wrong
     for node in nested(examined.graph.node):
-        if node.domain == _APART and _operator(node) in (_INDEXING, _CUTTING):
+        if node.domain == _APART and _operator(node) in MEASURING:
             raise _unfit(node, "reads a negative size")
 
 
@@ -409,10 +410,12 @@ def _may_cut_less_than_nothing(flat: ModelProto, used: Set[str], data_prop: bool
     """True if a Slice may read a value of negative size. Sizes that are computed from what a Slice leaves are not seen."""
     if _has_negative_sizes(flat):
         return True
-    sizes = {tensor.name: tensor for graph in graphs(flat.graph) for tensor in graph.initializer}
+    sizes: dict[str, TensorProto | AttributeProto] = {
+        tensor.name: tensor for graph in graphs(flat.graph) for tensor in graph.initializer
+    }
     for node in nested(flat.graph.node):
         if node.op_type == "Constant" and node.output and node.attribute:
-            sizes[node.output[0]] = node.attribute[0].t
+            sizes[node.output[0]] = node.attribute[0]
     after: dict[str, bool] = {}  # the values behind a Slice: is an operator between them that may make a size negative?
     is_sized = False
     for node in nested(flat.graph.node):
@@ -453,8 +456,12 @@ def _has_negative_sizes(model: ModelProto) -> bool:
     )
 
 
-def _is_negative(sizes: TensorProto) -> bool:
-    """True if a constant has a number below 0, or one that cannot be read here."""
+def _is_negative(sizes: TensorProto | AttributeProto) -> bool:
+    """True if an initializer, or the attribute of a Constant, has a number below 0, or one that cannot be read here."""
+    if isinstance(sizes, AttributeProto):
+        if sizes.type in (AttributeProto.INT, AttributeProto.INTS):
+            return min(sizes.i, *sizes.ints, 0) < 0
+        sizes = sizes.t
     try:
         return bool((array_of(sizes) < 0).any())
     except (RefgradError, TypeError, ValueError):
