@@ -38,17 +38,17 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
 QUICK = ("-n", "2", "--dist", "worksteal", "-m", "not models")
 CUDA = (
-    "tests/test_cuda.py",
-    "tests/test_backends_onnxruntime.py",
-    "tests/test_training.py",
-    "tests/test_torch_module.py",
+    "tests/backends/test_cuda.py",
+    "tests/backends/test_backends_onnxruntime.py",
+    "tests/training/test_training.py",
+    "tests/frameworks/test_torch_module.py",
 )
 
 
 def marked(mark: str) -> list[str]:
     """The test files whose `pytestmark` has this mark; pyproject.toml says what the marks mean."""
     named = re.compile(rf"^pytestmark = (\[[^]]*)?pytest\.mark\.{mark}\b", re.MULTILINE)
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(file.relative_to(ROOT)) for file in files if named.search(file.read_text(encoding="utf-8"))]
 
 
@@ -252,10 +252,10 @@ def page(session: nox.Session) -> None:
         )
         modules["REFGRAD_NODE_MODULES"] = str(place / "node_modules")
     files = (
-        "tests/test_report_page.py",
-        "tests/test_walk_page.py",
-        "tests/test_step_in_node.py",
-        "tests/test_runtimes.py",
+        "tests/conformance/reporting/test_report_page.py",
+        "tests/walks/test_walk_page.py",
+        "tests/training/test_step_in_node.py",
+        "tests/conformance/reporting/test_runtimes.py",
     )
     pytest(session, *QUICK, *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
 
@@ -269,7 +269,7 @@ def docs(session: nox.Session) -> None:
     shutil.rmtree(site, ignore_errors=True)
     session.run("sphinx-build", "-q", "-W", "--keep-going", "-j", "2", "-b", "html", str(source), str(site))
     session.run("python", "docs/site/built.py", str(site))
-    pytest(session, "tests/test_site.py", REFGRAD_SITE=str(site))
+    pytest(session, "tests/project/test_site.py", REFGRAD_SITE=str(site))
 
 
 @nox.session
@@ -287,7 +287,7 @@ def models(session: nox.Session) -> None:
     results = ROOT / "benchmarks" / "results" / "models.json"
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
     session.run("python", "docs/generate.py")
-    files = ("tests/test_torch.py", "tests/test_check.py", "tests/test_numpy_models.py")
+    files = ("tests/frameworks/test_torch.py", "tests/transforms/test_check.py", "tests/backends/test_numpy_models.py")
     pytest(session, "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
