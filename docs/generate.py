@@ -103,7 +103,8 @@ def models_of_nodes() -> str:
         f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a "
         f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and with "
         "everything else folded\ninto constants. Each gradient runs on the interpreter in float64 and has to equal central "
-        "differences along a\nrandom direction for a random cotangent within 1e-4\n(`tests/conformance/cases/test_node_models.py`). "
+        "differences along a\nrandom direction for a random cotangent within 1e-4\n"
+        "(`tests/conformance/cases/test_node_models.py`). "
         + (f"These are left out:\n\n{table(('models', 'why'), left_out)}" if left_out else "None is left out.\n")
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
         + f"\n## Structure\n\n{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or "
@@ -170,8 +171,9 @@ def findings() -> dict[Path, str]:
     pages[ROOT / "docs" / "findings.md"] = (
         "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right\n"
         "(`tests/conformance/running/test_findings.py`). Each operator leads to its model, its feeds and the right result. "
-        "All are\nrecords in `conformance/findings/*.toml`, which `refgrad.conformance.findings.findings()` reads.\n\nThe last tables are about "
-        "gradients: models whose gradient another builder writes wrongly, and refgrad writes right. Each\ngradient is worked "
+        "All are\nrecords in `conformance/findings/*.toml`, which `refgrad.conformance.findings.findings()` reads.\n\n"
+        "The last tables are about gradients: models whose gradient another builder writes wrongly, and refgrad writes right. "
+        "Each\ngradient is worked "
         "out by hand, two oracles confirm it and contradict the builder, and the suite finds the fault by itself\n"
         "(`tests/conformance/running/test_builder_findings.py`): "
         "`refgrad conformance run --source findings`.\n\n" + "\n".join(sections)
