@@ -170,12 +170,12 @@ def findings() -> dict[Path, str]:
         pages[_page(system)] = "\n".join(models)
     pages[ROOT / "docs" / "findings.md"] = (
         "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right\n"
-        "(`tests/conformance/running/test_findings.py`). Each operator leads to its model, its feeds and the right result. "
+        "(`tests/conformance/cases/test_findings.py`). Each operator leads to its model, its feeds and the right result. "
         "All are\nrecords in `conformance/findings/*.toml`, which `refgrad.conformance.findings.findings()` reads.\n\n"
         "The last tables are about gradients: models whose gradient another builder writes wrongly, and refgrad writes right. "
         "Each\ngradient is worked "
         "out by hand, two oracles confirm it and contradict the builder, and the suite finds the fault by itself\n"
-        "(`tests/conformance/running/test_builder_findings.py`): "
+        "(`tests/conformance/cases/test_builder_findings.py`): "
         "`refgrad conformance run --source findings`.\n\n" + "\n".join(sections)
     )
     return pages

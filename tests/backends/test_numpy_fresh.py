@@ -22,7 +22,7 @@ from refgrad.backends.numpy import registry
 from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 at_every_size = reuse.at_every_size
 
 NUMPY = get_backend("numpy")

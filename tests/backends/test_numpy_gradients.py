@@ -26,7 +26,7 @@ from refgrad.conformance.findings import findings
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, installed
 from refgrad.errors import BackendError
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MICROSOFT = "com.microsoft"
 NUMPY = get_backend("numpy")

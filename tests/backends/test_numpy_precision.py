@@ -18,7 +18,7 @@ from refgrad.backends.numpy.precision import Float64
 from refgrad.backends.numpy.registry import in_tuple
 from refgrad.errors import FeedError
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 

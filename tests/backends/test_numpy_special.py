@@ -17,7 +17,7 @@ from runtime import needs_runtime
 
 from refgrad.backends import get_backend
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 at_every_size = reuse.at_every_size
 
 NUMPY = get_backend("numpy")

@@ -15,7 +15,7 @@ from onnx import helper, parser
 from refgrad.backends import available, get_backend
 from refgrad.conformance.findings.finding import TRAINING, installed
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 NUMPY = get_backend("numpy")
 PARTS = 8

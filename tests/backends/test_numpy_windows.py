@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels import convolution, windows
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 BLOCKS = [(300, 4), (2500, 4), (windows.WORKSPACE, 256)]  # bytes, and columns that are enough for a product

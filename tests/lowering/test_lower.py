@@ -47,7 +47,7 @@ from refgrad.protos.walk import graphs
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.transforms.ortbuilder import Builders, depends_on
 
-pytestmark = pytest.mark.lowered
+pytestmark = pytest.mark.slow
 
 # A primitive may have another order of summation than the kernel: 1e-6 of the largest element, and as much in the others.
 TOLERANCE = {np.float32: 1e-6, np.float64: 1e-13, np.float16: 2e-3}

@@ -14,12 +14,10 @@ from refgrad.conformance import parity
 from refgrad.conformance.questions.feeds import widened
 from refgrad.transforms import ortbuilder
 
-KEPT = os.environ.get(
-    "REFGRAD_PARITY"
-)  # tests/conformance/judging/test_parity.py writes it, where the training wheel is installed
+KEPT = os.environ.get("REFGRAD_PARITY")  # written by tests/conformance/judging/test_parity.py with the training wheel
 HERE = bool(KEPT) and not ortbuilder.available()  # where the training wheel is installed, the folder is being written
 pytestmark = [
-    pytest.mark.lowered,
+    pytest.mark.slow,
     pytest.mark.skipif(not HERE, reason="there is nothing of the training wheel to compare"),
 ]
 

@@ -16,7 +16,7 @@ from refgrad.conformance.cases.microsoft import attention
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 FLOATS = drawer(5)
 NUMPY = get_backend("numpy")

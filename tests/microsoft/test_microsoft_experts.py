@@ -17,7 +17,7 @@ from refgrad.conformance.cases.microsoft.experts import LOGITS
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.walk import every_node
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 FLOATS = drawer(1)
 X, W1, W2 = FLOATS(3, 4), FLOATS(4, 2, 4), FLOATS(4, 4, 2)

@@ -18,7 +18,7 @@ from refgrad.conformance.cases.microsoft import case, cases, drawer
 from refgrad.conformance.cases.microsoft.experts import BIAS, SCORES
 from refgrad.errors import BackendError, NoGradientError
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 FLOATS = drawer(1)
 X, SCALE = FLOATS(2, 3, 4), FLOATS(4)

@@ -20,7 +20,7 @@ from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.schemas import find_schema
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 NAMES = (

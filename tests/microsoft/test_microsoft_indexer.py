@@ -18,7 +18,7 @@ from refgrad.conformance.cases.microsoft.indexer import csa, packed_csa, packed_
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.tables.definitions import DEFINITIONS
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 
 def lowered(model: onnx.ModelProto) -> onnx.ModelProto:

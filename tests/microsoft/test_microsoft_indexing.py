@@ -14,7 +14,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, NoGradientError
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 FLOATS = drawer(11)
 NUMPY = get_backend("numpy")

@@ -16,7 +16,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 RANDOM = np.random.default_rng(0)
 

@@ -15,7 +15,7 @@ from refgrad.conformance.cases.microsoft import packed_attention
 from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 RNG = np.random.default_rng(0)

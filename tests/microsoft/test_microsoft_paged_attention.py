@@ -13,7 +13,7 @@ import refgrad
 from refgrad.conformance.cases.microsoft import drawer
 from refgrad.errors import BackendError, NoGradientError
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 
 def paged(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:

@@ -14,7 +14,7 @@ from refgrad.conformance.cases.microsoft import case
 from refgrad.conformance.cases.microsoft.pooling import POOLS, apart, between_floats
 from refgrad.errors import BackendError, NoGradientError
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 

@@ -18,7 +18,7 @@ from refgrad.conformance.cases.microsoft import position
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 NUMPY = get_backend("numpy")
 CASES = list(position.cases())

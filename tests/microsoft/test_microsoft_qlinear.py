@@ -17,7 +17,7 @@ from refgrad.conformance.cases.microsoft.qordered import cases as ordered
 from refgrad.conformance.cases.microsoft.quantization import cases as quantizations
 from refgrad.errors import BackendError, NoGradientError
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 CASES = [*cases(), *ordered(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
 

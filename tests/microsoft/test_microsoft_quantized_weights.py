@@ -20,7 +20,7 @@ from refgrad.errors import BackendError, NoGradientError, RefgradError
 from refgrad.formulas import quantized_weights
 from refgrad.tables.registry import DIALECTS
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 MANY = (
     nbits((2, 37), 5, 4, 16, "packed", with_bias=True),

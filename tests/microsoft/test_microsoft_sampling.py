@@ -16,7 +16,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 RANDOM = np.random.default_rng(0)
 IMAGE, BOXES = (2, 2, 4, 5), np.array([[0.1, 0.2, 0.8, 0.9], [0.5, -0.3, 1.3, 0.4]], np.float32)

@@ -14,7 +14,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case, drawer, scalar
 from refgrad.errors import BackendError, NoGradientError
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 FLOATS = drawer(9)
 NUMPY = get_backend("numpy")

@@ -25,7 +25,7 @@ from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import DIALECTS
 from refgrad.tables.schemas import find_schema
 
-pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 CASES = list(cases())
 RNG = np.random.default_rng(0)

@@ -23,7 +23,7 @@ from refgrad.escaping import markdown
 from refgrad.tables.operators import operators as every_operator
 from refgrad.tables.registry import RULES, STRUCTURES
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "site"
 SOME = (

@@ -11,7 +11,7 @@ from onnx import AttributeProto, ModelProto, TypeProto, helper
 
 from refgrad.worker import Worker
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 
 def _each(models: list[ModelProto]) -> int:

@@ -19,7 +19,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.protos.types import FLOATS
 from refgrad.protos.upgrade import FIXES
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 CASES = list(cases())
 X = np.array([[1, -2], [3, 4]], np.float32)

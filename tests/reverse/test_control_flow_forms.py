@@ -17,7 +17,7 @@ from refgrad.backends import available, get_backend
 from refgrad.errors import NoGradientError
 from refgrad.reverse.assembly import names_in
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 STEP = 1e-5
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

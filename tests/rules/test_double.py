@@ -21,7 +21,7 @@ from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.sources import select, tables
 from refgrad.errors import RefgradError
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 CLOSE = 1e-9
 STEPS = (1e-3, 0.02, 0.1)  # of the first difference, each halved `_HALVINGS` times; larger ones may cross kinks

@@ -12,7 +12,7 @@ from refgrad.conformance.cases.arithmetic import cases
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

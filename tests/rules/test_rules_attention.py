@@ -11,7 +11,7 @@ from refgrad.conformance.cases.attention import RECURRENCES, attention, cases, n
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -16,7 +16,7 @@ from refgrad.conformance.cases.indexing import cases
 from refgrad.conformance.cases.shape import ints, numbers
 from refgrad.tables.registry import DIALECTS
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 SEARCH = settings(max_examples=30, derandomize=True, deadline=None)
 KINDS = [np.float16, ml_dtypes.bfloat16, np.float64]

@@ -10,7 +10,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.loss import cases
 from refgrad.tables.registry import DIALECTS
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -20,7 +20,7 @@ from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases import activation, arithmetic, loss, reduction
 from refgrad.conformance.cases.reduction import REDUCTIONS
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 quick = settings(max_examples=25, derandomize=True, deadline=None)

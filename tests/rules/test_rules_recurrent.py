@@ -21,7 +21,7 @@ from refgrad.errors import NoGradientError, RuleError
 from refgrad.tables.registry import DIALECTS, LOWERINGS
 from refgrad.transforms import ortbuilder
 
-pytestmark = [pytest.mark.torch, pytest.mark.thorough]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 PLAIN = ("sequence_lens", "P")  # what ONNX Runtime's training kernels do not read
 KERNELS = {"GRU": ("GRUTraining", "GRUGrad"), "LSTM": ("LSTMTraining", "LSTMGrad")}

@@ -18,7 +18,7 @@ from refgrad.conformance.cases.resize import COORDINATES, FILTERS, cases, moved
 from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import BackendError
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 CASES = list(cases())
 MOVED = list(moved())

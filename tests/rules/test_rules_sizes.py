@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from refgrad.conformance.case import Case, is_float
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 FEW = 3  # cases of an operator with an unknown batch
 

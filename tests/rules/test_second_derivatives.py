@@ -9,7 +9,7 @@ from checking import assert_second_derivative, by_operator
 from refgrad.conformance.case import SHAPES, Case, is_float, node_case
 from refgrad.conformance.cases.normalization import batch, layer
 
-pytestmark = [pytest.mark.thorough, pytest.mark.interpreter]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 FEW = 3  # cases of an operator, spread over its table
 LARGE = 300  # elements of an input; more make the second derivative slow and prove nothing more

@@ -15,7 +15,7 @@ from refgrad.protos.domains import NCHWC
 from refgrad.tables.registry import BODY, RULES
 from refgrad.tables.schemas import find_schema
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FEW = 3  # cases of an operator, spread over its table

@@ -19,10 +19,13 @@ from refgrad.training.updates import SGD
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "training" / "step.mjs"
 MODULES = os.environ.get("REFGRAD_NODE_MODULES", "")
-pytestmark = pytest.mark.skipif(
-    not shutil.which("node") or not (Path(MODULES) / "onnxruntime-web").is_dir(),
-    reason="it needs node, and REFGRAD_NODE_MODULES with onnxruntime-web (nox -s page)",
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not shutil.which("node") or not (Path(MODULES) / "onnxruntime-web").is_dir(),
+        reason="it needs node, and REFGRAD_NODE_MODULES with onnxruntime-web (nox -s page)",
+    ),
+]
 
 
 def _model() -> onnx.ModelProto:

@@ -26,7 +26,7 @@ from refgrad.teaching.operators import register
 from refgrad.teaching.recognition import Tried, hints
 from refgrad.teaching.trials import Trial, close, plain
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "course").glob("*.md"))

@@ -22,7 +22,7 @@ from refgrad.conformance.cases import every_case
 from refgrad.show.lanes import lanes
 from refgrad.walks.page import WHOLE, answers, data_of, page, questions
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.browser, pytest.mark.interpreter]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = os.environ.get("REFGRAD_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
 AXE = Path(os.environ.get("REFGRAD_NODE_MODULES", ".")) / "axe-core" / "axe.min.js"

@@ -12,7 +12,7 @@ from refgrad.conformance.running.nodemodels import NodeModel, departure, exclude
 from refgrad.errors import BackendError, RefgradError
 from refgrad.tables.registry import RULES, STRUCTURES, rule
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MODELS = node_models()
 JUDGED = [test for test in MODELS if excluded(test) is None]

@@ -27,7 +27,7 @@ from refgrad.conformance.running.sources import (
 )
 from refgrad.errors import FeedError, InvalidModelError, OptionError, RefgradError, UnknownNameError
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 NAME = re.compile(r"[A-Za-z0-9_.,=x-]+")
 TABLES = list(tables())

@@ -23,7 +23,7 @@ from refgrad.errors import OptionError, RefgradError
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES, Rule
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 QUICK = settings(
     max_examples=4,

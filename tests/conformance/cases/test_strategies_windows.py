@@ -20,7 +20,7 @@ from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError
 from refgrad.protos.domains import MICROSOFT
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 SEARCH = settings(
     max_examples=2000,

@@ -18,7 +18,7 @@ from refgrad.worker import Worker
 
 pytestmark = [
     pytest.mark.interpreter,
-    pytest.mark.thorough,
+    pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="commands are typed in copies of a process"),
 ]
 

@@ -15,7 +15,7 @@ from refgrad.conformance.fuzzing.graphs.shrinking import shrink
 from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, WRONG, judge
 from refgrad.tables.registry import RULES, rule
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -18,7 +18,7 @@ from refgrad.conformance.systems.builders import build
 from refgrad.conformance.systems.executors import run
 from refgrad.tables import registry
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 RNG = np.random.default_rng(3)
 CASE = node_case("MatMul", *(RNG.standard_normal((3, 3)).astype(np.float32) for _ in "AB"), opset=21)

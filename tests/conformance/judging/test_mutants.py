@@ -28,7 +28,7 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import RULES
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "mutants.json"
 RULED = ("MatMul", "Softmax", "CumSum", "Sub")

@@ -26,7 +26,7 @@ from refgrad.conformance.systems.builders import build
 from refgrad.errors import BackendError, FeedError, RefgradError
 from refgrad.tables.registry import RULES
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 Arrays = dict[str, np.ndarray]
 

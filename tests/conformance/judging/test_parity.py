@@ -17,7 +17,10 @@ from refgrad.transforms import ortbuilder
 from refgrad.transforms.ortbuilder import Builders
 from refgrad.worker import Worker
 
-pytestmark = pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training"),
+]
 
 RESULTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "parity.json").read_text())
 MODELS = os.environ.get("REFGRAD_TORCH_MODELS")

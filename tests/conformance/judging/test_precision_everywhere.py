@@ -9,7 +9,7 @@ from refgrad.conformance.precision.explanations import unexplained
 from refgrad.conformance.precision.functions import FUNCTIONS, Function
 from refgrad.conformance.precision.scan import EXECUTORS, scan
 
-pytestmark = [pytest.mark.suite, pytest.mark.stock]
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.name)

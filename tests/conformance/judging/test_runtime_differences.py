@@ -22,7 +22,7 @@ from refgrad.errors import RefgradError, WorkerError
 from refgrad.worker import Worker
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 X = np.array([[0.3, -0.7, 1.2], [-1.5, 0.4, 0.9]])
 IMPORTS = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'

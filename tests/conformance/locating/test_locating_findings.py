@@ -18,7 +18,7 @@ from refgrad.conformance.findings.builders.finding import BuilderFinding
 from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, installed
 from refgrad.transforms import ortbuilder
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MOST = 3  # nodes
 NO_TENSOR = "a sequence or a map is no tensor: the node is not judged"

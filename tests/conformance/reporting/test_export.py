@@ -34,7 +34,7 @@ from refgrad.errors import OptionError, OutputFileError, RefgradError, Unconfirm
 from refgrad.tables.registry import BODY, RULES
 from refgrad.tables.schemas import find_schema
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 OPERATORS = ("LogSoftmax", "Gemm", "Cast", "LeakyRelu", "Sign")
 NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)

@@ -12,7 +12,7 @@ from refgrad.conformance import GradientBackendTest, node_case
 from refgrad.conformance.exporting import expected as expecting
 from refgrad.conformance.exporting.expected import curated
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
 CASES = {

@@ -16,7 +16,7 @@ from refgrad.conformance.case import node_case
 from refgrad.conformance.exporting.export import export
 from refgrad.conformance.exporting.known import known_failures
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.browser, pytest.mark.stock, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 MODULES = os.environ.get("REFGRAD_NODE_MODULES", "")

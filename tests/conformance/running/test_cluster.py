@@ -17,7 +17,7 @@ from refgrad.tables import plugins
 
 distributed = pytest.importorskip("distributed")
 # The collector closes sockets of the cluster.
-pytestmark = [pytest.mark.suite, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 PLAN = Plan(("refgrad",))
 

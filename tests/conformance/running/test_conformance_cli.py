@@ -19,7 +19,7 @@ from refgrad.conformance.running import sources
 from refgrad.conformance.running.results import Results, load
 from refgrad.protos.files import fingerprint
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 
 def run(*arguments):

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 pytest_plugins = ["pytester"]
 

@@ -24,7 +24,7 @@ from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
 from refgrad.worker import Worker
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 

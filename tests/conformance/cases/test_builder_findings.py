@@ -18,7 +18,7 @@ from refgrad.conformance.running.sources import of_findings
 from refgrad.transforms import ortbuilder
 from refgrad.worker import Worker
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 ORACLES = ("differences", "reference", "complex-step", "torch")
 CASES = dict(zip(builder_findings(), of_findings(), strict=True))

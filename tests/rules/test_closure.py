@@ -10,7 +10,7 @@ import refgrad.conformance.cases
 from refgrad.conformance.cases import microsoft
 from refgrad.tables.registry import BODY, RULES, STRUCTURES, ZERO
 
-pytestmark = [pytest.mark.thorough, pytest.mark.interpreter]
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 FAMILIES = sorted(module.name for module in pkgutil.iter_modules(refgrad.conformance.cases.__path__))
 
