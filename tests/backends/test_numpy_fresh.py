@@ -15,7 +15,7 @@ import pytest
 import reuse
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test import loader
-from test_numpy_gradients import CASES, build, typed
+from training_operators import CASES, build, typed
 
 from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry

@@ -1,7 +1,7 @@
 """`refgrad.lower`: each operator as it is, on the interpreter and on ONNX Runtime's own kernel, and lowered on both.
 
-The operators, their attributes and feeds are those of the tables in test_numpy_gradients, which hold the interpreter's
-kernels to float64 differences. A kernel of the interpreter and a lowering share no code.
+The operators, their attributes and feeds are those of the tables in training_operators and training_steps, which hold the
+interpreter's kernels to float64 differences. A kernel of the interpreter and a lowering share no code.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-import test_numpy_recurrent as recurrent
+import recurrent
 from onnx import TensorProto, helper, numpy_helper
 from runtime import RUNTIME
-from test_numpy_gradients import (
-    BY_HAND,
+from training_operators import (
     CASES,
     DOUBLE,
     MICROSOFT,
     NUMPY,
-    STEPS,
     Case,
-    Step,
     build,
     check_equal,
     numbers,
     run_onnxruntime,
-    step_model,
     trains,
     typed,
 )
+from training_steps import BY_HAND, STEPS, Step, step_model
 
 import refgrad
 from refgrad.conformance.case import Case as Model

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from test_microsoft_grouped_attention import NUMPY, floats, grouped, int32, node_model, prompt
+from grouped_attention import NUMPY, floats, grouped, int32, node_model, prompt
 
 import refgrad
 from refgrad.conformance.cases.microsoft import drawer

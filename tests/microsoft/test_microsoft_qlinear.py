@@ -7,7 +7,7 @@ import onnx
 import pytest
 from checking import assert_second_derivative
 from onnx import parser
-from test_rules_quantization import STRAIGHT, assert_surrogate
+from surrogate_checking import STRAIGHT, assert_surrogate
 
 import refgrad
 from refgrad.backends import get_backend

@@ -2,7 +2,7 @@
 
 import onnx
 import pytest
-from test_cost import feeds_of, layers, measured, parsed
+from measuring import feeds_of, layers, measured, parsed
 
 import refgrad
 from refgrad.backends import get_backend

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from make_artifacts import CASES, STEPS, Case, batches, perceptron, train, weights
-from test_numpy_gradients import trains
+from training_operators import trains
 
 import refgrad
 from refgrad.backends import available, get_backend

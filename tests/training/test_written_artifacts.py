@@ -15,7 +15,7 @@ import onnx.parser
 import pytest
 from make_artifacts import perceptron
 from onnx import TensorProto, numpy_helper
-from test_numpy_gradients import trains
+from training_operators import trains
 
 import refgrad
 from refgrad.backends import available, get_backend

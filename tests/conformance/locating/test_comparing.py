@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from test_locating import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
+from planting import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
 
 import refgrad
 from refgrad.backends import get_backend

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from test_locating import BACKENDS
+from planting import BACKENDS
 
 from refgrad.cli import main
 from refgrad.conformance import check, nonfinite

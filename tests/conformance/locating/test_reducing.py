@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from test_locating import Planted, builder_with, network, scaled
+from planting import Planted, builder_with, network, scaled
 
 from refgrad.cli import main
 from refgrad.conformance.locating import reducing
