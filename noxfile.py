@@ -37,19 +37,32 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
 }
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
 QUICK = ("-n", "2", "--dist", "worksteal", "-m", "not models")
+SLOW = {  # the session that runs the slow tests of these folders; `thorough` runs the others
+    "conformance": ("tests/conformance/judging/", "tests/conformance/reporting/", "tests/conformance/running/"),
+    "lowered": ("tests/lowering/",),
+}
 CUDA = (
-    "tests/test_cuda.py",
-    "tests/test_backends_onnxruntime.py",
-    "tests/test_training.py",
-    "tests/test_torch_module.py",
+    "tests/backends/test_cuda.py",
+    "tests/backends/test_backends_onnxruntime.py",
+    "tests/training/test_training.py",
+    "tests/frameworks/test_torch_module.py",
 )
 
 
 def marked(mark: str) -> list[str]:
     """The test files whose `pytestmark` has this mark; pyproject.toml says what the marks mean."""
     named = re.compile(rf"^pytestmark = (\[[^]]*)?pytest\.mark\.{mark}\b", re.MULTILINE)
-    files = sorted((ROOT / "tests").glob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files if named.search(file.read_text(encoding="utf-8"))]
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [file.relative_to(ROOT).as_posix() for file in files if named.search(file.read_text(encoding="utf-8"))]
+
+
+def slow(name: str) -> list[str]:
+    """The test files with the mark `slow` that the session of this name runs: those of its folders, or of no session's."""
+    return [
+        file
+        for file in marked("slow")
+        if name == next((one for one, folders in SLOW.items() if file.startswith(folders)), "thorough")
+    ]
 
 
 def without(*marks: str) -> list[str]:
@@ -124,7 +137,7 @@ def tests(session: nox.Session) -> None:
         "pytest",
         "-q",
         *QUICK,
-        *without("jax", "lowered", "suite", "thorough"),
+        *without("jax", "slow", "training"),
         *session.posargs,
     )
 
@@ -132,13 +145,13 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def thorough(session: nox.Session) -> None:
     """The rest of the tests on these two: operators in every form, type and size, onnx's node tests."""
-    stock(session, "python", "-m", "pytest", "-q", *QUICK, *marked("thorough"), *session.posargs)
+    stock(session, "python", "-m", "pytest", "-q", *QUICK, *slow("thorough"), *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def conformance(session: nox.Session) -> None:
     """The suite's own tests, and a part of it on every operator; the whole matrix: `nox -s conformance -- --every 1`."""
-    stock(session, "python", "-m", "pytest", "-q", *QUICK, *marked("suite"))
+    stock(session, "python", "-m", "pytest", "-q", *QUICK, *slow("conformance"))
     matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", "--every=12")
     stock(session, "refgrad", "conformance", "run", *matrix, *session.posargs)
 
@@ -159,7 +172,7 @@ def lowered(session: nox.Session) -> None:
         "pytest",
         "-q",
         *QUICK,
-        *marked("lowered"),
+        *slow("lowered"),
         *session.posargs,
         REFGRAD_PARITY=str(PARITY),
     )
@@ -197,7 +210,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, *QUICK, *without("interpreter", "jax", "stock", "suite"), **folders)
+    pytest(session, *QUICK, *without("interpreter", "jax", "stock"), **folders)
 
 
 @nox.session
@@ -251,13 +264,7 @@ def page(session: nox.Session) -> None:
             external=True,
         )
         modules["REFGRAD_NODE_MODULES"] = str(place / "node_modules")
-    files = (
-        "tests/test_report_page.py",
-        "tests/test_walk_page.py",
-        "tests/test_step_in_node.py",
-        "tests/test_runtimes.py",
-    )
-    pytest(session, *QUICK, *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
+    pytest(session, *QUICK, *marked("browser"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
 
 
 @nox.session
@@ -269,7 +276,7 @@ def docs(session: nox.Session) -> None:
     shutil.rmtree(site, ignore_errors=True)
     session.run("sphinx-build", "-q", "-W", "--keep-going", "-j", "2", "-b", "html", str(source), str(site))
     session.run("python", "docs/site/built.py", str(site))
-    pytest(session, "tests/test_site.py", REFGRAD_SITE=str(site))
+    pytest(session, "tests/project/test_site.py", REFGRAD_SITE=str(site))
 
 
 @nox.session
@@ -287,7 +294,7 @@ def models(session: nox.Session) -> None:
     results = ROOT / "benchmarks" / "results" / "models.json"
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
     session.run("python", "docs/generate.py")
-    files = ("tests/test_torch.py", "tests/test_check.py", "tests/test_numpy_models.py")
+    files = ("tests/frameworks/test_torch.py", "tests/transforms/test_check.py", "tests/backends/test_numpy_models.py")
     pytest(session, "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 

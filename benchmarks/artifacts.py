@@ -29,7 +29,7 @@ import onnx
 from onnx import numpy_helper
 from timing import RESULTS
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from make_artifacts import LOSSES, OPTIMIZERS, STEPS, Case, Step, make, train, weights
 
 from refgrad.backends import Prepared, get_backend

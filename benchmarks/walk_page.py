@@ -22,7 +22,7 @@ from timing import save
 import refgrad
 from refgrad.walks.page import page
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EXPORTS = {"resnet18": "output[0, 0]", "bert": "output[0, 0, 0]", "gpt2": "output[0, 0, 0]", "lstm": "output[0, 0]"}
 LOADED = "performance.getEntriesByType('navigation')[0].domComplete"

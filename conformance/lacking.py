@@ -174,7 +174,7 @@ def _types(domain: str, op_type: str, operator: str) -> Lack | None:
         onnx.defs.has(op_type, domain) and onnx.defs.get_schema(op_type, domain).deprecated
     ):
         return None
-    what = "no smooth case of floats that declares every size, of which tests/test_types.py makes shorter types"
+    what = "no smooth case of floats that declares every size, of which tests/rules/test_types.py makes shorter types"
     return Lack("types", what, _in_room("conformance/cases", domain, op_type))
 
 

@@ -72,7 +72,7 @@ def opsets() -> str:
         "# Older opsets\n\nA gradient has the opset of the model, from 16 on. `onnx.version_converter` first converts a model "
         "of opset 7 to 15 to\n16, one with sequences to 17, with its subgraphs. Local functions are inlined before; other "
         "domains stay as they are.\nEvery operator of those opsets was compared before and after, in ONNX "
-        "Runtime, and its gradient with float64\ndifferences (`tests/test_opsets.py`). What the converter gets wrong is "
+        "Runtime, and its gradient with float64\ndifferences (`tests/protos/test_opsets.py`). What the converter gets wrong is "
         "rewritten (`refgrad/protos/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
         + "\nThese are refused, with the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in "
@@ -103,7 +103,8 @@ def models_of_nodes() -> str:
         f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a "
         f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and with "
         "everything else folded\ninto constants. Each gradient runs on the interpreter in float64 and has to equal central "
-        "differences along a\nrandom direction for a random cotangent within 1e-4 (`tests/test_node_models.py`). "
+        "differences along a\nrandom direction for a random cotangent within 1e-4\n"
+        "(`tests/conformance/cases/test_node_models.py`). "
         + (f"These are left out:\n\n{table(('models', 'why'), left_out)}" if left_out else "None is left out.\n")
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
         + f"\n## Structure\n\n{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or "
@@ -127,8 +128,8 @@ def tests_of_onnx() -> str:
     ]
     return (
         f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for programs that run its models. The interpreter "
-        "passes all except those below\n(`tests/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`). The tests of "
-        "ImageDecoder need Pillow.\nModels with the operator Gradient go through "
+        "passes all except those below\n(`tests/backends/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`). "
+        "The tests of ImageDecoder need Pillow.\nModels with the operator Gradient go through "
         "`refgrad.expand_gradients` first.\n\n"
         + table(("kind", "passed", "left out", "in all"), rows)
         + "\nLeft out:\n\n"
@@ -168,12 +169,13 @@ def findings() -> dict[Path, str]:
         sections.append(_counted(f"Gradients by {system} {version}", gradients) + table(header, rows))
         pages[_page(system)] = "\n".join(models)
     pages[ROOT / "docs" / "findings.md"] = (
-        "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right "
-        "(`tests/test_findings.py`).\nEach operator leads to its model, its feeds and the right result. All are records in "
-        "`conformance/findings/*.toml`, which\n`refgrad.conformance.findings.findings()` reads.\n\nThe last tables are about "
-        "gradients: models whose gradient another builder writes wrongly, and refgrad writes right. Each\ngradient is worked "
+        "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right\n"
+        "(`tests/conformance/cases/test_findings.py`). Each operator leads to its model, its feeds and the right result. "
+        "All are\nrecords in `conformance/findings/*.toml`, which `refgrad.conformance.findings.findings()` reads.\n\n"
+        "The last tables are about gradients: models whose gradient another builder writes wrongly, and refgrad writes right. "
+        "Each\ngradient is worked "
         "out by hand, two oracles confirm it and contradict the builder, and the suite finds the fault by itself\n"
-        "(`tests/test_builder_findings.py`): "
+        "(`tests/conformance/cases/test_builder_findings.py`): "
         "`refgrad conformance run --source findings`.\n\n" + "\n".join(sections)
     )
     return pages

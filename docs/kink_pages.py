@@ -42,8 +42,8 @@ cotangent of 1. A difference that this table explains is a convention, not a bug
 
 The torch column has the gradient that torch {TORCH_RELEASE} returns for the expression beside it. There x, y and z are the
 inputs of the operator. The ONNX Runtime column has the gradient of the builder in onnxruntime-training
-{VERSIONS[TRAINING]}, its last release. The sessions `torch` and `training` check both (`tests/test_kinks.py`). Other releases
-may choose differently.
+{VERSIONS[TRAINING]}, its last release. The sessions `torch` and `training` check both (`tests/rules/test_kinks.py`). Other
+releases may choose differently.
 
 {table(titles, rows)}
 ## Second and third derivatives

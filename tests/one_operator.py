@@ -37,9 +37,9 @@ def selection(operators: Sequence[str]) -> list[str]:
             names += ["rules_microsoft", f"microsoft_{family(domain, op_type)}"]
         else:
             names.append(f"rules_{family(domain, op_type)}")
-    files = [TESTS / f"test_{name}.py" for name in dict.fromkeys(names)]
+    files = {file.stem.removeprefix("test_"): file for file in TESTS.rglob("test_*.py")}
     matching = " or ".join(operator.rpartition(".")[2] for operator in operators)
-    return [*(str(file) for file in files if file.is_file()), "-k", matching]
+    return [*(str(files[name]) for name in dict.fromkeys(names) if name in files), "-k", matching]
 
 
 def main(operators: Sequence[str]) -> int:

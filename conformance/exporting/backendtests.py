@@ -14,7 +14,7 @@ from refgrad.backends.base import ModelLike
 from refgrad.backends.onnx_backend import OnnxBackend, OnnxModel
 from refgrad.transforms.expansion import expand_gradients
 
-KINDS = {  # what onnx calls them, and what it calls their classes; whole models are in tests/test_numpy_models.py
+KINDS = {  # what onnx calls them, and what it calls their classes; whole models are in tests/backends/test_numpy_models.py
     "node": "OnnxBackendNodeModelTest",
     "simple": "OnnxBackendSimpleModelTest",
     "pytorch-converted": "OnnxBackendPyTorchConvertedModelTest",

@@ -2,7 +2,7 @@
 
 onnx checks few of the numbers in a model. Some make it read memory that is not its own, and the process dies. With others it
 does not return. Each function here first refuses models that are known to do this. No other module calls this C++
-(`tests/test_native.py`).
+(`tests/protos/test_native.py`).
 """
 
 from __future__ import annotations

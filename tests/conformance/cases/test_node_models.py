@@ -1,0 +1,111 @@
+"""Every node test of onnx with a float input and a float output: its gradient is right, or the reason why not holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from refgrad.backends import available, get_backend
+from refgrad.conformance.running.nodemodels import NodeModel, departure, excluded, node_models, wrong
+from refgrad.errors import BackendError, RefgradError
+from refgrad.tables.registry import RULES, STRUCTURES, rule
+
+pytestmark = pytest.mark.slow
+
+MODELS = node_models()
+JUDGED = [test for test in MODELS if excluded(test) is None]
+
+
+def named(test: NodeModel) -> str:
+    return test.name
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["inputs", "constants"])
+@pytest.mark.parametrize("test", JUDGED, ids=named)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN are among the feeds
+def test_gradient_agrees_with_differences(test: NodeModel, folded: bool) -> None:
+    assert not wrong(test.folded() if folded else test)
+
+
+@pytest.mark.skipif("ort-cpu" not in available(), reason="ONNX Runtime is not installed")
+@pytest.mark.parametrize("test", [test for test in JUDGED if test.structured], ids=named)
+def test_onnxruntime_computes_the_gradient_of_a_structure(test: NodeModel) -> None:
+    try:
+        assert departure(test, "ort-cpu") <= test.tolerance
+    except BackendError:
+        with pytest.raises(BackendError):  # it does not run the model itself
+            get_backend("ort-cpu").prepare(test.model).run(test.feeds)
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("test_linear_attention_fp16_expanded", 2**-10),
+        ("test_range_bfloat16_type_positive_delta_expanded", 2**-7),
+        ("test_range_float_type_positive_delta_expanded", 1e-4),
+    ],
+)
+def test_cotangents_have_the_type_of_the_output(name: str, tolerance: float) -> None:
+    [test] = [test for test in MODELS if test.name == name]
+    assert test.tolerance == tolerance
+    assert departure(test, "numpy") <= tolerance
+
+
+def test_nothing_is_left_out() -> None:
+    assert len(MODELS) >= 1370
+    assert sum(test.structured for test in JUDGED) >= 60
+    assert len(MODELS) - len(JUDGED) <= 5
+
+
+@pytest.mark.parametrize("test", [test for test in MODELS if excluded(test)], ids=named)
+def test_an_excluded_model_is_refused(test: NodeModel) -> None:
+    """Once its gradient can be built, the exclusion has to go."""
+    with pytest.raises(RefgradError):
+        wrong(test)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "planted"),
+    [
+        ("Sigmoid", "test_sigmoid", lambda op, d_Y, Y: op.Mul(op.grad.SigmoidGrad(d_Y, Y), 1.001)),
+        ("Softmax", "test_softmax_axis_1", lambda op, d_output, output: op.Mul(d_output, 0.0)),
+        (
+            "Transpose",
+            "test_transpose_all_permutations_4",
+            lambda op, d_transposed: op.Transpose(d_transposed, perm=[2, 0, 1]),
+        ),
+        ("Gather", "test_gather_0", lambda op, d_output, data: op.zeros_like(data)),
+    ],
+)
+def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[..., str], monkeypatch: Any) -> None:
+    [test] = [test for test in MODELS if test.name == name]
+    assert not wrong(test)
+    monkeypatch.setitem(RULES, ("", operator), RULES["", operator])
+    rule(operator, replace=True, wrt=RULES["", operator].wrt)(planted)
+    assert wrong(test)
+    assert wrong(test.folded())
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("Loop", "test_range_float_type_positive_delta_expanded"),
+        ("Scan", "test_scan9_multi_state"),
+        ("SequenceMap", "test_sequence_map_add_1_sequence_1_tensor"),
+    ],
+)
+def test_a_wrong_structure_is_caught(operator: str, name: str, monkeypatch: Any) -> None:
+    """One whose last adjoint is zero."""
+    [test] = [test for test in MODELS if test.name == name]
+    assert not wrong(test)
+    right = STRUCTURES["", operator].differentiate
+
+    def planted(self: Any, op: Any, *arguments: Any) -> Any:
+        *others, (last, _) = right(self, op, *arguments)
+        return [*others, (last, None)]
+
+    monkeypatch.setattr(STRUCTURES["", operator], "differentiate", planted)
+    assert wrong(test)
+    assert wrong(test.folded())

@@ -1,0 +1,129 @@
+"""The judge notices what is wrong: a sample of the mutants, and the survivors of the whole survey."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.judge import Candidate, Trial
+from refgrad.conformance.judging.verdicts import ResultRow
+from refgrad.conformance.mutating import mutants
+from refgrad.conformance.mutating.mutants import (
+    FAILS,
+    KERNEL,
+    WRONG_RESULT,
+    Mutant,
+    Outcome,
+    defined,
+    family,
+    ruled,
+    survey,
+)
+from refgrad.conformance.mutating.survivors import equivalents
+from refgrad.errors import OptionError
+from refgrad.protos.domains import MICROSOFT
+from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.registry import RULES
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "mutants.json"
+RULED = ("MatMul", "Softmax", "CumSum", "Sub")
+DEFINED = (
+    *("BiasSplitGelu", "BiasAdd", "FusedConv", "SwiGLU", "ExpandDims", "GemmFastGelu"),
+    *("SoftmaxCrossEntropy", "SkipLayerNormalization", "MaxpoolWithMask", "QLinearAdd", "GemmFloat8"),
+    *("FlattenAndUnpad", "DequantizeWithOrder", "MoE", "MultiHeadAttention", "RestorePadding"),
+    *("GemmaRotaryEmbedding", "GridSample", "Rfft", "LinearAttentionGate", "ConvStateReplay", "QOrderedMatMul"),
+)
+SLOW = {"grouped_attention", "indexer", "paged_attention", "recurrent"}  # a body of these takes a minute
+
+
+@pytest.mark.parametrize("operator", RULED)
+def test_every_mutant_is_caught_or_has_a_reason_to_survive(operator: str) -> None:
+    before = dict(RULES)
+    outcomes = survey([operator])
+    assert len(outcomes) >= 10
+    check(outcomes)
+    assert before == RULES
+
+
+@pytest.mark.parametrize("operator", DEFINED)
+def test_every_mutant_of_a_body_is_caught_or_has_a_reason_to_survive(operator: str) -> None:
+    before = dict(DEFINITIONS)
+    outcomes = survey([f"{MICROSOFT}.{operator}"])
+    assert len(outcomes) >= 5
+    check(outcomes)
+    assert before == DEFINITIONS
+
+
+def test_the_sample_has_a_body_of_every_family_that_was_surveyed() -> None:
+    sampled = {*DEFINED}
+    surveyed = json.loads(RESULTS.read_text())["operators"]
+    families = {family(key) for name, key in defined().items() if name in surveyed} - SLOW
+    assert families == {family(defined()[f"{MICROSOFT}.{name}"]) for name in sampled}
+
+
+def test_a_body_that_only_computes_another_result_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong bias does not change a gradient."""
+
+    def believe(trial: Trial, candidate: Candidate) -> ResultRow:
+        return ResultRow(trial.question.case, candidate.builder, candidate.executor, verdicts.AGREED)
+
+    monkeypatch.setattr(Trial, "verdict", believe)
+    outcomes = survey(["com.microsoft.BiasAdd"])
+    assert {one.verdict for one in outcomes if one.caught} <= {WRONG_RESULT, FAILS}
+    [lost] = [one for one in outcomes if one.mutant.place.endswith("op.Add(X, bias)") and "first" in one.mutant.change]
+    assert (lost.verdict, lost.witnesses) == (WRONG_RESULT, (KERNEL,))
+
+
+def check(outcomes: list[Outcome]) -> None:
+    """Check that no mutant is there twice, and that those which survive have a reason."""
+    assert len({one.mutant for one in outcomes}) == len(outcomes)
+    assert [str(one.mutant) for one in outcomes if not one.caught and not one.mutant.reason] == []
+    assert all(one.witnesses for one in outcomes if one.verdict == verdicts.WRONG)
+
+
+def test_mutants_survive_a_judge_that_believes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def believe(trial: Trial, candidate: Candidate) -> ResultRow:
+        return ResultRow(trial.question.case, candidate.builder, candidate.executor, verdicts.AGREED)
+
+    monkeypatch.setattr(Trial, "verdict", believe)
+    survivors = {one.mutant for one in survey(["Tanh"]) if not one.caught}
+    assert Mutant("Tanh", "input", "1% too large") in survivors
+    assert Mutant("Tanh", "input", "zero") in survivors
+
+
+def test_mutants_survive_cases_that_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = tuple(
+        case
+        for case in mutants.every_case()
+        if case.operator == "Mul" and {case.feeds["A"].shape, case.feeds["B"].shape} == {(2, 3)}
+    )
+    monkeypatch.setattr(mutants, "every_case", lambda: same)
+    outcomes = {one.mutant: one.caught for one in survey(["Mul"])}
+    assert outcomes[Mutant("Mul", "A", "other sign")]
+    assert [caught for mutant, caught in outcomes.items() if mutant.change == "ReduceMean"] == [False]
+
+
+def test_an_operator_without_a_rule_is_named() -> None:
+    with pytest.raises(OptionError, match=r"no rule for 'Softmx'.*Softmax"):
+        survey(["Softmx"])
+
+
+def test_the_survey_is_of_the_rules_and_bodies_there_are() -> None:
+    surveyed = json.loads(RESULTS.read_text())["operators"]
+    assert sorted(surveyed) == sorted(surveyed.keys() & (ruled() | defined()).keys())
+
+
+def test_every_survivor_has_a_reason() -> None:
+    survivors = [Mutant(**one) for one in json.loads(RESULTS.read_text())["survivors"]]
+    assert [str(one) for one in survivors if not one.reason] == []
+
+
+@pytest.mark.parametrize("row", equivalents(), ids=lambda row: f"{row.operator}: {row.place}: {row.change}")
+def test_every_reason_is_that_of_a_survivor(row: mutants.Equivalent) -> None:
+    survivors = [Mutant(**one) for one in json.loads(RESULTS.read_text())["survivors"]]
+    assert any(row.matches(one.operator, one.place, one.change) for one in survivors)

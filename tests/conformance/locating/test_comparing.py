@@ -1,0 +1,365 @@
+"""Two gradients of one model: who is wrong in which tensor, at which node, and what a recording says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from planting import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.cli import main
+from refgrad.conformance import compare
+from refgrad.conformance.locating.comparing import Comparison
+from refgrad.conformance.locating.recordings import Recording, match, read_recording
+from refgrad.conformance.locating.sides import Live, side_of
+from refgrad.conformance.reporting import comparisons
+from refgrad.errors import FeedError, OptionError
+
+pytestmark = pytest.mark.interpreter
+
+RELU = """
+    <ir_version: 8, opset_import: ["": 18]> g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}>
+    { [mul] h = Mul (x, w)  [relu] r = Relu (h)  [tanh] y = Tanh (r) }"""
+
+
+def verdicts(found: Comparison) -> dict[str, str]:
+    return {f"{tensor.name} {tensor.kind}": tensor.verdict for tensor in found.tensors}
+
+
+def recorded(model: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a right framework records, with cotangents of its own."""
+    made = refgrad.gradient(model, keep_outputs=True)
+    outputs = get_backend("numpy").prepare(model).run(feeds)
+    rng = np.random.default_rng(5)
+    cotangents = {f"{n}_grad": rng.standard_normal(v.shape).astype(np.float32) for n, v in outputs.items()}
+    return {**feeds, **cotangents, **get_backend("numpy").prepare(made).run({**feeds, **cotangents})}
+
+
+@pytest.mark.parametrize("executor", BACKENDS)
+def test_sound_sides_agree(executor: str) -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy:float64", f"refgrad@{executor}", feeds)
+    assert found.ok
+    assert set(verdicts(found).values()) == {"they agree"}
+    assert {tensor.name for tensor in found.tensors} == {"x", "w1", "b1", "w2", "scale", "y"}
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_another_precision_is_no_fault(precision: str) -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", f"refgrad@numpy:{precision}", feeds)
+    assert not [tensor for tensor in found.tensors if "wrong" in tensor.verdict]
+    assert found.b.kernels is None or not found.b.kernels.culprits
+
+
+def test_a_wrong_kernel_is_told_from_a_wrong_rule() -> None:
+    model, feeds = network()
+    kernel = compare(model, "refgrad@numpy", Live("refgrad", Planted("Tanh_1", lambda y: 1.001 * y)), feeds)
+    assert not kernel.ok
+    assert kernel.a.kernels is None
+    assert kernel.b.rules is None
+    assert kernel.b.kernels is not None
+    assert [one.found.name for one in kernel.b.kernels.culprits] == ["Tanh_1"]
+    rule = compare(model, "refgrad@numpy", Live(builder_with(scaled("Tanh_1", 1.001)), "numpy"), feeds)
+    assert rule.b.rules is not None
+    assert [fault.nodes for fault in rule.b.rules.faults] == [("Tanh_1",)]
+    assert "1 − y²" in rule.b.rules.faults[0].formula
+    assert rule.b.kernels is None
+    assert "central differences confirm" in rule.judge
+
+
+def test_both_are_found_where_both_are_wrong() -> None:
+    model, feeds = network()
+    wrong = Live(builder_with(scaled("MatMul_1", 1.01)), Planted("Softmax_2", lambda y: 1.001 * y))
+    found = compare(model, wrong, "refgrad@numpy", feeds)
+    assert found.a.rules is not None
+    assert found.a.kernels is not None
+    assert [fault.nodes for fault in found.a.rules.faults] == [("MatMul_1",)]
+    assert [one.found.name for one in found.a.kernels.culprits] == ["Softmax_2"]
+
+
+def test_a_side_that_fails_says_where() -> None:
+    model, feeds = network()
+
+    def build(question: Any) -> Any:
+        if any(node.op_type == "LayerNormalization" for node in question.model.graph.node):
+            raise KeyError("axis")
+        return builder_with(lambda made: None)(question)
+
+    found = compare(model, "refgrad@numpy", Live(build, "numpy"), feeds)
+    assert not found.ok
+    assert found.b.rules is not None
+    assert [(fault.kind, fault.nodes) for fault in found.b.rules.faults] == [("crashed", ("LN",))]
+
+
+# At a kink
+
+
+def with_slope(at_zero: float) -> Any:
+    """refgrad whose Relu has this slope at 0, and another fault in one element."""
+
+    def fault(made: ModelProto) -> None:
+        for node in list(made.graph.node):
+            if node.name.startswith("relu_Grad/") and node.op_type in ("Cast", "Where", "Sign", "Mul"):
+                last = [one for one in made.graph.node if one.name.startswith("relu_Grad/")][-1]
+                if node.name != last.name:
+                    continue
+                output, node.output[0] = node.output[0], f"{node.output[0]}_right"
+                constants = {"kink_zero": 0.0, "kink_slope": at_zero}
+                made.graph.initializer.extend(numpy_helper.from_array(np.float32(v), n) for n, v in constants.items())
+                at = next(k for k, one in enumerate(made.graph.node) if one.name == node.name) + 1
+                parts = [
+                    helper.make_node("Equal", ["h", "kink_zero"], ["kink_is"], "kink_equal"),
+                    helper.make_node("Mul", ["y_grad", "kink_slope"], ["kink_value"], "kink_mul"),
+                    helper.make_node("Where", ["kink_is", "kink_value", node.output[0]], [output], "kink_where"),
+                ]
+                for part in reversed(parts):
+                    made.graph.node.insert(at, part)
+                return
+
+    return builder_with(fault)
+
+
+@pytest.mark.parametrize(("slope", "verdict"), [(1.0, "a convention"), (0.5, "a convention"), (3.0, "wrong")])
+def test_a_kink_is_told_from_a_fault_at_it(slope: float, verdict: str) -> None:
+    model = onnx.parser.parse_model(RELU)
+    feeds = {"x": np.float32([0.5, 0.0, -1.0, 2.0])}
+    found = compare(model, "refgrad@numpy", Live(with_slope(slope), "numpy"), feeds, wrt=["x"])
+    [tensor] = [one for one in found.tensors if one.kind == "gradient"]
+    assert tensor.b.verdict == verdict, tensor.b.reason
+    assert found.ok is (verdict != "wrong")
+
+
+def test_a_kink_in_one_element_hides_no_fault_in_another() -> None:
+    model = onnx.parser.parse_model(RELU)
+    feeds = {"x": np.float32([0.5, 0.0, -1.0, 2.0])}
+    value = recorded(model, feeds)
+    value["x_grad"] = value["x_grad"] + np.float32([0, 0.0, 0, 0.01])
+    found = compare(model, "refgrad@numpy", {n: v for n, v in value.items() if n in ("x", "x_grad", "y_grad")})
+    [tensor] = [one for one in found.tensors if one.name == "x"]
+    assert tensor.verdict == "b is wrong"
+    assert "[3] is" in tensor.b.reason
+
+
+def test_a_fault_among_many_kinks_is_seen() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[600] x) => (float[600] y) { y = Abs(x) }'
+    )
+    feeds = {"x": np.zeros(600, np.float32)}
+    gradient = np.full(600, 0.5, np.float32)
+    assert compare(model, "refgrad@numpy", {"x_grad": gradient, **feeds}).ok
+    gradient[417] = 1.5
+    found = compare(model, "refgrad@numpy", {"x_grad": gradient, **feeds})
+    assert not found.ok
+    assert "417" in found.tensors[0].b.reason
+
+
+# Recordings
+
+
+def test_a_recording_brings_its_inputs_and_cotangents() -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", recorded(model, feeds))
+    assert found.ok
+    assert found.feeds == "given"
+    assert {tensor.name for tensor in found.tensors} == {"x", "w1", "b1", "w2", "scale", "y"}
+
+
+def test_a_wrong_tensor_of_a_recording_is_named() -> None:
+    model, feeds = network()
+    values = recorded(model, feeds)
+    values["w2_grad"] = 1.001 * values["w2_grad"]
+    found = compare(model, values, "refgrad@numpy")
+    assert [tensor.name for tensor in found.tensors if not tensor.ok] == ["w2"]
+    assert verdicts(found)["w2 gradient"] == "a is wrong"
+
+
+def test_what_a_recording_lacks_is_said() -> None:
+    model, feeds = network()
+    values = {name: value for name, value in recorded(model, feeds).items() if name not in ("w2_grad", "b1_grad")}
+    assert compare(model, "refgrad@numpy", values).ok  # what is there can be decided
+    found = compare(model, "refgrad@numpy", values, wrt=["x", "w2"])
+    assert not found.ok
+    assert verdicts(found)["w2 gradient"] == "b: missing"
+    with pytest.raises(FeedError, match="'x' are not in it"):
+        compare(model, "refgrad@numpy", {"w1_grad": values["w1_grad"]})
+
+
+def test_names_of_another_framework_are_told_by_values() -> None:
+    model, feeds = network()
+    ours = recorded(model, feeds)
+    held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    theirs = {
+        "fc1.weight": held["w1"].T,
+        "fc1.bias": held["b1"],
+        "fc2.weight": held["w2"].T,
+        "norm.weight": held["scale"],
+    }
+    gradients = {"fc1.weight": ours["w1_grad"].T, "fc1.bias": ours["b1_grad"], "fc2.weight": ours["w2_grad"].T}
+    recording = {**feeds, "y_grad": ours["y_grad"], **theirs, **{f"{n}_grad": v for n, v in gradients.items()}}
+    found = compare(model, "refgrad@numpy", recording)
+    assert found.ok
+    assert {t.name: t.of for t in found.tensors if t.kind == "gradient"} == {
+        "fc1.weight": ("w1",), "fc1.bias": ("b1",), "fc2.weight": ("w2",)
+    }  # fmt: skip
+    wrong = {**recording, "fc1.weight_grad": 1.01 * recording["fc1.weight_grad"]}
+    assert verdicts(compare(model, "refgrad@numpy", wrong))["fc1.weight gradient"] == "b is wrong"
+
+
+def test_gradients_alone_are_told_by_their_content() -> None:
+    rng = np.random.default_rng(0)
+    ours = {"w": rng.standard_normal((1, 12, 5)), "r": rng.standard_normal((3, 4)), "b": rng.standard_normal(6)}
+    q, k, v = np.split(ours["w"][0], 3)
+    theirs = {"stacked": np.concatenate([v, q, k]), "turned": ours["r"].T, "flat": ours["b"].reshape(2, 3)}
+    found = match(network()[0], Recording("test", {}, theirs), ours)
+    assert not found.left
+    for name, value in theirs.items():
+        np.testing.assert_allclose(found.found[name].made_of(ours), value)
+
+
+def test_two_that_fit_are_not_guessed() -> None:
+    same = np.arange(6.0).reshape(2, 3)
+    found = match(network()[0], Recording("test", {}, {"theirs": same}), {"one": same, "two": same.copy()})
+    assert not found.found
+    assert "theirs" in found.left
+
+
+def test_recordings_are_read_from_files_and_folders(tmp_path: Path) -> None:
+    model, feeds = network()
+    values = recorded(model, feeds)
+    np.savez(tmp_path / "r.npz", **values)
+    folder = tmp_path / "r"
+    folder.mkdir()
+    for k, (name, value) in enumerate(values.items()):
+        (folder / f"{k}.pb").write_bytes(numpy_helper.from_array(value, name).SerializeToString())
+    for path in (tmp_path / "r.npz", folder):
+        assert compare(model, "refgrad@numpy", str(path)).ok
+    (folder / "0.pb").write_bytes(b"\xff" * 9)
+    with pytest.raises(FeedError, match="is no Tensor"):
+        read_recording(folder)
+    with pytest.raises(FeedError, match=r"has no \.pb files"):
+        read_recording(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nobody", "neither a side nor a file"),
+        ("@numpy", "neither a side nor a file"),
+        ("nobody@numpy", "There is no builder 'nobody'"),
+        ("refgrad@nobody", "There is no executor 'nobody'"),
+    ],
+)
+def test_a_side_that_is_none_is_refused(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        side_of(text)
+
+
+def test_a_side_is_read() -> None:
+    side = side_of("refgrad:ort@numpy:float64")
+    assert isinstance(side, Live)
+    assert (side.builder, side.executor, side.precision) == ("refgrad:ort", "numpy", "float64")
+    assert str(side) == "refgrad:ort@numpy:float64"
+
+
+# The command
+
+
+def test_the_command_prints_and_writes_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, feeds = network()
+    onnx.save(model, "m.onnx")
+    values = recorded(model, feeds)
+    values["w2_grad"] = -values["w2_grad"]
+    np.savez("r.npz", **values)
+    words = ["compare", "m.onnx", "--a", "refgrad@numpy"]
+    assert main([*words, "--b", "r.npz", "-o", "r.html", "-o", "r.json"]) == 1
+    assert "b is wrong" in capsys.readouterr().out
+    told = json.loads(Path("r.json").read_text())
+    assert [tensor["name"] for tensor in told["tensors"] if tensor["b"]["verdict"] == "wrong"] == ["w2"]
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page
+    assert main([*words, "--b", "refgrad@numpy:float64"]) == 0
+    for wrong in (["--b", "nobody"], ["--b", "r.npz", "-o", "r.npz"], ["--b", "r.npz", "-o", "r.txt"]):
+        before = Path("r.npz").read_bytes()
+        assert main([*words, *wrong]) == 2
+        assert Path("r.npz").read_bytes() == before
+
+
+def test_the_page_shows_the_nodes_at_fault() -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", Live("refgrad", Planted("Tanh_1", lambda y: 1.01 * y)), feeds)
+    page = comparisons.page(found, model)
+    assert "<svg" in page
+    assert "Tanh Tanh_1" in page
+    assert all(isinstance(node, NodeProto) for node in model.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda g: g.sum(0), "it has the shape [3]"),
+        (lambda g: g[:1], "it has the shape [1, 3]"),
+        (lambda g: g.sum(), "it has the shape []"),
+        (lambda g: g * np.float32([[1], [2]]), "elements are off"),
+        (lambda g: g[::-1], "elements are off"),
+    ],
+    ids=["summed", "truncated", "scalar", "a factor for each row", "reversed"],
+)
+def test_a_recorded_gradient_of_an_input_is_wrong_whatever_its_shape(change: Any, said: str) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 3] y) { y = Tanh(x) }'
+    model = onnx.parser.parse_model(text)
+    feeds = {"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3) + np.float32(0.1)}
+    tensors = recorded(model, feeds)
+    tensors["x_grad"] = np.asarray(change(tensors["x_grad"]), np.float32)
+    found = compare(model, "refgrad@numpy", tensors)
+    [tensor] = [one for one in found.tensors if one.name == "x"]
+    assert tensor.b.verdict == "wrong"
+    assert said in tensor.b.reason
+
+
+def test_nothing_to_compare_is_not_right() -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", {"other_grad": np.ones((17, 5), np.float32)}, feeds)
+    assert not found.ok
+    assert "there is nothing to compare" in json.dumps(comparisons.document(found)) or not found.tensors
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"x_grad": np.ones(2, np.int64)}, "type int64"),
+        ({"x_grad": np.ones(2, np.complex64)}, "type complex64"),
+        ({"x_grad": np.array(["a", "b"])}, "'x_grad'"),
+        ({"x_grad": np.ones(2, np.float32), "x.grad": np.zeros(2, np.float32)}, "two gradients of 'x'"),
+    ],
+    ids=["integers", "complex", "texts", "twice"],
+)
+def test_a_recorded_gradient_that_is_none_is_refused(tensors: dict[str, np.ndarray], said: str) -> None:
+    with pytest.raises(FeedError, match=said):
+        Recording.of(tensors, "recorded")
+
+
+def test_a_recording_in_double_is_compared() -> None:
+    model, feeds = network()
+    tensors = {name: np.asarray(value, np.float64) for name, value in recorded(model, feeds).items()}
+    assert compare(model, "refgrad@numpy", tensors).ok
+
+
+def test_an_axis_too_many_is_wrong_on_an_executor() -> None:
+    model, feeds = network()
+    found = compare(
+        model, "refgrad@numpy", Live("refgrad", Elsewhere(lambda name, value: np.asarray(value)[None])), feeds
+    )
+    assert {tensor.b.verdict for tensor in found.tensors} == {"wrong"}

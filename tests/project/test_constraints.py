@@ -1,0 +1,58 @@
+"""The releases that the sessions install are those that the records are about, and every direct dependency has one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, ONNX_AD
+from refgrad.conformance.findings.finding import ORT, REFERENCE, VERSIONS
+from refgrad.tables.torch_functions import RELEASE
+
+ROOT = Path(__file__).parents[2]
+LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+PINS = {pin.name: pin for pin in map(Requirement, filter(None, (line.partition("#")[0].strip() for line in LINES)))}
+
+# They run a device, or are pinned in pyproject.toml for the interpreters and systems that have them.
+ELSEWHERE = ("onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
+
+
+def release(name: str) -> str:
+    [specifier] = PINS[name].specifier
+    assert specifier.operator == "=="
+    return specifier.version
+
+
+def test_the_table_of_kinks_is_about_the_release_of_torch_that_is_installed():
+    assert release("torch").rpartition(".")[0] == RELEASE
+
+
+def test_findings_are_about_the_releases_that_are_installed():
+    assert release("onnx") == VERSIONS[REFERENCE]
+    assert release("onnxruntime") == VERSIONS[ORT]
+    assert release("onnx-ad") == BUILDER_VERSIONS[ONNX_AD]
+
+
+def test_every_direct_dependency_has_one_in_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [Requirement(text) for texts in (project["dependencies"], *extras) for text in texts]
+    for requirement in wanted:
+        if requirement.name not in (project["name"], *ELSEWHERE):
+            assert release(requirement.name) in requirement.specifier, requirement
+
+
+def test_what_the_sessions_install_by_name_has_one():
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    arguments = ",".join(re.findall(r"(?:session\.install|\nTOOLS = )\(([^)]*)\)", noxfile))
+    names = {name for name in re.findall(r'"([^"]+)"', arguments) if not name.startswith(("-", "."))}
+    assert names
+    assert names <= PINS.keys()
+
+
+def test_limitations_are_those_of_the_release_that_is_installed():
+    first, *_ = (ROOT / "docs" / "limitations.toml").read_text(encoding="utf-8").splitlines()
+    assert f"ONNX Runtime {release('onnxruntime')}, " in first

@@ -1,0 +1,151 @@
+"""What the project says of itself is what the code says."""
+
+import doctest
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from refgrad.tables.registry import ZERO
+
+pytestmark = pytest.mark.interpreter
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """docs/generate.py, as a script has it: what is beside it can be imported."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "docs"))  # as for a script: it imports the module beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def test_generated_files_are_fresh_and_a_stale_one_is_noticed(monkeypatch, module):
+    """They are generated once, with one reason changed: it takes a while."""
+    reason, other = ZERO["", "Floor"], "a reason that no operator has"
+    monkeypatch.setitem(ZERO, ("", "Floor"), other)
+    generated = module.generated()
+    assert [path.name for path, text in generated.items() if other in text and not module.fresh(path, text)]
+    stale = [path.name for path, text in generated.items() if not module.fresh(path, text.replace(other, reason))]
+    assert not stale, f"{stale} are stale: run python docs/generate.py"
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n((?!>>>).*?)```", README + DOCS["training"], re.DOTALL))
+def test_a_python_example_prints_what_it_says(code):
+    for name in re.findall(r"^from (\w+)", code, re.MULTILINE):
+        pytest.importorskip(name)
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines()[-1] == re.search(r"# (\d.*)", code)[1]
+
+
+@pytest.mark.parametrize("page", ["fine_tuning", "estimators", "locating"])
+def test_the_examples_of_a_page_print_what_they_say(page, capsys):
+    """In the order of the page, each going on where the one before ended."""
+    blocks, names = re.findall(r"```python\n(.*?)```", DOCS[page], re.DOTALL), {}
+    for name in re.findall(r"^from (\w+)", "\n".join(blocks), re.MULTILINE):
+        pytest.importorskip(name)
+    for code in blocks:
+        exec(code, names)
+        printed = capsys.readouterr().out.split()
+        assert printed == " ".join(re.findall(r"^(?:print.*  )?# (.*)", code, re.MULTILINE)).split()
+
+
+def test_the_example_in_the_shell_runs(tmp_path):
+    """On the model of the example in Python."""
+    python, shell = (
+        re.search(rf"## An example in {where}.*?```{kind}\n(.*?)```", README, re.DOTALL)[1]
+        for where, kind in (("Python", "python"), ("the shell", "console"))
+    )
+    names: dict[str, object] = {}
+    exec(python.partition("gradient = ")[0], names)
+    onnx.save(names["model"], tmp_path / "model.onnx")
+    lines = re.findall(r"^\$ refgrad ([^#\n]*)", shell.replace("\\\n", ""), re.MULTILINE)
+    assert len(lines) > 2
+    for line in lines:
+        subprocess.run([sys.executable, "-m", "refgrad", *line.split()], cwd=tmp_path, env=environment(), check=True)
+    made = onnx.load(tmp_path / "gradient.onnx").graph
+    assert [value.name for value in made.input] == ["x", "label", "w"]
+    assert [value.name for value in made.output] == ["w_grad", "loss"]
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
+def test_the_readme_can_be_read_in_a_few_minutes():
+    assert len(README.encode()) < 10_000
+
+
+@pytest.mark.parametrize("command", re.findall(r"^\| `refgrad (\w+)", DOCS["commands"], re.MULTILINE))
+def test_every_command_of_the_docs_exists(command):
+    result = subprocess.run(
+        [sys.executable, "-m", "refgrad", command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--json" in result.stdout or command in ("conformance", "recipe")
+
+
+def test_the_docs_have_every_session():
+    sessions = set(re.findall(r"@nox\.session.*?\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
+    named = re.findall(r"^\| `nox -s ([\w ]+)", DOCS["development"], re.MULTILINE)
+    assert {name for names in named for name in names.split()} == sessions
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_links_to_exists(page):
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_the_contents_have_every_page():
+    linked = set(re.findall(r"\]\(([\w.]+)\)", DOCS["README"]))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+WITH_EXAMPLES = sorted(
+    file
+    for top in ("refgrad", "backends", "conformance")
+    for file in (ROOT / top).rglob("*.py")
+    if ">>>" in file.read_text() and file.parent.name not in ("jax", "torch")  # their sessions run those
+)
+
+
+@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda file: file.stem)
+def test_examples_in_docstrings_run(file):
+    inner = file.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(inner if inner[0] == "refgrad" else ("refgrad", *inner))
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    "page", ["interpreter.md", "higher_order.md", "control_flow.md", "weights.md", "showing.md", "walking.md"]
+)
+def test_the_examples_of_a_page_print_what_it_says(page):
+    failed, count = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
+    assert count > 5
+    assert not failed
+
+
+def test_a_rule_without_mutants_is_not_said_to_round(module):
+    every = module.ruled().keys() | module.defined().keys()
+    rounding, unmeasured = module.without_mutants(every - {"Softsign", "QuantizeLinear"})
+    assert (rounding, unmeasured) == (["QuantizeLinear"], ["Softsign"])

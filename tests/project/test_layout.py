@@ -1,0 +1,159 @@
+"""The rooms are a staircase: a module imports from its own room and from rooms below, so that no two rooms need each other.
+
+Every import counts, those within functions too; those for type checkers alone do not, for they do not run. Within a room no
+module needs itself by way of others: there those for type checkers count as well.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.interpreter
+
+ROOT = Path(__file__).parents[2]
+TOPS = ("refgrad", "backends", "conformance")
+
+# From the lowest step up. Rooms on one step may not import from each other either.
+STAIRCASE = (
+    # the differentiator
+    ("refgrad.escaping",),
+    ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
+    ("refgrad.links", "refgrad.notices", "refgrad.ranges"),
+    ("refgrad.protos", "refgrad.worker"),
+    ("refgrad.tables",),
+    ("refgrad.forward",),
+    ("refgrad.costs",),
+    ("refgrad.reverse",),
+    ("refgrad.formulas",),
+    ("refgrad.lowering", "refgrad.microsoft"),
+    ("refgrad.rules",),
+    ("refgrad.transforms",),
+    ("refgrad.recipes", "refgrad.show"),
+    ("refgrad",),  # the public names: __init__.py
+    ("refgrad.plotting", "refgrad.utils"),  # the names of onnxcustom's modules
+    # what runs graphs
+    ("refgrad.backends",),
+    # what trains, and what calls gradients in other frameworks
+    ("refgrad.training",),
+    ("refgrad.jax", "refgrad.torch"),
+    # what judges gradients
+    ("refgrad.conformance.case", "refgrad.conformance.records"),
+    ("refgrad.conformance.questions", "refgrad.conformance.cases", "refgrad.conformance.departures"),
+    ("refgrad.conformance.systems", "refgrad.conformance.strategies"),
+    ("refgrad.conformance.oracles", "refgrad.conformance.findings", "refgrad.conformance.tracing"),
+    ("refgrad.conformance.judging",),
+    ("refgrad.conformance.running",),
+    ("refgrad.conformance.locating",),
+    (
+        "refgrad.conformance.exporting",
+        "refgrad.conformance.jets",
+        "refgrad.conformance.lacking",
+        "refgrad.conformance.mutating",
+        "refgrad.conformance.parity",
+        "refgrad.conformance.precision",
+        "refgrad.conformance.reporting",
+    ),
+    ("refgrad.conformance.fuzzing",),  # it reads what the rooms below read
+    ("refgrad.conformance",),  # its public names
+    ("refgrad.extend",),
+    # what explains gradients
+    ("refgrad.teaching", "refgrad.walks"),
+    # the command line
+    ("refgrad.cli",),
+    ("refgrad.__main__",),
+)
+STEPS = {room: step for step, rooms in enumerate(STAIRCASE) for room in rooms}
+# backends know nothing of derivatives: of the differentiator they may import these alone
+BELOW_BACKENDS = {"refgrad.errors", "refgrad.links", "refgrad.protos", "refgrad.tables", "refgrad.worker"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module by name, with its file."""
+    found = {}
+    for top in TOPS:
+        for file in sorted((ROOT / top).rglob("*.py")):
+            inner = file.relative_to(ROOT).with_suffix("").parts
+            parts = inner if top == "refgrad" else ("refgrad", *inner)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+@cache
+def imports() -> tuple[tuple[str, str], ...]:
+    """Each import of one module by another: both names."""
+    return tuple((module, other) for module, file in modules().items() for other in read_by(file.read_text()))
+
+
+def read_by(code: str, nodes=None) -> set[str]:
+    """The modules of the project that a module's code imports; `nodes` are those of its tree that count."""
+    found = set()
+    for node in (nodes or running)(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules() else node.module for name in inner]
+        else:
+            continue
+        found.update(name for name in names if name in modules())
+    return found
+
+
+def running(tree: ast.AST):
+    """Every node that runs: what stands under `if TYPE_CHECKING` does not."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if not (isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")):
+                waiting.append(child)
+
+
+def room(module: str) -> str:
+    """The room of a module: the longest name in the staircase that begins its name; "refgrad" is `__init__` alone."""
+    parts = module.split(".")
+    depth = {"conformance": 3}.get(parts[1] if len(parts) > 1 else "", 2)
+    return ".".join(parts[:depth])
+
+
+def test_every_room_is_in_the_staircase():
+    assert {room(module) for module in modules()} == set(STEPS)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_room_imports_from_lower_rooms_only(name):
+    upwards = {(m, other) for m, other in imports() if room(m) == name and room(other) != name}
+    upwards = {(m, other) for m, other in upwards if STEPS[room(other)] >= STEPS[name]}
+    assert not upwards, "move what both need to a room below both (tests/project/test_layout.py has their order)"
+
+
+def test_no_module_needs_itself_by_way_of_others():
+    needs = {module: read_by(file.read_text(), ast.walk) - {module} for module, file in modules().items()}
+    ends = set(needs)
+    while ends:  # take away what needs nothing of the others, and what none of them needs
+        read = set().union(*needs.values())
+        ends = {module for module, others in needs.items() if module not in read or needs.keys().isdisjoint(others)}
+        needs = {module: others - ends for module, others in needs.items() if module not in ends}
+    assert not needs, "these modules import each other: move what both need to one below both"
+
+
+def test_backends_know_nothing_of_derivatives():
+    read = {(m, other) for m, other in imports() if m.startswith("refgrad.backends")}
+    assert {room(other) for _, other in read} - {"refgrad.backends"} <= BELOW_BACKENDS, read
+
+
+def test_an_import_in_a_function_counts_and_one_for_types_does_not():
+    code = """
+from typing import TYPE_CHECKING
+import refgrad.worker
+if TYPE_CHECKING:
+    from refgrad.cli import main
+def late():
+    from refgrad.show import dot
+    from refgrad.errors import OptionError
+"""
+    assert read_by(code) == {"refgrad.worker", "refgrad.show.dot", "refgrad.errors"}

@@ -1,0 +1,41 @@
+"""The marks by which the sessions of the noxfile choose test files."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.interpreter
+
+TESTS = Path(__file__).parents[1]
+MARKS = [
+    text.partition(":")[0]
+    for text in tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+]
+OF_FILES = sorted({*MARKS} - {"models"})  # that one is of single tests
+
+
+@pytest.mark.parametrize("file", sorted(TESTS.rglob("test_*.py")), ids=lambda file: file.stem)
+def test_the_sessions_see_every_mark_of_a_file(file):
+    text = file.read_text(encoding="utf-8")
+    assigned = re.search(r"^pytestmark = (\[[^]]*\]|.*)", text, re.MULTILINE)
+    used = set(re.findall(r"pytest\.mark\.(\w+)", text)).intersection(OF_FILES)
+    assert used == set(re.findall(r"mark\.(\w+)", assigned[0] if assigned else "")).intersection(OF_FILES)
+    if assigned:
+        assert text.count("pytestmark") == 1 or file == Path(__file__)
+
+
+@pytest.mark.parametrize("file", sorted(TESTS.rglob("test_*.py")), ids=lambda file: file.stem)
+def test_what_asks_for_torch_runs_where_torch_is(file):
+    text = file.read_text(encoding="utf-8")
+    if file != Path(__file__) and 'importorskip("torch"' in text:
+        assert "mark.torch" in text
+
+
+@pytest.mark.parametrize("mark", OF_FILES)
+def test_every_mark_chooses_a_session(mark):
+    assert f'"{mark}"' in (TESTS.parent / "noxfile.py").read_text(encoding="utf-8")
+    assert any(f"pytest.mark.{mark}" in file.read_text(encoding="utf-8") for file in TESTS.rglob("test_*.py"))

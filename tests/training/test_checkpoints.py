@@ -1,0 +1,245 @@
+"""A training that stops anywhere goes on to the same bits, and files that are torn, foreign or too large for the disk."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from refgrad.backends import available
+from refgrad.errors import FeedError, OutputFileError, TrainingError
+from refgrad.training import SGD, Adam, Arrays, Batches, Constant, Run, StepModel, Training, open_data, step_model
+from refgrad.training import checkpoints as module
+from refgrad.training.data import ahead
+
+pytest.importorskip("safetensors")
+BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
+LINE = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
+    "<float[2, 1] a = {0, 0}> { y = MatMul(x, a) }"
+)
+X = np.random.default_rng(0).standard_normal((103, 2))
+Y = X @ [1, 2]
+
+
+class StoppedError(Exception):
+    pass
+
+
+def make(step: StepModel, path: Path | None, backend: str = "numpy", stop: int = 0, **options) -> Run:
+    def notify(run: Run) -> None:
+        if run.training.progress.step == stop:
+            raise StoppedError
+
+    train, held = Arrays(step, {"X": X, "y": Y}).split(0.2, 0)
+    return Run(
+        Training(step, 0.05, backend),
+        train,
+        **{"epochs": 6, "size": 10, "validation": held, "patience": 3, "checkpoint": path, "notify": notify, **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def step() -> StepModel:
+    return step_model(LINE, optimizer=Adam())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stop", [1, 9, 10, 31, 54])
+def test_a_training_that_stops_goes_on_as_if_it_had_not(stop, backend, step, tmp_path):
+    """9 steps are an epoch, and a checkpoint is written every 4."""
+    whole = make(step, None, backend)
+    whole.run()
+    path = tmp_path / "c.safetensors"
+    with pytest.raises(StoppedError):
+        make(step, path, backend, stop, every=4).run()
+    going = make(step, path, backend, every=4, resume=True)
+    assert going.training.progress.step == max(stop // 4 * 4, (stop - 1) // 9 * 9) or stop == 1
+    going.run()
+    assert going.training.losses == whole.training.losses
+    assert going.validation_losses == whole.validation_losses
+    for name, value in whole.training.state.items():
+        np.testing.assert_array_equal(going.training.state[name], value)
+
+
+def test_a_file_that_is_no_checkpoint_of_this_training(step, tmp_path):
+    path = tmp_path / "c.safetensors"
+    make(step, path).run()
+    whole = path.read_bytes()
+    for torn in (whole[:-1], whole[:40], b"", b"\xff" * 64, b"PK\x03\x04" + whole):
+        path.write_bytes(torn)
+        with pytest.raises(FeedError, match="is no whole checkpoint"):
+            make(step, path, resume=True)
+    import safetensors.numpy
+
+    safetensors.numpy.save_file({"a": np.zeros(2)}, path)
+    with pytest.raises(FeedError, match="no checkpoint of refgrad"):
+        make(step, path, resume=True)
+    path.write_bytes(whole)
+    other = onnx.ModelProto()
+    other.CopyFrom(LINE)
+    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((2, 1), np.float32), "a"))
+    make(step_model(other, optimizer=Adam()), path, resume=True)  # where a training begins does not matter
+    for unlike in (step_model(LINE, optimizer=SGD()), step_model(LINE, "absolute_error", Adam())):
+        with pytest.raises(FeedError, match="is a checkpoint of another training"):
+            make(unlike, path, resume=True)
+    for options, name in (({"size": 11}, "size: 10"), ({"seed": 1}, "seed: 0"), ({"seed": None}, "seed: 0")):
+        with pytest.raises(FeedError, match=f"a training with another {name}"):
+            make(step, path, resume=True, **options)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(step, tmp_path, monkeypatch):
+    path = tmp_path / "c.safetensors"
+    make(step, path, epochs=1).run()
+    before = path.read_bytes()
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(OutputFileError, match=r"c\.safetensors' cannot be written: No space left on device"):
+        make(step, path, resume=True).run()
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(step, tmp_path):
+    path = tmp_path / "c.safetensors"
+    make(step, path, epochs=1).run()
+    before = path.read_bytes()
+    run = make(step, path, resume=True, every=1)
+    run.training.schedule = Constant(3e38)
+    with pytest.raises(TrainingError, match="'weights' is not finite after step 10"):
+        run.run()
+    assert path.read_bytes() == before
+
+
+TRAIN = """
+import sys, time
+sys.path[:0] = {tests!r}
+from test_checkpoints import *
+def slowly(run): time.sleep(0.002)
+make(step_model(LINE, optimizer=Adam()), Path(sys.argv[1]), every=1, epochs=40, patience=None, notify=slowly, resume=True).run()
+"""
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.models)])
+def test_a_training_that_is_killed_goes_on_to_the_same_bits(kills, step, tmp_path):
+    whole = make(step, None, epochs=40, patience=None)
+    whole.run()
+    path, rng = tmp_path / "c.safetensors", np.random.default_rng(0)
+    words = [sys.executable, "-W", "ignore", "-c", TRAIN.format(tests=[str(Path(__file__).parent)]), str(path)]
+    landed = 0
+    while landed < kills:
+        path.unlink(missing_ok=True)
+        process = subprocess.Popen(words)
+        while not path.exists() and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.random() * 1.0)
+        process.kill()
+        if process.wait() != -signal.SIGKILL:
+            continue
+        landed += 1
+        going = make(step, path, epochs=40, patience=None, resume=True)
+        assert going.training.progress.step > 0
+        going.run()
+        assert going.training.losses == whole.training.losses
+        for name, value in whole.training.state.items():
+            np.testing.assert_array_equal(going.training.state[name], value)
+
+
+# Data.
+
+
+def collected(data, rng=None, size=4) -> np.ndarray:
+    return np.concatenate([batch["label"] for batch in data.batches(size, rng)]).ravel()
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "shards"])
+def test_every_sample_comes_once_in_an_epoch_from_files(kind, step, tmp_path):
+    x, y = np.arange(46, dtype=np.float32).reshape(23, 2), np.arange(23, dtype=np.float32)
+    place = tmp_path / "d"
+    place.mkdir()
+    if kind == "npz":
+        place = place / "d.npz"
+        np.savez(place, X=x, y=y)
+    elif kind == "npy":
+        np.save(place / "x.npy", x)
+        np.save(place / "label.npy", y)
+    else:
+        for k, part in enumerate((slice(0, 9), slice(9, 10), slice(10, 23))):
+            np.savez(place / f"{k}.npz", features=x[part], target=y[part])
+    data = open_data(step, place)
+    np.testing.assert_array_equal(collected(data), y)
+    first, again = (collected(data, np.random.default_rng(1)) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != y).any()
+    np.testing.assert_array_equal(np.sort(first), y)
+    for batch in data.batches(4, np.random.default_rng(2)):
+        np.testing.assert_array_equal(batch["x"][:, :1], batch["label"] * 2)
+    assert [len(batch["x"]) for batch in data.batches(4)] == [4, 4, 4, 4, 4, 3]
+
+
+CLASSES = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 18]> three (float[N, 2] x) => (float[N, 3] y) '
+    "<float[2, 3] a = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, a) }"
+)
+GOOD = np.ones((4, 2), np.float32)
+WRONG = {
+    "lengths": ({"x": GOOD, "label": np.arange(3)}, "'x' 4, 'label' 3"),
+    "NaN": ({"x": GOOD * [1, np.nan], "label": np.zeros(4, int)}, r"not finite: nan at \[0, 1\]"),
+    "class": ({"x": GOOD, "label": np.array([0, 1, 3, 0])}, r"3 at \[2\]. There are 0 to 2"),
+    "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
+    "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], which int64 does not hold"),
+    "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "int64 is due"),
+    "empty": ({"x": GOOD[:0], "label": np.zeros(0, int)}, "no sample"),
+    "shape": ({"x": np.ones((4, 5)), "label": np.zeros(4, int)}, r"the shape \[4, 5\], and \[N, 2\] is due"),
+    "names": ({"z": GOOD, "label": np.zeros(4, int)}, "needs the arrays 'x', 'label'"),
+    "missing": ({"x": GOOD}, "needs the arrays 'x', 'label'"),
+    "objects": ({"x": GOOD, "label": np.array([None] * 4)}, "int64 is due"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_data_that_does_not_fit_is_refused(name):
+    arrays, said = WRONG[name]
+    with pytest.raises(FeedError, match=said):
+        Arrays(step_model(CLASSES, "cross_entropy"), arrays)
+
+
+def test_a_shard_that_does_not_fit_is_named(tmp_path):
+    step = step_model(CLASSES, "cross_entropy")
+    np.savez(tmp_path / "0.npz", x=GOOD, label=np.zeros(4, int))
+    for bad, said in (((GOOD[:0], np.zeros(0, int)), "no sample"), ((GOOD, np.full(4, 3)), "3 at")):
+        np.savez(tmp_path / "1.npz", x=bad[0], label=bad[1])
+        with pytest.raises(FeedError, match=rf"1\.npz': .*{said}"):
+            list(open_data(step, tmp_path).batches(2))
+    (tmp_path / "1.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(FeedError, match=r"1\.npz' is no .npz file"):
+        list(open_data(step, tmp_path).batches(2))
+
+
+def test_what_a_thread_reads_ahead_raises_where_it_is_asked_for():
+    def broken():
+        yield 1
+        raise FeedError("the second one")
+
+    found = ahead(broken())
+    assert next(found) == 1
+    with pytest.raises(FeedError, match="the second one"):
+        next(found)
+
+
+def test_any_iterable_of_batches_trains(step):
+    rows = [{"x": X[k : k + 10], "label": Y[k : k + 10]} for k in range(0, 100, 10)]
+    run = Run(Training(step, 0.05), Batches(step, rows), epochs=2)
+    run.run()
+    assert run.training.progress.sample == 200

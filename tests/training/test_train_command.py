@@ -1,0 +1,208 @@
+"""`refgrad train` and `refgrad training-model`: what they write, print and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from refgrad.backends import get_backend
+from refgrad.cli import main
+
+pytestmark = pytest.mark.interpreter
+
+X = np.random.default_rng(0).standard_normal((120, 2)).astype(np.float32)
+CLASSES = (X[:, 0] + X[:, 1] > 0).astype(np.int64)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    line = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
+        "<float[2, 1] a = {0, 0}, float[1] b = {0}> { z = MatMul(x, a) y = Add(z, b) }"
+    )
+    two = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> two (float[N, 2] x) => (float[N, 2] y) '
+        "<float[2, 2] a = {0, 0, 0, 0}, float[2] b = {0, 0}> { z = MatMul(x, a) y = Add(z, b) }"
+    )
+    onnx.save(line, "line.onnx")
+    onnx.save(two, "two.onnx")
+    np.savez("line.npz", X=X, y=X @ [1.0, 2.0] + 3)
+    np.savez("two.npz", X=X, y=CLASSES)
+    return tmp_path
+
+
+def weights(path: str) -> dict[str, np.ndarray]:
+    return {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def test_a_line_is_found(folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --optimizer nesterov --rate 0.02 --epochs 40 --schedule cosine"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    np.testing.assert_allclose(weights("t.onnx")["a"].ravel(), [1, 2], atol=1e-3)
+    np.testing.assert_allclose(weights("t.onnx")["b"], [3], atol=1e-3)
+    assert out.count("|") == 10
+    assert out.count("*") == 40
+    assert "in 40 epochs, 160 steps" in out
+    assert out.splitlines()[-1] == "t.onnx"
+
+
+def test_a_classifier_is_trained_with_validation(folder, capsys):
+    words = (
+        "train two.onnx --data two.npz -o t.onnx --loss cross_entropy --rate 0.1 --epochs 20 --validation 0.2 --json"
+    )
+    assert main([*words.split(), "--warmup", "5", "--clip-norm", "1", "--penalty", "a=0,1e-5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epochs"] == len(found["losses"]) == len(found["validation_losses"]) == 20
+    assert found["losses"][0] == pytest.approx(np.log(2), abs=0.1)
+    assert found["validation_losses"][-1] < 0.2
+    scores = get_backend("numpy").prepare("t.onnx").run({"x": X})["y"]
+    assert (scores.argmax(1) == CLASSES).mean() > 0.95
+
+
+def test_what_is_not_trained_stays(folder):
+    words = "train line.onnx --data line.npz -o t.onnx --trainable b --epochs 2 --optimizer sgd --quiet"
+    assert main(words.split()) == 0
+    assert not weights("t.onnx")["a"].any()
+    assert weights("t.onnx")["b"].all()
+
+
+def test_training_goes_on_from_a_checkpoint(folder, capsys):
+    pytest.importorskip("safetensors")
+    words = "train line.onnx --data line.npz --quiet --optimizer adam --checkpoint c.safetensors --epochs"
+    assert main([*words.split(), "6", "-o", "whole.onnx"]) == 0
+    Path("c.safetensors").unlink()
+    assert main([*words.split(), "2", "-o", "part.onnx"]) == 0
+    assert main([*words.split(), "6", "-o", "going.onnx"]) == 2
+    assert "exists. Go on with --resume" in capsys.readouterr().err
+    assert main([*words.split(), "6", "-o", "going.onnx", "--resume"]) == 0
+    for name, value in weights("whole.onnx").items():
+        np.testing.assert_array_equal(weights("going.onnx")[name], value)
+    assert main([*words.split(), "8", "-o", "other.onnx", "--resume", "--rate", "0.5"]) == 2
+    assert "with another schedule" in capsys.readouterr().err
+    assert not Path("other.onnx").exists()
+
+
+def test_a_training_that_diverges_writes_no_model_and_keeps_the_checkpoint(folder, capsys):
+    words = (
+        "train line.onnx --data line.npz -o t.onnx --optimizer sgd --rate 1e9 --checkpoint c.safetensors --epochs 50"
+    )
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "step" in said
+    assert "'t.onnx' is not written. " in said
+    assert "Traceback" not in said
+    assert not Path("t.onnx").exists()
+
+
+WRONG = {
+    "--optimizer lion": "'lion'; there are 'sgd'",
+    "--schedule steps": "'steps'; there are 'constant'",
+    "--loss hinge": "'hinge'; there are",
+    "--trainable c": "'c'",
+    "--momentum 0.9": "is not for adamw",
+    "--penalty a": "give a pattern and two numbers",
+    "--data nowhere.npz": "There is no file 'nowhere.npz'",
+    "--label z": "There is no array 'z'; there are 'X', 'y'",
+    "--backend tpu": "'tpu'",
+    "--rate 0": "above 0",
+    "--rate -1": "above 0",
+    "--patience 2": "validation",
+    "--resume": "checkpoint",
+    "--validation 1.5": "between 0 and 1",
+    "--validation 1": "between 0 and 1",
+    "--loss cross_entropy": "which int64 does not hold",
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_what_does_not_fit_is_refused(option, folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 1"
+    assert main([*words.split(), *option.split()]) == 2
+    said = capsys.readouterr().err
+    assert WRONG[option] in said
+    assert "Traceback" not in said
+    assert "unexpected" not in said
+    assert not Path("t.onnx").exists()
+
+
+def test_an_interrupt_names_the_checkpoint(folder):
+    pytest.importorskip("safetensors")
+    words = "train line.onnx --data line.npz -o t.onnx --checkpoint c.safetensors --epochs 1000000 --checkpoint-every 1"
+    reset = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", reset, sys.executable, "-m", "refgrad", *words.split()]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # a suite in the background ignores SIGINT
+    while not Path("c.safetensors").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "Interrupted after step " in said
+    assert "The checkpoint 'c.safetensors' has the last good weights" in said
+    assert "Traceback" not in said
+    assert not Path("t.onnx").exists()
+
+
+def test_the_documentation_runs_from_an_empty_folder(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("skl2onnx")
+    page = (Path(__file__).parents[2] / "docs" / "train_command.md").read_text()
+    names, commands = {}, 0
+    for language, block in re.findall(r"```(python|console)\n(.*?)```", page, re.DOTALL):
+        capsys.readouterr()
+        if language == "python":
+            exec(block, names)
+            if said := re.search(r"# (\(.*)", block):
+                assert capsys.readouterr().out.strip() == said[1]
+            continue
+        for line in re.findall(r"^\$ refgrad (.*)", block.replace("\\\n", ""), re.MULTILINE):
+            assert main(shlex.split(line)) == 0, line
+            commands += 1
+    assert commands == 5
+    assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
+    label = (
+        get_backend("numpy").prepare(onnx.load("better.onnx")).run({"X": names["x"]}, ["output_label"])["output_label"]
+    )
+    assert (label == names["names"]).mean() > 0.9
+
+
+def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
+    """Any runtime: feed what `next` names back to its input."""
+    words = "training-model line.onnx -o step.onnx --state start.npz --optimizer nesterov --json"
+    assert main(words.split()) == 0
+    printed = json.loads(capsys.readouterr().out)
+    onnx.checker.check_model("step.onnx", full_check=True)
+    [noted] = [json.loads(p.value) for p in onnx.load("step.onnx").metadata_props if p.key == "refgrad.training"]
+    assert printed["next"] == noted["next"]
+    state = dict(np.load("start.npz"))
+    run, y, losses = get_backend("numpy").prepare("step.onnx"), X @ np.float32([[1], [2]]) + 3, []
+    for _ in range(200):
+        results = run.run({"x": X, "label": y, "learning_rate": np.float32(0.02), **state})
+        state = {name: results[output] for name, output in noted["next"].items()}
+        losses.append(results[noted["loss"]])
+    assert losses[0] > 1
+    assert losses[-1] < 1e-6
+    start, shape = noted["layout"]["a"]
+    np.testing.assert_allclose(state["weights"][start : start + 2].reshape(shape), [[1], [2]], atol=1e-3)
+
+
+def test_weight_decay_by_pattern(folder, capsys):
+    common = "training-model line.onnx -o step.onnx --optimizer sgd --weight-decay"
+    assert main([*common.split(), "0.5", "--weight-decay", "a=0.25"]) == 0
+    assert main([*common.split(), "half"]) == 2
+    assert "--weight-decay 'half': give a number, or a pattern and one" in " ".join(capsys.readouterr().err.split())
+    assert main([*common.split(), "zz=0.5"]) == 2
+    assert "zz" in capsys.readouterr().err
