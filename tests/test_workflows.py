@@ -92,6 +92,12 @@ def test_the_lowest_releases_run_on_the_lowest_python():
         assert ast.unparse(decorator) == f"nox.session(python={PROJECT['requires-python'].removeprefix('>=')!r})"
 
 
+def test_the_files_that_notice_a_release_exist():
+    [value] = [node.value for node in NOXFILE.body if ast.unparse(node).startswith("RELEASES =")]
+    for name in eval(compile(ast.Expression(value), "noxfile.py", "eval")):
+        assert [*(ROOT / "tests").rglob(f"test_{name}.py")], name
+
+
 def test_sessions_of_the_training_wheel_run_where_it_exists():
     default = yaml.safe_load((ROOT / ".github" / "actions" / "nox" / "action.yml").read_text())["inputs"]["python"][
         "default"
