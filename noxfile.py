@@ -341,6 +341,15 @@ def newest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", *QUICK, *files)
 
 
+@nox.session(venv_backend="none")
+def everything(session: nox.Session) -> None:
+    """Every night: the sessions that test, the site, and whole models. Hours."""
+    for name in ("lint", "types", "tests", "thorough", "conformance", "jets", "torch", "page", "jax", "training"):
+        session.notify(name)
+    for name in ("lowered", "package", "docs", "models"):
+        session.notify(name)
+
+
 @nox.session
 def models(session: nox.Session) -> None:
     """All architectures against torch.autograd (docs/models.md); `refgrad check` on the nine that onnx ships: minutes."""
@@ -351,15 +360,6 @@ def models(session: nox.Session) -> None:
     session.run("python", "docs/generate.py")
     files = ("tests/test_torch.py", "tests/test_check.py", "tests/test_numpy_models.py")
     pytest(session, "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
-
-
-@nox.session(venv_backend="none")
-def everything(session: nox.Session) -> None:
-    """Every night: the sessions that test, the site, and whole models. Hours."""
-    for name in ("lint", "types", "tests", "thorough", "conformance", "jets", "torch", "page", "jax", "training"):
-        session.notify(name)
-    for name in ("lowered", "package", "docs", "models"):
-        session.notify(name)
 
 
 @nox.session
