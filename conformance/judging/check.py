@@ -23,7 +23,7 @@ from refgrad.backends import available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judging.departing import departure
-from refgrad.conformance.judging.verdicts import NO_KERNEL
+from refgrad.conformance.judging.verdicts import says_unsupported
 from refgrad.conformance.oracles.comparison import (
     AGREED,
     DISAGREED,
@@ -402,7 +402,7 @@ def _refusal(point: Point, backend: str) -> _RefusalError | None:
 
 def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
     """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
-    verdict = UNSUPPORTED if NO_KERNEL.search(str(error)) or isinstance(error, _RefusalError) else FAILED
+    verdict = UNSUPPORTED if says_unsupported(str(error)) or isinstance(error, _RefusalError) else FAILED
     return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
 
 

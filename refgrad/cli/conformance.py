@@ -5,35 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Seed, Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Files, say, say_lines, stdout
+from refgrad.cli.options import Json, Seed, Verbose
+from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
-from refgrad.conformance.reporting import terminal
+from refgrad.conformance.reporting import groups, terminal
 from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
-from refgrad.conformance.running.limitations import Limitations
+from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
-from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, RefgradError, ResultsError, WorkerError, abridged, choices
-from refgrad.escaping import printable
 from refgrad.protos.files import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
@@ -156,6 +152,7 @@ def run(
         Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     """Ask builders for gradients, run them on executors, and judge the results.
 
@@ -179,8 +176,11 @@ def run(
         "every": every,
         **({"imports": plugins.named()} if plugins.named() else {}),
     }
-    with _saying_what_is_kept(journal):
-        cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
+    with _saying_what_is_kept(lambda: _kept_in(journal)), Bar("making cases", after=0) as bar:
+        cases = []
+        for one in _cases(listed, feeds, seed, ops, opset, dtype, case, values, every):
+            cases.append(one)
+            bar(len(cases), None, f"making cases: {one.operator}")
         if contents := _contents(listed, feeds):
             asked["contents"] = contents
         if not cases:
@@ -190,47 +190,80 @@ def run(
         if resume and journal is None:
             raise OptionError("--resume needs a journal: --journal FILE.")
         kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
-        with kept as written, _bar() as progress:
+        with kept as written:
             results = run_suite(
-                cases, plan, lanes=workers, cluster=cluster, journal=written, settings=asked, progress=progress
+                cases,
+                plan,
+                lanes=workers,
+                cluster=cluster,
+                journal=written,
+                settings=asked,
+                progress=_Progress(cases, bar),
             )
         for path in output or ():
+            bar(len(cases), len(cases), f"writing {path}")
             reports.write(results, path, cases)
+        bar(len(cases), len(cases), "comparing independent forwards")
+        fallen = _wrong_forwards(cases, plan)
+    operators = {name: about.operator for name, about in results.cases.items()}
     whole = not (ops or case) and every == 1
-    code = _report(results, known, whole, verbose)
-    raise typer.Exit(DISAGREES if _wrong_forwards(cases, plan) else code)
+    stale = known.stale(results.rows, operators, complete=whole)
+    explained = [row for row in results.faults if known.covers(row, operators)]
+    remarks = list(_remarks(results, operators, known, explained, stale))
+    remarks += [fallen[operator] for operator in sorted(fallen)]
+    wrong = len(explained) < len(results.faults) or stale or _undecided(results, operators) or fallen
+    _show(results, cases, explained, remarks, verbose, as_json, ok=not wrong)
+    raise typer.Exit(DISAGREES if wrong else AGREES)
+
+
+class _Progress:
+    """Shows on a bar how many cases are done, of which operators, and the verdicts so far."""
+
+    def __init__(self, cases: list[Case], bar: Bar) -> None:
+        self._bar, self._of = bar, {case.name: case.operator for case in cases}
+        self._operators: set[str] = set()
+        self._verdicts: Counter[str] = Counter()
+        bar(0, len(cases), "starting processes")
+
+    def __call__(self, done: int, total: int, case: str, rows: Sequence[ResultRow]) -> None:
+        self._operators.add(self._of[case])
+        self._verdicts.update(row.verdict for row in rows)
+        so_far = ", ".join(f"{self._verdicts[verdict]} {verdict}" for verdict in VERDICTS if self._verdicts[verdict])
+        self._bar(done, total, f"{self._of[case]}; {len(self._operators)} operators; {so_far}")
+
+
+def _kept_in(journal: Path | None) -> str:
+    """What an interrupted run leaves behind, and how to go on."""
+    if journal is None:
+        return "Nothing is kept: with --journal FILE a run can be resumed."
+    if not journal.exists():
+        return "Nothing is kept: the journal begins with the first verdict."
+    return f"The journal {str(journal)!r} has the verdicts so far: go on with --resume."
 
 
 @contextmanager
-def _saying_what_is_kept(journal: Path | None) -> Iterator[None]:
+def _saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        kept = "Nothing is kept: with --journal FILE a run can be resumed."
-        if journal is not None and not journal.exists():
-            kept = "Nothing is kept: the journal begins with the first verdict."
-        elif journal is not None:
-            kept = f"The journal {str(journal)!r} has the verdicts so far: go on with --resume."
-        say(f"refgrad: Interrupted. {kept}", file=sys.stderr)
+        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
         raise
 
 
-def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:
-    """Say which independent forwards are not those of their operators; whether there are any.
+def _wrong_forwards(cases: list[Case], plan: Plan) -> dict[str, str]:
+    """The operators whose independent forward is not that of the operator, with the reason.
 
     Their oracles are silent where they compute something else, so no verdict tells.
     """
     from refgrad.conformance.oracles import forwards
 
     if not {"complex-step", "reference"} & set(plan.oracles):
-        return False
+        return {}
     said: dict[str, str] = {}
     for case, why in in_lanes(_of_forward, forwards.few(cases), plan.seconds, plan.memory):
         if why:
             said.setdefault(case.operator, why)
-    for operator in sorted(said):
-        say(said[operator])
-    return bool(said)
+    return said
 
 
 def _of_forward(case: Case, worker: Worker) -> str:
@@ -242,29 +275,53 @@ def _of_forward(case: Case, worker: Worker) -> str:
         return f"{case.operator}: its independent forward cannot be compared in {case}: {error}"
 
 
-def _report(results: Results, known: Limitations, whole: bool, verbose: bool) -> int:
-    """Print the results and return the exit code."""
-    operators = {name: about.operator for name, about in results.cases.items()}
-    explained = [row for row in results.faults if known.covers(row, operators)]
-    stale = known.stale(results.rows, operators, complete=whole)
-    terminal.show(results, stdout(), None if verbose else terminal.FAULTS_SHOWN)
+def _show(
+    results: Results,
+    cases: Iterable[Case],
+    explained: Collection[ResultRow],
+    remarks: Sequence[str],
+    verbose: bool,
+    as_json: bool,
+    ok: bool,
+) -> None:
+    """Print the results, by groups of faults or as JSON."""
+    found, without = groups.faults(results, cases, explained), groups.lacking(results)
+    if as_json:
+        print_json(terminal.document(results, found, without, ok) | {"remarks": list(remarks)})
+        return
+    terminal.show(results, found, without, stdout(), verbose)
+    for line in remarks:
+        say(line)
+
+
+def _remarks(
+    results: Results,
+    operators: Mapping[str, str],
+    known: Limitations,
+    explained: Sequence[ResultRow],
+    stale: Sequence[tuple[Limitation, str]],
+) -> Iterator[str]:
+    """What is said beneath the results: limitations, and operators of which no case came to a verdict."""
     if known.entries:
-        say(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
+        yield f"{len(explained)} of {len(results.faults)} faults are known limitations."
     for entry, why in stale:
-        say(f"The limitation {entry} {why}. Remove it.")
-    nothing = _unverified(results, operators)
-    return DISAGREES if len(explained) < len(results.faults) or stale or nothing else AGREES
+        yield f"The limitation {entry} {why}. Remove it."
+    if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
+        yield f"No case of {abridged(unverified)} was verified: every one is inconclusive."
 
 
-def _unverified(results: Results, operators: Mapping[str, str]) -> bool:
-    """Name the operators of which no case came to a verdict; whether that is so of all that were asked."""
-    doubtful = {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
-    decided = {
-        operators[row.case] for row in results.rows if row.verdict in FAULTS or row.verdict in (AGREED, CONVENTION)
-    }
-    if unverified := sorted(doubtful - decided):
-        say(f"No case of {abridged(unverified)} was verified: every one is inconclusive.")
-    return bool(unverified) and not decided
+def _undecided(results: Results, operators: Mapping[str, str]) -> bool:
+    """True if no case of any operator came to a verdict."""
+    return bool(_doubtful(results, operators)) and not _decided(results, operators)
+
+
+def _doubtful(results: Results, operators: Mapping[str, str]) -> set[str]:
+    return {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
+
+
+def _decided(results: Results, operators: Mapping[str, str]) -> set[str]:
+    decisive = {*FAULTS, AGREED, CONVENTION}
+    return {operators[row.case] for row in results.rows if row.verdict in decisive}
 
 
 @app.command()
@@ -275,19 +332,33 @@ def report(
         Files.READ,
     ],
     output: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option("--output", "-o", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."),
         Files.WRITTEN,
-    ],
+    ] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
-    """Write reports. The results of several runs become one report."""
-    for path in output:
+    """Print results that `run` wrote, or write reports (--output). The results of several runs become one report."""
+    for path in output or ():
         reports.writer(path)
     found = [load(path) for path in results]
-    refuse_replacing(output, models=chain.from_iterable(map(_files_read, found)))
+    refuse_replacing(output or (), models=chain.from_iterable(map(_files_read, found)))
     merged = found[0] if len(found) == 1 else merge(found)
-    for path in output:
-        reports.write(merged, path, _again(found) if path.suffix == ".html" else ())
+    kept = "No report is written in part: call the command again."
+    paged = any(path.suffix == ".html" for path in output or ())
+    with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+        cases = []
+        # Without a page, cases only say what the faults have in common: results of another version are shown without.
+        with nullcontext() if paged else suppress(RefgradError):
+            for one in _again(found, None if paged else _at_fault(merged)):
+                cases.append(one)
+                bar(len(cases), None, f"making cases: {one.operator}")
+        for path in output or ():
+            bar(len(cases), len(cases), f"writing {path}")
+            reports.write(merged, path, cases)
+    if not output or as_json:
+        _show(merged, cases, (), (), verbose, as_json, ok=not merged.faults)
 
 
 @app.command("export")
@@ -313,9 +384,10 @@ def export_folder(
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
     from refgrad.conformance.exporting.export import export_suite
 
-    with _bar() as progress:
-        operators = _split(ops) if ops is not None else None
-        made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=progress)
+    operators = _split(ops) if ops is not None else None
+    kept = f"Nothing is kept: {str(folder)!r} is made when every test is. Export less with --ops."
+    with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+        made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=bar)
     say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
 
 
@@ -330,7 +402,9 @@ def mutants(
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.mutating.mutants import summary, survey
 
-    outcomes = survey(_split(ops) if ops is not None else None, seed)
+    kept = "Nothing is kept: ask for fewer operators with --ops."
+    with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+        outcomes = survey(_split(ops) if ops is not None else None, seed, progress=bar)
     survivors = [one for one in outcomes if not one.caught]
     for one in survivors:
         say(f"survived: {one.mutant}")
@@ -357,18 +431,27 @@ def _contents(listed: list[str], feeds: Path | None) -> dict[str, str]:
     return found
 
 
-def _again(found: list[Results]) -> Iterator[Case]:
-    """Find the cases of these results again: those of files which are as they were, since anybody may name a file."""
+def _at_fault(results: Results) -> set[str]:
+    """The operators with a fault of either side."""
+    rows = (row for row in results.rows if row.verdict in FAULTS or row.forward in FAULTS)
+    return {results.cases[row.case].operator for row in rows}
+
+
+def _again(found: list[Results], operators: set[str] | None = None) -> Iterator[Case]:
+    """Find the cases of these results again: those of files which are as they were, since anybody may name a file.
+
+    :param operators: the operators whose cases are found; None for all.
+    """
     for asked in {json.dumps(one.settings, sort_keys=True): one.settings for one in found}.values():
         try:
-            yield from _asked_again(asked)
+            yield from _asked_again(asked, operators)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ResultsError(
                 f"The settings of these results are malformed ({error}). Run the suite again."
             ) from error
 
 
-def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
+def _asked_again(asked: Mapping[str, Any], operators: set[str] | None) -> Iterator[Case]:
     names = ("ops", "opset", "dtype", "case", "values")
     ops, opset, dtype, case, values = (asked.get(name) for name in names)
     contents = asked.get("contents", {})  # several, of results that were put together
@@ -376,9 +459,13 @@ def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
     same = {path for path, before in known if _is_still(Path(path), before)}
     listed = [source for source in asked.get("sources", ()) if source in SOURCES or str(Path(source)) in same]
     feeds = Path(asked["feeds"]) if asked.get("feeds") and str(Path(asked["feeds"])) in same else None
-    yield from _cases(
+    if operators is not None and listed == [SOURCES[0]]:  # only these are made
+        ops = ",".join(sorted(operators.intersection(_split(ops)) if ops is not None else operators))
+    for one in _cases(
         listed, feeds, int(asked["seed"]), ops, opset or "newest", dtype, case, values, asked.get("every", 1)
-    )
+    ):
+        if operators is None or one.operator in operators:
+            yield one
 
 
 def _is_still(path: Path, known: str) -> bool:
@@ -404,6 +491,26 @@ def cases(
         say(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
             say_lines(onnx_simple_text_plot(one.model))
+
+
+def one_case(
+    name: str, source: list[str] | None, feeds: Path | None, seed: int, opset: str, dtype: str | None, values: str
+) -> Case:
+    """The case of that name, or the only one that a pattern fits.
+
+    :raises OptionError: there is none, or several.
+    """
+    found = list(_cases(list(source or SOURCES[:1]), feeds, seed, None, opset, dtype, name, values, 1))
+    exact = [case for case in found if case.name == name] or found
+    if len(exact) != 1:
+        several = (
+            f"Several cases are called so: {abridged(case.name for case in exact)}." if exact else "There is none."
+        )
+        raise OptionError(
+            f"--case {name!r}: {several} `refgrad conformance cases` lists them; --opset, --dtype, --values and --source "
+            "choose among others than the default ones."
+        )
+    return exact[0]
 
 
 def _cases(
@@ -449,25 +556,3 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
 
 def _split(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-
-
-@contextmanager
-def _bar() -> Iterator[Report]:
-    """Show progress on stderr, with rate and remaining time, if it is a terminal."""
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (MofNCompleteColumn(), BarColumn(), rate, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns,
-        TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task("", total=None, rate="")
-
-        def report(done: int, total: int, name: str) -> None:
-            elapsed = bar.tasks[0].elapsed or 0.0
-            rate = f"{done / elapsed:.0f} cases/s" if elapsed > 1 else ""
-            bar.update(task, completed=done, total=total, description=printable(name), rate=rate)
-
-        yield report
