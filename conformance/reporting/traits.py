@@ -48,15 +48,15 @@ def _shared(cases: Collection[Case]) -> list[str]:
 def traits(case: Case) -> Iterator[str]:
     """What can be said of a case, as words that follow "for": the more telling traits first."""
     node = case.subject
-    fed = [value for value in case.feeds.values() if isinstance(value, np.ndarray)]
+    feeds: Mapping[str, Any] = case.feeds  # among them sequences
     known = {tensor.name: array_of(tensor) for tensor in case.model.graph.initializer}
-    known |= {name: value for name, value in case.feeds.items() if isinstance(value, np.ndarray)}
+    known |= {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
     given = {} if node is None else {a.name: attribute_value(a) for a in node.attribute}
     attributes = (_defaults(case, node) if node is not None else {}) | given
     read = _inputs(case, node, known)
     if any(_is_negative(attributes.get(name)) for name in _AXES) or any(map(_is_negative, _axes_in(read))):
         yield "negative axes"
-    if any(value.size == 0 for value in (*fed, *known.values())):
+    if any(value.size == 0 for value in known.values()):
         yield "empty inputs"
     if node is not None:
         yield from _of_attributes(attributes)

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from refgrad.conformance.reporting import groups, terminal
 from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.limitations import Limitation, Limitations
-from refgrad.conformance.running.results import Results, load, merge
+from refgrad.conformance.running.results import About, Results, load, merge
 from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, RefgradError, ResultsError, WorkerError, abridged, choices
@@ -380,6 +381,7 @@ def export_folder(
     archive: Annotated[
         bool, typer.Option("--zip", help="Write one .zip archive, whose bytes are the same in every run.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
     from refgrad.conformance.exporting.export import export_suite
@@ -388,7 +390,10 @@ def export_folder(
     kept = f"Nothing is kept: {str(folder)!r} is made when every test is. Export less with --ops."
     with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=bar)
-    say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
+    if as_json:
+        print_json({"folder": str(folder), "tests": list(made.tests), "left_out": made.left_out})
+    else:
+        say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
 
 
 @app.command()
@@ -398,6 +403,7 @@ def mutants(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this .json file."), Files.WRITTEN
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.mutating.mutants import summary, survey
@@ -406,9 +412,12 @@ def mutants(
     with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         outcomes = survey(_split(ops) if ops is not None else None, seed, progress=bar)
     survivors = [one for one in outcomes if not one.caught]
-    for one in survivors:
-        say(f"survived: {one.mutant}")
-    say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+    if as_json:
+        print_json(summary(outcomes))
+    else:
+        for one in survivors:
+            say(f"survived: {one.mutant}")
+        say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
     if output is not None:
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")
@@ -485,9 +494,14 @@ def cases(
     source: From = None,
     every: Every = 1,
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the cases that `run` would take."""
-    for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
+    found = _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every)
+    if as_json:
+        print_json([{"name": one.name, **asdict(About.of(one))} for one in found])
+        return
+    for one in found:
         say(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
             say_lines(onnx_simple_text_plot(one.model))

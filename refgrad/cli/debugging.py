@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -91,6 +91,7 @@ def compare(
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
     with Bar("making the case" if case else "comparing") as bar:
         chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtype, values)
+        given: dict[str, Any] | None
         if chosen is not None:
             proto, given = chosen.model, dict(chosen.feeds)
         else:

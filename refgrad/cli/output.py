@@ -247,7 +247,8 @@ class Bar:
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[label]}", markup=False),
             )
-            progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            # What the command prints on stdout stays there.
+            progress = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
             progress.add_task("", total=None, label="")
             self._update(progress)
             progress.start()
