@@ -128,7 +128,7 @@ def faults(results: Results, cases: Iterable[Case] = (), excused: Collection[Res
     for row in results.rows:
         if (row.case, row.builder, row.executor) in left_out:
             continue
-        if key := _key(row, results.cases[row.case].operator):
+        for key in _keys(row, results.cases[row.case].operator):
             found.setdefault(key, []).append(row)
     groups = _groups(found, results, known)
     return sorted(groups, key=lambda one: (one.what != MODEL, one.verdict != WRONG, -one.cases, one.name, one.operator))
@@ -171,14 +171,15 @@ def _heading(group: Group) -> str:
     return f"{group.verdict}: {who} {_SAID[group.verdict]}{of}"
 
 
-def _key(row: ResultRow, operator: str) -> Key | None:
-    """The side at fault and what it gets wrong; None where nothing is."""
-    if row.forward in FAULTS and (row.verdict not in FAULTS or row.side == EXECUTOR):
-        return EXECUTOR, row.executor, operator, MODEL, row.forward
-    if row.verdict not in FAULTS:
-        return None
-    names = {BUILDER: row.builder, EXECUTOR: row.executor}
-    return row.side, names.get(row.side, f"{row.builder} on {row.executor}"), operator, GRADIENT, row.verdict
+def _keys(row: ResultRow, operator: str) -> Iterator[Key]:
+    """The sides at fault and what each gets wrong: both may be."""
+    if row.forward in FAULTS:
+        yield EXECUTOR, row.executor, operator, MODEL, row.forward
+        if row.side == EXECUTOR:
+            return
+    if row.verdict in FAULTS:
+        names = {BUILDER: row.builder, EXECUTOR: row.executor}
+        yield row.side, names.get(row.side, f"{row.builder} on {row.executor}"), operator, GRADIENT, row.verdict
 
 
 def _groups(found: Mapping[Key, list[ResultRow]], results: Results, known: Mapping[str, Case]) -> list[Group]:

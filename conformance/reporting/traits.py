@@ -50,7 +50,7 @@ def traits(case: Case) -> Iterator[str]:
     node = case.subject
     feeds: Mapping[str, Any] = case.feeds  # among them sequences
     known = {tensor.name: array_of(tensor) for tensor in case.model.graph.initializer}
-    known |= {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
+    known |= {name: np.asarray(value) for name, value in feeds.items() if isinstance(value, np.ndarray | np.generic)}
     given = {} if node is None else {a.name: attribute_value(a) for a in node.attribute}
     attributes = (_defaults(case, node) if node is not None else {}) | given
     read = _inputs(case, node, known)

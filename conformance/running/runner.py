@@ -118,15 +118,19 @@ def _side(
     """The side at fault, "" where it is not known: the interpreter runs the same gradient, too."""
     if built is None or row.executor == INTERPRETER:
         return BUILDER
-    if row.forward or row.witnesses == (ANSWER,):
+    answered = row.verdict == verdicts.WRONG
+    if row.witnesses == (ANSWER,) or (row.forward and not answered):
         return EXECUTOR
     known = [one for one in rows if (one.builder, one.executor) == (row.builder, INTERPRETER)]
     if not known:
         asked = _answer(question, row.builder, built, INTERPRETER, worker)
         known = _judged(question, evidence, [asked], worker)
-    if known[0].verdict in (verdicts.AGREED, verdicts.CONVENTION):
+    on_interpreter = known[0].verdict
+    if on_interpreter in (verdicts.AGREED, verdicts.CONVENTION):
         return EXECUTOR
-    return BUILDER if known[0].verdict in (verdicts.WRONG, verdicts.CRASHED) else ""
+    if on_interpreter == (verdicts.WRONG if answered else verdicts.CRASHED):
+        return BUILDER
+    return EXECUTOR if row.forward or (not answered and on_interpreter == verdicts.WRONG) else ""
 
 
 def _judged(

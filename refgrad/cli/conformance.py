@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -15,26 +14,27 @@ from typing import Annotated, Any
 import typer
 
 from refgrad.backends.base import load_model
+from refgrad.cli import reporting
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Seed, Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines, stdout
+from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines
+from refgrad.cli.reporting import saying_what_is_kept
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
+from refgrad.conformance.judging.verdicts import FAULTS
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
-from refgrad.conformance.reporting import groups, terminal
 from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
-from refgrad.conformance.running.limitations import Limitation, Limitations
+from refgrad.conformance.running.limitations import Limitations
 from refgrad.conformance.running.results import About, Results, load, merge
-from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
+from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.running.suite import require, run_suite, settings_of
-from refgrad.errors import OptionError, RefgradError, ResultsError, WorkerError, abridged, choices
+from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices
 from refgrad.protos.files import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
-from refgrad.worker import SECONDS, Worker
+from refgrad.worker import SECONDS
 
 SOURCES = ("tables", "node-tests", "findings")
 
@@ -177,7 +177,7 @@ def run(
         "every": every,
         **({"imports": plugins.named()} if plugins.named() else {}),
     }
-    with _saying_what_is_kept(lambda: _kept_in(journal)), Bar("making cases", after=0) as bar:
+    with saying_what_is_kept(lambda: reporting.kept_in(journal)), Bar("making cases", after=0) as bar:
         cases = []
         for one in _cases(listed, feeds, seed, ops, opset, dtype, case, values, every):
             cases.append(one)
@@ -199,130 +199,22 @@ def run(
                 cluster=cluster,
                 journal=written,
                 settings=asked,
-                progress=_Progress(cases, bar),
+                progress=reporting.Progress(cases, bar),
             )
         for path in output or ():
             bar(len(cases), len(cases), f"writing {path}")
             reports.write(results, path, cases)
         bar(len(cases), len(cases), "comparing independent forwards")
-        fallen = _wrong_forwards(cases, plan)
+        fallen = reporting.wrong_forwards(cases, plan)
     operators = {name: about.operator for name, about in results.cases.items()}
     whole = not (ops or case) and every == 1
     stale = known.stale(results.rows, operators, complete=whole)
     explained = [row for row in results.faults if known.covers(row, operators)]
-    remarks = list(_remarks(results, operators, known, explained, stale))
+    remarks = list(reporting.remarks(results, operators, known, explained, stale))
     remarks += [fallen[operator] for operator in sorted(fallen)]
-    wrong = len(explained) < len(results.faults) or stale or _undecided(results, operators) or fallen
-    _show(results, cases, explained, remarks, verbose, as_json, ok=not wrong)
+    wrong = len(explained) < len(results.faults) or stale or reporting.undecided(results, operators) or fallen
+    reporting.show(results, cases, explained, remarks, verbose, as_json, ok=not wrong)
     raise typer.Exit(DISAGREES if wrong else AGREES)
-
-
-class _Progress:
-    """Shows on a bar how many cases are done, of which operators, and the verdicts so far."""
-
-    def __init__(self, cases: list[Case], bar: Bar) -> None:
-        self._bar, self._of = bar, {case.name: case.operator for case in cases}
-        self._operators: set[str] = set()
-        self._verdicts: Counter[str] = Counter()
-        bar(0, len(cases), "starting processes")
-
-    def __call__(self, done: int, total: int, case: str, rows: Sequence[ResultRow]) -> None:
-        self._operators.add(self._of[case])
-        self._verdicts.update(row.verdict for row in rows)
-        so_far = ", ".join(f"{self._verdicts[verdict]} {verdict}" for verdict in VERDICTS if self._verdicts[verdict])
-        self._bar(done, total, f"{self._of[case]}; {len(self._operators)} operators; {so_far}")
-
-
-def _kept_in(journal: Path | None) -> str:
-    """What an interrupted run leaves behind, and how to go on."""
-    if journal is None:
-        return "Nothing is kept: with --journal FILE a run can be resumed."
-    if not journal.exists():
-        return "Nothing is kept: the journal begins with the first verdict."
-    return f"The journal {str(journal)!r} has the verdicts so far: go on with --resume."
-
-
-@contextmanager
-def _saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
-        raise
-
-
-def _wrong_forwards(cases: list[Case], plan: Plan) -> dict[str, str]:
-    """The operators whose independent forward is not that of the operator, with the reason.
-
-    Their oracles are silent where they compute something else, so no verdict tells.
-    """
-    from refgrad.conformance.oracles import forwards
-
-    if not {"complex-step", "reference"} & set(plan.oracles):
-        return {}
-    said: dict[str, str] = {}
-    for case, why in in_lanes(_of_forward, forwards.few(cases), plan.seconds, plan.memory):
-        if why:
-            said.setdefault(case.operator, why)
-    return said
-
-
-def _of_forward(case: Case, worker: Worker) -> str:
-    from refgrad.conformance.oracles import forwards
-
-    try:
-        return worker.call(forwards.fault, case) or ""
-    except WorkerError as error:
-        return f"{case.operator}: its independent forward cannot be compared in {case}: {error}"
-
-
-def _show(
-    results: Results,
-    cases: Iterable[Case],
-    explained: Collection[ResultRow],
-    remarks: Sequence[str],
-    verbose: bool,
-    as_json: bool,
-    ok: bool,
-) -> None:
-    """Print the results, by groups of faults or as JSON."""
-    found, without = groups.faults(results, cases, explained), groups.lacking(results)
-    if as_json:
-        print_json(terminal.document(results, found, without, ok) | {"remarks": list(remarks)})
-        return
-    terminal.show(results, found, without, stdout(), verbose)
-    for line in remarks:
-        say(line)
-
-
-def _remarks(
-    results: Results,
-    operators: Mapping[str, str],
-    known: Limitations,
-    explained: Sequence[ResultRow],
-    stale: Sequence[tuple[Limitation, str]],
-) -> Iterator[str]:
-    """What is said beneath the results: limitations, and operators of which no case came to a verdict."""
-    if known.entries:
-        yield f"{len(explained)} of {len(results.faults)} faults are known limitations."
-    for entry, why in stale:
-        yield f"The limitation {entry} {why}. Remove it."
-    if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
-        yield f"No case of {abridged(unverified)} was verified: every one is inconclusive."
-
-
-def _undecided(results: Results, operators: Mapping[str, str]) -> bool:
-    """True if no case of any operator came to a verdict."""
-    return bool(_doubtful(results, operators)) and not _decided(results, operators)
-
-
-def _doubtful(results: Results, operators: Mapping[str, str]) -> set[str]:
-    return {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
-
-
-def _decided(results: Results, operators: Mapping[str, str]) -> set[str]:
-    decisive = {*FAULTS, AGREED, CONVENTION}
-    return {operators[row.case] for row in results.rows if row.verdict in decisive}
 
 
 @app.command()
@@ -348,7 +240,7 @@ def report(
     merged = found[0] if len(found) == 1 else merge(found)
     kept = "No report is written in part: call the command again."
     paged = any(path.suffix == ".html" for path in output or ())
-    with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+    with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         cases = []
         # Without a page, cases only say what the faults have in common: results of another version are shown without.
         with nullcontext() if paged else suppress(RefgradError):
@@ -359,7 +251,7 @@ def report(
             bar(len(cases), len(cases), f"writing {path}")
             reports.write(merged, path, cases)
     if not output or as_json:
-        _show(merged, cases, (), (), verbose, as_json, ok=not merged.faults)
+        reporting.show(merged, cases, (), (), verbose, as_json, ok=not merged.faults)
 
 
 @app.command("export")
@@ -388,7 +280,7 @@ def export_folder(
 
     operators = _split(ops) if ops is not None else None
     kept = f"Nothing is kept: {str(folder)!r} is made when every test is. Export less with --ops."
-    with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+    with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=bar)
     if as_json:
         print_json({"folder": str(folder), "tests": list(made.tests), "left_out": made.left_out})
@@ -409,7 +301,7 @@ def mutants(
     from refgrad.conformance.mutating.mutants import summary, survey
 
     kept = "Nothing is kept: ask for fewer operators with --ops."
-    with _saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+    with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         outcomes = survey(_split(ops) if ops is not None else None, seed, progress=bar)
     survivors = [one for one in outcomes if not one.caught]
     if as_json:
