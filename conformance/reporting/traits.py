@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, is_float
 from refgrad.protos.external import array_of
 from refgrad.protos.walk import attribute_value, versions_of
 from refgrad.tables.schemas import find_schema
@@ -56,7 +56,7 @@ def traits(case: Case) -> Iterator[str]:
     read = _inputs(case, node, known)
     if any(_is_negative(attributes.get(name)) for name in _AXES) or any(map(_is_negative, _axes_in(read))):
         yield "negative axes"
-    if any(value.size == 0 for value in known.values()):
+    if any(value.size == 0 for value in read.values()):
         yield "empty inputs"
     if node is not None:
         yield from _of_attributes(attributes)
@@ -65,7 +65,7 @@ def traits(case: Case) -> Iterator[str]:
     shapes = [value.shape for value in read.values()]
     if any(shape == () for shape in shapes):
         yield "scalar inputs"
-    floats = [value for value in read.values() if value.dtype.kind == "f" and value.ndim]
+    floats = [value for value in read.values() if is_float(value) and value.ndim]
     if len({value.shape for value in floats}) > 1:
         yield "inputs of different shapes"
     if any(1 in value.shape for value in floats):
@@ -82,7 +82,7 @@ def traits(case: Case) -> Iterator[str]:
     if any(tensor.name in read for tensor in case.model.graph.initializer):
         yield "constant inputs"
     yield f"opset {case.opset}"
-    if not any(value.size == 0 for value in known.values()):
+    if not any(value.size == 0 for value in read.values()):
         yield "inputs that are not empty"
 
 
