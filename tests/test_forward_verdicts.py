@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import toys
@@ -114,7 +116,7 @@ def test_only_what_says_so_is_not_supported(executor, verdict, forward, note):
     [
         ("Halved", "refgrad", "wrong", "executor", ""),
         ("Shifted", "refgrad", "agreed", "", "wrong"),
-        ("foreign:Zeros", "refgrad", "wrong", "executor", "wrong"),
+        ("foreign:Zeros", "refgrad", "wrong", "executor", "crashed"),  # it knows no other outputs
         ("foreign:More", "foreign:doubled", "wrong", "builder", ""),
         ("Shifted", "foreign:doubled", "wrong", "builder", "wrong"),
         ("Keyed", "foreign:doubled", "crashed", "executor", "crashed"),
@@ -132,7 +134,10 @@ def test_the_side_at_fault_is_named(executor, builder, verdict, side, forward):
 
 
 def test_a_wrong_result_is_named_with_its_element():
-    assert row("Shifted").forward_note.startswith("element (0, 0) of 'output' is 2.6487")
+    said = re.fullmatch(r"element \((\d), (\d)\) of 'output' is (.+) instead of (.+)", row("Shifted").forward_note)
+    place, got, due = (int(said[1]), int(said[2])), float(said[3]), float(said[4])
+    assert got == pytest.approx(due + 1, rel=1e-5)
+    assert due == pytest.approx(np.exp(np.float64(X[place])), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ PHRASES = (
     "not supported",
     "not support ",  # does, do
     "unsupported",
+    "only support",
+    "are supported",
+    "registered or supported",
     "no kernel",
     "could not find an implementation",
     "no implementation for",  # onnx.reference
@@ -45,6 +48,7 @@ PHRASES = (
     "guarantees* support for",  # ONNX Runtime of an opset that it does not know
     "ir version",
     "no conversion rule",  # OpenVINO
+    "of input parameter (",  # ONNX Runtime of a type that its operator does not take
     "invalid tensor type",  # ONNX Runtime for JavaScript
     "cannot be fed",  # refgrad's own backends
     "_inlfunc_",  # the body of a function that ONNX Runtime has inlined
