@@ -9,6 +9,7 @@ from refgrad.conformance.case import node_case
 from refgrad.conformance.judging.verdicts import AGREED, CRASHED, REFUSED, UNSUPPORTED, WRONG, ResultRow
 from refgrad.conformance.reporting import groups
 from refgrad.conformance.reporting.traits import common, traits
+from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.results import About, Results
 
 pytestmark = pytest.mark.interpreter
@@ -127,7 +128,8 @@ def test_both_sides_may_be_at_fault():
 
 def test_a_wrong_model_with_a_right_gradient_is_told():
     [group] = groups.faults(results(("a", "b", "e", AGREED, "", WRONG)))
-    assert group.title == "the executor e: Exp is wrong forward: 1 case"
+    assert group.title == "the executor e: Exp is wrong forward, without a wrong gradient: 1 case"
+    assert not group.is_fault
 
 
 def test_an_executor_at_fault_whose_model_is_right_is_told_apart():
@@ -142,8 +144,28 @@ def test_who_is_not_known_is_both():
 
 def test_what_a_limitation_explains_is_left_out():
     made = results(("a", "b", "e", WRONG, "", ""), ("bb", "b", "e", WRONG, "", ""))
-    [group] = groups.faults(made, excused=[made.rows[0]])
+    [group] = groups.faults(made, is_known=lambda row, what: (row.case, what) == ("a", "gradient"))
     assert [row.case for row in group.rows] == ["bb"]
+
+
+def test_faults_come_before_what_no_gradient_shows():
+    made = results(("a", "b", "e", AGREED, "", WRONG), ("a", "b", "f", WRONG, "builder", ""))
+    assert [group.name for group in groups.faults(made)] == ["b", "e"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (Limitation("r", executor="e", operator="Exp"), True),
+        (Limitation("r", executor="e", operator="Exp", verdict=WRONG), True),
+        (Limitation("r", executor="e", operator="Exp", verdict=CRASHED), False),
+        (Limitation("r", executor="f", operator="Exp"), False),
+        (Limitation("r", executor="e", operator="Log"), False),
+    ],
+)
+def test_a_limitation_is_about_the_model_itself_too(entry, expected):
+    [row] = results(("a", "b", "e", AGREED, "", WRONG)).rows
+    assert Limitations((entry,)).covers_model(row, {"a": "Exp"}) is expected
 
 
 def test_what_has_no_answer_is_a_line_for_each_side():

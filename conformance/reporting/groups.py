@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -70,6 +70,11 @@ class Group:
         return " ".join(note.split()) or VERDICTS[self.verdict]
 
     @property
+    def is_fault(self) -> bool:
+        """False if all gradients are right nevertheless, or have no answer."""
+        return any(row.verdict in FAULTS for row in self.rows)
+
+    @property
     def who(self) -> str:
         """The side with its name."""
         return f"the {self.side} {self.name}" if self.side else f"{self.name} (builder or executor)"
@@ -80,6 +85,7 @@ class Group:
         words = _WORDS.get(self.verdict, self.verdict)
         if self.what == MODEL:
             said = f"{self.operator} {words} forward"
+            said += "" if self.is_fault or self.verdict not in FAULTS else ", without a wrong gradient"
         else:
             said = f"the gradient of {self.operator} {words}"
             said += ", though the operator itself is right" if self.side == EXECUTOR else ""
@@ -102,6 +108,7 @@ class Group:
             "operator": self.operator,
             "what": self.what,
             "verdict": self.verdict,
+            "is_fault": self.is_fault,
             "cases": self.cases,
             "asked": self.asked,
             "when": self.when,
@@ -114,24 +121,33 @@ class Group:
         }
 
 
-def faults(results: Results, cases: Iterable[Case] = (), excused: Collection[ResultRow] = ()) -> list[Group]:
+def faults(
+    results: Results, cases: Iterable[Case] = (), is_known: Callable[[ResultRow, str], bool] = lambda row, what: False
+) -> list[Group]:
     """The groups of every fault, and of every executor's wrong results of a model whose gradient is right anyway.
 
-    Wrong results of an operator itself come first, then the groups with the most cases.
+    Those come last. Among faults, wrong results of an operator itself come first, then the groups with the most cases.
 
     :param cases: the cases, as far as they are known: without them no group says `when`.
-    :param excused: rows that are left out.
+    :param is_known: true of a row, and of "forward" or "gradient", that is left out.
     """
     known = {case.name: case for case in cases}
-    left_out = {(row.case, row.builder, row.executor) for row in excused}
     found: dict[Key, list[ResultRow]] = {}
     for row in results.rows:
-        if (row.case, row.builder, row.executor) in left_out:
-            continue
         for key in _keys(row, results.cases[row.case].operator):
-            found.setdefault(key, []).append(row)
-    groups = _groups(found, results, known)
-    return sorted(groups, key=lambda one: (one.what != MODEL, one.verdict != WRONG, -one.cases, one.name, one.operator))
+            if not is_known(row, key[3]):
+                found.setdefault(key, []).append(row)
+    return sorted(
+        _groups(found, results, known),
+        key=lambda one: (
+            not one.is_fault,
+            one.what != MODEL,
+            one.verdict != WRONG,
+            -one.cases,
+            one.name,
+            one.operator,
+        ),
+    )
 
 
 def lacking(results: Results) -> list[Group]:

@@ -19,6 +19,7 @@ from refgrad.escaping import printable, shell_line
 
 GROUPS_SHOWN = 6
 LINES_SHOWN = 8
+_NOTE = 240  # characters of a note
 _NAMES = 8  # of sides, in a line
 _COLOURS = dict.fromkeys(FAULTS, "bold red") | {INCONCLUSIVE: "yellow"}
 
@@ -34,8 +35,7 @@ def show(
     _show_totals(results, console)
     shown = groups if verbose else groups[:GROUPS_SHOWN]
     for number, group in enumerate(shown, 1):
-        row = group.smallest
-        _print(console, f"{number}. {group.title}", "bold red" if row.verdict in FAULTS else "yellow")
+        _print(console, f"{number}. {group.title}", "bold red" if group.is_fault else "yellow")
         rows = group.rows if verbose else group.rows[:1]
         for one in rows:
             _print(console, f"   {_about(one, group, verbose)}")
@@ -74,7 +74,7 @@ def _about(row: ResultRow, group: Group, verbose: bool) -> str:
     by = f" ({row.builder} on {row.executor})" if verbose else ""
     note = " ".join((row.forward_note if group.what == MODEL else row.note).split())
     if not verbose:
-        note = shortened(group.note)
+        note = shortened(group.note, _NOTE)
     error = "" if group.what == MODEL or row.relative is None else f" (relative error {row.relative:.2g})"
     return f"{row.case}{by}: {note}{error}"
 

@@ -213,7 +213,7 @@ def run(
     remarks = list(reporting.remarks(results, operators, known, explained, stale))
     remarks += [fallen[operator] for operator in sorted(fallen)]
     wrong = len(explained) < len(results.faults) or stale or reporting.undecided(results, operators) or fallen
-    reporting.show(results, cases, explained, remarks, verbose, as_json, ok=not wrong)
+    reporting.show(results, cases, known, remarks, verbose, as_json, ok=not wrong)
     raise typer.Exit(DISAGREES if wrong else AGREES)
 
 
@@ -251,7 +251,7 @@ def report(
             bar(len(cases), len(cases), f"writing {path}")
             reports.write(merged, path, cases)
     if not output or as_json:
-        reporting.show(merged, cases, (), (), verbose, as_json, ok=not merged.faults)
+        reporting.show(merged, cases, Limitations(), (), verbose, as_json, ok=not merged.faults)
 
 
 @app.command("export")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,14 +84,19 @@ def _of_forward(case: Case, worker: Worker) -> str:
 def show(
     results: Results,
     cases: Iterable[Case],
-    explained: Collection[ResultRow],
+    known: Limitations,
     remarks: Sequence[str],
     verbose: bool,
     as_json: bool,
     ok: bool,
 ) -> None:
     """Print the results, by groups of faults or as JSON."""
-    found, without = groups.faults(results, cases, explained), groups.lacking(results)
+    operators = {name: about.operator for name, about in results.cases.items()}
+
+    def is_known(row: ResultRow, what: str) -> bool:
+        return known.covers_model(row, operators) if what == groups.MODEL else bool(known.covers(row, operators))
+
+    found, without = groups.faults(results, cases, is_known), groups.lacking(results)
     if as_json:
         print_json(terminal.document(results, found, without, ok) | {"remarks": list(remarks)})
         return
