@@ -142,6 +142,21 @@ def test_who_is_not_known_is_both():
     assert group.title.startswith("b on e (builder or executor): the gradient of Exp is wrong")
 
 
+def test_other_verdicts_on_the_case_tell_who_it_is():
+    made = results(
+        ("a", "one", "e", WRONG, "", ""),
+        ("a", "one", "f", WRONG, "", ""),
+        ("a", "two", "e", AGREED, "", ""),
+        ("bb", "one", "e", WRONG, "", ""),
+        ("bb", "one", "f", AGREED, "", ""),
+        ("bb", "two", "e", WRONG, "", ""),
+    )
+    assert {(group.side, group.name, group.cases) for group in groups.faults(made)} == {
+        ("builder", "one", 1),  # a
+        ("executor", "e", 1),  # bb
+    }
+
+
 def test_what_a_limitation_explains_is_left_out():
     made = results(("a", "b", "e", WRONG, "", ""), ("bb", "b", "e", WRONG, "", ""))
     [group] = groups.faults(made, is_known=lambda row, what: (row.case, what) == ("a", "gradient"))

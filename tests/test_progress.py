@@ -12,30 +12,41 @@ import time
 
 import pytest
 
-from refgrad.cli import main, output
+from refgrad.cli import output
 from refgrad.cli.output import Bar
 
 pytestmark = pytest.mark.suite
 
 terminal = pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
-REFGRAD = [sys.executable, "-m", "refgrad"]
-# Cases that take their time: a run is somewhere among them when a signal comes.
-SLOW = """
+# A command whose cases take their time, or that does nothing else than wait: a signal comes in between.
+PROGRAM = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+import numpy as np
 from refgrad.cli import conformance, main
-true = conformance._cases
-def slowly(*asked):
-    for case in true(*asked):
-        time.sleep({})
-        yield case
-conformance._cases = slowly
-sys.argv = {!r}
+from refgrad.conformance.case import node_case
+from refgrad.conformance.exporting import export
+from refgrad.conformance.mutating import mutants
+def few(*asked):
+    for size in range(1, 13):
+        time.sleep({seconds})
+        yield node_case("Neg", np.full(size, 0.5, np.float32))
+def waiting(*asked, progress, **named):
+    progress(1, 3, "the next one")
+    time.sleep(100)
+conformance._cases, export.export_suite, mutants.survey = few, waiting, waiting
+sys.argv = {argv!r}
 sys.exit(main())
 """
+RUN = ["refgrad", "conformance", "run", "--backend", "numpy", "--workers", "1"]
 
 
-def on_a_terminal(command, until="", seconds=90.0, number=0, cwd=None):
+def command(*argv, seconds=0.0):
+    """A command line that runs `refgrad` as above."""
+    return [sys.executable, "-c", PROGRAM.format(argv=list(argv), seconds=seconds)]
+
+
+def on_a_terminal(command, until="", seconds=300.0, number=0, cwd=None):
     """The exit code, what a terminal shows, and after how many seconds it showed `until`; `number` is a signal sent then."""
     ours, theirs = os.openpty()
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True, cwd=cwd)
@@ -63,26 +74,22 @@ def on_a_terminal(command, until="", seconds=90.0, number=0, cwd=None):
 
 @terminal
 def test_a_run_shows_cases_operators_and_verdicts(tmp_path):
-    words = ["conformance", "run", "--ops", "Neg", "--backend", "numpy", "--workers", "1"]
-    code, text, _ = on_a_terminal([*REFGRAD, *words], cwd=tmp_path)
+    code, text, _ = on_a_terminal(command(*RUN), cwd=tmp_path)
     assert code == 0, text
     assert re.search(r"Neg; 1 operators; \d+ agreed", text)
-    assert re.search(r"\d+/\d+", text)
+    assert re.search(r"\d+/12", re.sub("\x1b[^m]*m", "", text))
 
 
 def test_a_run_is_quiet_in_a_pipe(tmp_path):
-    words = ["conformance", "run", "--ops", "Neg", "--backend", "numpy", "--workers", "1"]
-    done = subprocess.run([*REFGRAD, *words], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(command(*RUN), capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
 
 
 @terminal
 def test_cases_are_counted_while_they_are_made(tmp_path):
-    argv = ["refgrad", "conformance", "run", "--ops", "Neg", "--backend", "numpy"]
-    program = SLOW.format(0.5, argv)
     code, text, _ = on_a_terminal(
-        [sys.executable, "-c", program], until=r"[2-9]/\? .*making cases: Neg", number=signal.SIGINT, cwd=tmp_path
+        command(*RUN, seconds=1), until="making cases: Neg", number=signal.SIGINT, cwd=tmp_path
     )
     assert code == 130, text
     assert "Interrupted. Nothing is kept: with --journal FILE a run can be resumed." in text
@@ -90,44 +97,28 @@ def test_cases_are_counted_while_they_are_made(tmp_path):
 
 @terminal
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
-    argv = [
-        "refgrad",
-        "conformance",
-        "run",
-        "--ops",
-        "Neg,Abs",
-        "--backend",
-        "numpy",
-        "--workers",
-        "1",
-        "--journal",
-        "j",
-    ]
-    code, text, _ = on_a_terminal(
-        [sys.executable, "-c", SLOW.format(0, argv)], until=r"operators; \d+ agreed", number=signal.SIGINT, cwd=tmp_path
-    )
+    argv = [*RUN, "--journal", "j"]
+    code, text, _ = on_a_terminal(command(*argv), until=r"operators; \d+ agreed", number=signal.SIGINT, cwd=tmp_path)
     assert code == 130, text
-    assert re.search(
-        r"The journal 'j' has the verdicts on [1-9]\d* cases: repeat the command with --resume to go on", text
+    said = re.search(
+        r"The journal 'j' has the verdicts on (\d+) cases: repeat the command with --resume to go on", text
     )
-    assert main(["conformance", *argv[2:-1], str(tmp_path / "j"), "--resume"]) == 0
+    assert int(said[1]) == (tmp_path / "j").read_text().count("\n") - 1 > 0
+    again = subprocess.run(command(*argv, "--resume"), capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "verdicts on 12 cases of 1 operators" in again.stdout
 
 
 @terminal
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export", "folder", "--ops", "Neg"], "'folder' is made when every test is"),
-        (["mutants", "--ops", "Softmax"], "Nothing is kept"),
+        (["export", "folder"], "Interrupted. Nothing is kept: 'folder' is made when every test is"),
+        (["mutants"], "Interrupted. Nothing is kept"),
     ],
 )
 def test_other_commands_say_so_too(tmp_path, words, message):
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    program += (
-        f"import sys; sys.argv = {['refgrad', 'conformance', *words]!r}\nfrom refgrad.cli import main; sys.exit(main())"
-    )
     code, text, _ = on_a_terminal(
-        [sys.executable, "-c", program], until="making cases|Softmax; ", number=signal.SIGINT, cwd=tmp_path
+        command("refgrad", "conformance", *words), until="the next one", number=signal.SIGINT, cwd=tmp_path
     )
     assert code == 130, text
     assert message in text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import (
+    AGREED,
     BUILDER,
     CRASHED,
     EXECUTOR,
@@ -133,7 +134,11 @@ def faults(
     """
     known = {case.name: case for case in cases}
     found: dict[Key, list[ResultRow]] = {}
+    of_case: dict[str, list[ResultRow]] = {}
     for row in results.rows:
+        of_case.setdefault(row.case, []).append(row)
+    for row in results.rows:
+        row = replace(row, side=row.side or _side(row, of_case[row.case]))
         for key in _keys(row, results.cases[row.case].operator):
             if not is_known(row, key[3]):
                 found.setdefault(key, []).append(row)
@@ -185,6 +190,25 @@ def _heading(group: Group) -> str:
     who = f"the {group.side} {group.name}" if group.side else group.name
     of = "" if group.what == MODEL or group.side == BUILDER else " the gradient of"
     return f"{group.verdict}: {who} {_SAID[group.verdict]}{of}"
+
+
+def _side(row: ResultRow, of_case: Sequence[ResultRow]) -> str:
+    """The side at fault, as far as other verdicts on the same case tell; "" where they do not.
+
+    Who is right elsewhere is not at fault here. What is known of a side on this case holds for its other rows, too.
+    """
+    if row.verdict not in FAULTS:
+        return ""
+    at_fault = [(other.builder, other.executor) for other in of_case if other.verdict in FAULTS]
+    right = [(other.builder, other.executor) for other in of_case if other.verdict == AGREED]
+    builders, executors = {builder for builder, _ in right}, {executor for _, executor in right}
+    if row.builder in builders:
+        return EXECUTOR
+    if row.executor in executors:
+        return BUILDER
+    if any(executor == row.executor and builder in builders for builder, executor in at_fault):
+        return EXECUTOR
+    return BUILDER if any(builder == row.builder and executor in executors for builder, executor in at_fault) else ""
 
 
 def _keys(row: ResultRow, operator: str) -> Iterator[Key]:

@@ -13,6 +13,8 @@ from refgrad.conformance.reporting.tally import MARKS, by_operator, marked, occu
 from refgrad.conformance.running.results import Results
 from refgrad.escaping import markdown
 
+_INSIDE = "To look inside a case, node by node: refgrad compare --case CASE --a refgrad@numpy --b BUILDER@EXECUTOR"
+
 
 def report(results: Results, cases: Iterable[Case] = (), title: str = "Scoreboard") -> str:
     """Return the page. It says what the faulty ones among `cases` have in common."""
@@ -57,21 +59,10 @@ def _faults(results: Results, cases: Iterable[Case]) -> str:
     for group in groups:
         errors = [row.relative for row in group.rows if row.relative is not None]
         error = f"{max(errors):.1e}" if errors and group.what != MODEL else ""
-        smallest = group.smallest.case
-        lines.append(
-            (
-                group.who,
-                group.fault,
-                group.verdict,
-                str(group.cases),
-                error,
-                smallest,
-                shortened(group.note),
-                group.command,
-            )
-        )
-    header = ("at fault", "what", "verdict", "cases", "largest error", "smallest case", "what differs", "look inside")
-    return table(header, lines) + (f"\n{without}" if without else "")
+        count, smallest = str(len(group.rows)), group.smallest.case
+        lines.append((group.who, group.fault, group.verdict, count, error, smallest, shortened(group.note)))
+    header = ("at fault", "what", "verdict", "verdicts", "largest error", "smallest case", "what differs")
+    return f"{markdown(_INSIDE)}\n\n{table(header, lines)}" + (f"\n{without}" if without else "")
 
 
 def told(setting: Any) -> str:
