@@ -37,6 +37,7 @@ PHRASES = (
     "unsupported",
     "only support",
     "are supported",
+    "is supported",
     "registered or supported",
     "no kernel",
     "could not find an implementation",

@@ -108,6 +108,7 @@ static const char *const PHRASES[] = {
     "unsupported",
     "only support",
     "are supported",
+    "is supported",
     "registered or supported",
     "no kernel",
     "could not find an implementation",

@@ -34,6 +34,7 @@ const PHRASES = [ // what runtimes say of something that they do not support
   'unsupported',
   'only support',
   'are supported',
+  'is supported',
   'registered or supported',
   'no kernel',
   'could not find an implementation',

@@ -45,6 +45,7 @@ _UNSUPPORTED = (  # what runtimes say of something that they do not support
     "unsupported",
     "only support",
     "are supported",
+    "is supported",
     "registered or supported",
     "no kernel",
     "could not find an implementation",
