@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -89,7 +89,9 @@ class Group:
             said += "" if self.is_fault or self.verdict not in FAULTS else ", without a wrong gradient"
         else:
             said = f"the gradient of {self.operator} {words}"
-            said += ", though the operator itself is right" if self.side == EXECUTOR else ""
+            # Only the runner, which names a side, has run the operator itself.
+            judged = all(row.side == EXECUTOR for row in self.rows)
+            said += ", though the operator itself is right" if judged else ""
         return f"{said}, {self.when}" if self.when else said
 
     @property
@@ -138,8 +140,8 @@ def faults(
     for row in results.rows:
         of_case.setdefault(row.case, []).append(row)
     for row in results.rows:
-        row = replace(row, side=row.side or _side(row, of_case[row.case]))
-        for key in _keys(row, results.cases[row.case].operator):
+        side = row.side or _side(row, of_case[row.case])
+        for key in _keys(row, side, results.cases[row.case].operator):
             if not is_known(row, key[3]):
                 found.setdefault(key, []).append(row)
     return sorted(
@@ -211,15 +213,15 @@ def _side(row: ResultRow, of_case: Sequence[ResultRow]) -> str:
     return BUILDER if any(builder == row.builder and executor in executors for builder, executor in at_fault) else ""
 
 
-def _keys(row: ResultRow, operator: str) -> Iterator[Key]:
+def _keys(row: ResultRow, side: str, operator: str) -> Iterator[Key]:
     """The sides at fault and what each gets wrong: both may be."""
     if row.forward in FAULTS:
         yield EXECUTOR, row.executor, operator, MODEL, row.forward
-        if row.side == EXECUTOR:
+        if side == EXECUTOR:
             return
     if row.verdict in FAULTS:
         names = {BUILDER: row.builder, EXECUTOR: row.executor}
-        yield row.side, names.get(row.side, f"{row.builder} on {row.executor}"), operator, GRADIENT, row.verdict
+        yield side, names.get(side, f"{row.builder} on {row.executor}"), operator, GRADIENT, row.verdict
 
 
 def _groups(found: Mapping[Key, list[ResultRow]], results: Results, known: Mapping[str, Case]) -> list[Group]:
