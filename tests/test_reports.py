@@ -387,9 +387,9 @@ def test_a_board_without_faults_says_so():
 # The terminal
 
 
-def shown(results, verbose=False, cases=()):
+def shown(results, verbose=False):
     console = Console(record=True, width=400, file=io.StringIO())
-    show(results, groups.faults(results, cases), groups.lacking(results), console, verbose)
+    show(results, console, verbose)
     return console.export_text()
 
 

@@ -16,7 +16,7 @@ from refgrad.escaping import markdown
 _INSIDE = "To look inside a case, node by node: refgrad compare --case CASE --a refgrad@numpy --b BUILDER@EXECUTOR"
 
 
-def report(results: Results, cases: Iterable[Case] = (), title: str = "Scoreboard") -> str:
+def report(results: Results, title: str = "Scoreboard", cases: Iterable[Case] = ()) -> str:
     """Return the page. It says what the faulty ones among `cases` have in common."""
     counts = totals(results)
     operators = by_operator(results)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, ResultRow
-from refgrad.conformance.reporting.groups import MODEL, Group, without_answer
+from refgrad.conformance.reporting.groups import MODEL, Group, faults, lacking, without_answer
 from refgrad.conformance.reporting.tally import occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 from refgrad.escaping import printable, shell_line
@@ -25,13 +25,19 @@ _COLOURS = dict.fromkeys(FAULTS, "bold red") | {INCONCLUSIVE: "yellow"}
 
 
 def show(
-    results: Results, groups: Sequence[Group], without: Sequence[Group], console: Console, verbose: bool = False
+    results: Results,
+    console: Console,
+    verbose: bool = False,
+    groups: Sequence[Group] | None = None,
+    without: Sequence[Group] | None = None,
 ) -> None:
     """Print the results on `console`: the first groups of each kind, or with `verbose` every group with all its cases.
 
-    :param groups: the faults (`groups.faults`).
-    :param without: what has no answer (`groups.lacking`).
+    :param groups: the faults, by default `groups.faults` of the results alone.
+    :param without: the groups that have no answer, by default `groups.lacking`.
     """
+    groups = faults(results) if groups is None else groups
+    without = lacking(results) if without is None else without
     _show_totals(results, console)
     shown = groups if verbose else groups[:GROUPS_SHOWN]
     for number, group in enumerate(shown, 1):

@@ -100,7 +100,7 @@ def show(
     if as_json:
         print_json(terminal.document(results, found, without, ok) | {"remarks": list(remarks)})
         return
-    terminal.show(results, found, without, stdout(), verbose)
+    terminal.show(results, stdout(), verbose, found, without)
     for line in remarks:
         say(line)
 
