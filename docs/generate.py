@@ -577,7 +577,8 @@ def runtimes() -> dict[Path, str]:
         "export (`nox -s runtimes`).\nA gradient model is a hard test for a runtime: it has operators that no exporter "
         "writes, and empty tensors, and few elements.\n\n- passed: every output is right\n- failed: a wrong result, an "
         "error while it ran, a process that ended, or no answer in a minute; all are listed below\n- unsupported: the "
-        "runtime does not load the model, or says that it does not support something in it\n- right: passed, as a part of "
+        "runtime says that it does not support something in the model, or, when this was measured, does not load it (today "
+        "the runners count that as failed)\n- right: passed, as a part of "
         "what it ran\n",
     ]
     for folder, title in FOLDERS.items():

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -41,7 +41,6 @@ from refgrad.conformance.exporting.names import named_tests
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.running.runner import in_lanes
 from refgrad.conformance.running.sources import select
-from refgrad.conformance.running.suite import Progress
 from refgrad.errors import OptionError, OutputFileError, WorkerError
 from refgrad.escaping import is_printable, json_text
 from refgrad.protos.external import array_of
@@ -49,6 +48,7 @@ from refgrad.protos.files import new_folder, replacing
 from refgrad.protos.walk import every_node
 from refgrad.worker import Worker
 
+Progress = Callable[[int, int, str], None]  # how many tests are made, of how many, and the last one's name
 FORMAT = "refgrad conformance export 2"
 GRADIENTS, FORWARD, SCHEMAS = "gradients", "forward", ("manifest", "case")
 NUMBERS, SYMBOLIC, MODELS = "", "symbolic", "models"  # the folders that have both

@@ -123,4 +123,6 @@ class _Gradient(pytest.Item):
 def _described(row: ResultRow) -> str:
     who = ", ".join((*row.witnesses, *(f"not {name}" for name in row.against)))
     told = [f"{row.verdict}: the gradient by {row.builder} on {row.executor}, case {row.case}", row.note]
-    return "\n".join(printable(line) for line in (*told, who and f"so say {who}") if line)
+    told += [who and f"so say {who}", row.side and f"at fault: the {row.side}"]
+    told += [row.forward and f"the model itself on {row.executor}: {row.forward}: {row.forward_note}"]
+    return "\n".join(printable(line) for line in told if line)

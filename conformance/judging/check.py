@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from refgrad.backends import available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judging.departing import departure
-from refgrad.conformance.judging.verdicts import NO_KERNEL
+from refgrad.conformance.judging.verdicts import says_unsupported
 from refgrad.conformance.oracles.comparison import (
     AGREED,
     DISAGREED,
@@ -69,6 +70,7 @@ from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 from refgrad.worker import SECONDS
 
+Progress = Callable[[int, int, str], None]  # how many steps are done, of how many, and what is next
 FAILED, UNSUPPORTED = "failed", "not supported"
 WRONG_BUILDER = "onnxruntime is wrong"
 FLOAT64 = "float64"
@@ -180,6 +182,7 @@ def check(
     tolerance: float | None = None,
     random_weights: int | None = None,
     seconds: float = SECONDS,
+    progress: Progress | None = None,
 ) -> Check:
     """Differentiate `model` and compare its gradient with every oracle there is, on every backend.
 
@@ -190,6 +193,7 @@ def check(
     :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
     :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
     :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
+    :param progress: called with the number of steps that are done, the number of all, and what is next.
     :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
     """
     if due := RANGES["directions"].why_not(directions):
@@ -222,7 +226,11 @@ def check(
             raise FeedError(
                 f"With random feeds {error} Give feeds with which it ends (--feeds, a .npz file)."
             ) from error
-        return _checked(point, gradients, names, seed, directions, tolerance, seconds)
+        return _checked(point, gradients, names, seed, directions, tolerance, seconds, progress or _quietly)
+
+
+def _quietly(done: int, steps: int, what: str) -> None:
+    """Nobody asks for the progress."""
 
 
 def _checked(
@@ -233,11 +241,14 @@ def _checked(
     directions: int,
     tolerance: float | None,
     seconds: float,
+    progress: Progress,
 ) -> Check:
     """What every witness says at a point."""
     rows: list[Row] = []
+    done, steps = count(), 1 + len(gradients) * (1 + len(names))
     truths: dict[str, dict[str, np.ndarray]] = {}
     for dialect, made in gradients.items():
+        progress(next(done), steps, f"{dialect} in float64")
         try:
             named = point.named_by(made)
             truths[dialect] = by_name(in_float64(made).run(named.wide | named.seeds), named.names)
@@ -248,6 +259,7 @@ def _checked(
     first = next(iter(truths))
     truth = Truth(point, gradients[first], truths[first])
     rng = np.random.default_rng([seed, 1])
+    progress(next(done), steps, "differences")
     evidence = estimates(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions=directions)
     for dialect, got in truths.items():
         judged = [
@@ -278,6 +290,7 @@ def _checked(
     for dialect, made in gradients.items():
         allowed = tolerance or rounding(len(made.graph.node), point)
         for name in names:
+            progress(next(done), steps, f"{dialect} on {name}")
             rows += _on_backend(truth, made, dialect, name, allowed)
     if "ort-cpu" in names and ortbuilder.available():
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
@@ -402,7 +415,7 @@ def _refusal(point: Point, backend: str) -> _RefusalError | None:
 
 def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
     """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
-    verdict = UNSUPPORTED if NO_KERNEL.search(str(error)) or isinstance(error, _RefusalError) else FAILED
+    verdict = UNSUPPORTED if says_unsupported(str(error)) or isinstance(error, _RefusalError) else FAILED
     return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
 
 

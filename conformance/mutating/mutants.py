@@ -610,17 +610,27 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 # The survey
 
 
-def survey(operators: Sequence[str] | None = None, seed: int = 0) -> list[Outcome]:
+def survey(
+    operators: Sequence[str] | None = None, seed: int = 0, progress: Callable[[int, int, str], None] | None = None
+) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
+    :param progress: called with the number of operators that are done, the number of all, and what is next.
     :raises OptionError: an operator has neither a rule nor a body.
     """
     known = ruled() | defined()
     for name in operators or ():
         if name not in known:
             raise OptionError(f"There is no rule for {name!r}, and no body.{did_you_mean(name, known)}")
-    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed).outcomes()]
+    outcomes: list[Outcome] = []
+    listed = list(operators or known)
+    for done, name in enumerate(listed):
+        if progress is not None:
+            caught = sum(one.caught for one in outcomes)
+            progress(done, len(listed), f"{name}; {caught} of {len(outcomes)} mutants caught")
+        outcomes += _Operator(name, known[name], seed).outcomes()
+    return outcomes
 
 
 def ruled() -> dict[str, tuple[str, str]]:

@@ -17,7 +17,7 @@ Writer = Callable[[Results, Iterable[Case]], str]
 WRITERS: dict[str, Writer] = {
     ".json": lambda results, cases: results.text(),
     ".xml": lambda results, cases: junit.report(results),
-    ".md": lambda results, cases: markdown.report(results),
+    ".md": lambda results, cases: markdown.report(results, cases=cases),
     ".html": html.report,
 }
 

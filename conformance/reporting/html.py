@@ -15,6 +15,7 @@ import numpy as np
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS
 from refgrad.conformance.oracles import oracles
+from refgrad.conformance.reporting.groups import faults, lacking, without_answer
 from refgrad.conformance.reporting.tally import MARKS
 from refgrad.conformance.running.results import LETTERS, Results, options_of
 from refgrad.errors import ResultsError
@@ -31,7 +32,10 @@ def report(results: Results, cases: Iterable[Case] = ()) -> str:
     """Return the page. A case of `results` that is among `cases` is shown with its model and its feeds."""
     known = {case.name: case for case in cases if case.name in results.cases}
     ordered = [known.get(name) for name in sorted(results.cases)]
+    groups = faults(results, known.values())
     data = results.document() | {
+        "groups": [{key: value for key, value in one.document().items() if key != "rows"} for one in groups],
+        "without": list(without_answer(lacking(results))),
         "marks": [
             [letter, verdict, MARKS[verdict], _kind(verdict), VERDICTS[verdict]] for letter, verdict in _by_mark()
         ],

@@ -60,6 +60,10 @@ def _details(results: Results, row: ResultRow) -> str:
     told = [f"witnesses: {', '.join(row.witnesses) or 'none'}", f"against: {', '.join(row.against) or 'none'}"]
     if row.relative is not None and row.allowed is not None:
         told.append(f"relative error {row.relative:.3g}, of which {row.allowed:.3g} is explained")
+    if row.side:
+        told.append(f"at fault: the {row.side} {getattr(row, row.side)}")
+    if row.forward:
+        told.append(f"the model itself on {row.executor}: {row.forward}: {row.forward_note}")
     return "\n".join(map(_text, [*told, f"once more: {shell_line(results.command(row))}"]))
 
 

@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from refgrad.conformance.judging.verdicts import VERDICTS, ResultRow
+from refgrad.conformance.case import Case
+from refgrad.conformance.judging.verdicts import VERDICTS
+from refgrad.conformance.reporting.groups import MODEL, faults, lacking, without_answer
 from refgrad.conformance.reporting.tally import MARKS, by_operator, marked, occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 from refgrad.escaping import markdown
 
+_INSIDE = "To look inside a case, node by node: refgrad compare --case CASE --a refgrad@numpy --b BUILDER@EXECUTOR"
 
-def report(results: Results, title: str = "Scoreboard") -> str:
-    """Return the page."""
+
+def report(results: Results, title: str = "Scoreboard", cases: Iterable[Case] = ()) -> str:
+    """Return the page. It says what the faulty ones among `cases` have in common."""
     counts = totals(results)
     operators = by_operator(results)
     verdicts = occurring(counts)
@@ -28,7 +32,7 @@ def report(results: Results, title: str = "Scoreboard") -> str:
         table(("builder and executor", *verdicts), rows),
         table(("mark", "verdict", "what it means"), meanings),
         "## What is wrong\n",
-        _faults(results),
+        _faults(results, cases),
         "## Operator by operator\n",
         f"{MARKS['agreed']} alone: every case agrees. Else how many cases have each verdict. Empty: not asked.\n",
         table(
@@ -45,22 +49,20 @@ def report(results: Results, title: str = "Scoreboard") -> str:
     return "\n".join(parts)
 
 
-def _faults(results: Results) -> str:
-    """A line for each builder, executor, operator and verdict, with the largest error and the case that has it."""
-    groups: dict[tuple[str, str, str, str], list[ResultRow]] = {}
-    for row in results.faults:
-        groups.setdefault((row.builder, row.executor, results.cases[row.case].operator, row.verdict), []).append(row)
+def _faults(results: Results, cases: Iterable[Case]) -> str:
+    """A line for each group of faults, with the largest error, the smallest case and what differs in it."""
+    groups = faults(results, cases)
+    without = "".join(f"- {markdown(line)}\n" for line in without_answer(lacking(results)))
     if not groups:
-        return "Nothing.\n"
+        return f"Nothing.\n\n{without}" if without else "Nothing.\n"
     lines = []
-    for (builder, executor, operator, verdict), rows in groups.items():
-        worst = max(rows, key=lambda row: row.relative or 0.0)
-        error = "" if worst.relative is None else f"{worst.relative:.1e}"
-        lines.append(
-            (f"{builder} on {executor}", operator, verdict, str(len(rows)), error, worst.case, shortened(worst.note))
-        )
-    header = ("builder and executor", "operator", "verdict", "cases", "largest error", "as in", "note")
-    return table(header, lines)
+    for group in groups:
+        errors = [row.relative for row in group.rows if row.relative is not None]
+        error = f"{max(errors):.1e}" if errors and group.what != MODEL else ""
+        count, smallest = str(len(group.rows)), group.smallest.case
+        lines.append((group.who, group.fault, group.verdict, count, error, smallest, shortened(group.note)))
+    header = ("at fault", "what", "verdict", "verdicts", "largest error", "smallest case", "what differs")
+    return f"{markdown(_INSIDE)}\n\n{table(header, lines)}" + (f"\n{without}" if without else "")
 
 
 def told(setting: Any) -> str:

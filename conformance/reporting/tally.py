@@ -51,6 +51,6 @@ def marked(count: Counter[str]) -> str:
     return MARKS[verdicts.AGREED] if set(+count) == {verdicts.AGREED} else " ".join(parts)
 
 
-def shortened(note: str) -> str:
+def shortened(note: str, length: int = _LONG) -> str:
     """The beginning of a long note, for a table; the results have all of it."""
-    return note if len(note) <= _LONG else f"{note[:_LONG].rstrip()} …"
+    return note if len(note) <= length else f"{note[:length].rstrip()} …"

@@ -1,31 +1,70 @@
-"""The results in a terminal: how often each verdict is, what has no answer and why, then what somebody has to mend."""
+"""The results in a terminal: how often each verdict is, whose fault is what, then what nobody answered."""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, REFUSED, UNSUPPORTED, VERDICTS, ResultRow
+from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, ResultRow
+from refgrad.conformance.reporting.groups import MODEL, Group, faults, lacking, without_answer
 from refgrad.conformance.reporting.tally import occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 from refgrad.escaping import printable, shell_line
 
-FAULTS_SHOWN = 40
-REASONS_SHOWN = 10
+GROUPS_SHOWN = 6
+LINES_SHOWN = 8
+_NOTE = 240  # characters of a note
+_NAMES = 8  # of sides, in a line
 _COLOURS = dict.fromkeys(FAULTS, "bold red") | {INCONCLUSIVE: "yellow"}
-_WITHOUT_ANSWER = (INCONCLUSIVE, REFUSED, UNSUPPORTED)
-_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
-def show(results: Results, console: Console, limit: int | None = FAULTS_SHOWN) -> None:
-    """Print the results on `console`.
+def show(
+    results: Results,
+    console: Console,
+    verbose: bool = False,
+    groups: Sequence[Group] | None = None,
+    without: Sequence[Group] | None = None,
+) -> None:
+    """Print the results on `console`: the first groups of each kind, or with `verbose` every group with all its cases.
 
-    :param limit: how many faults are listed, and fewer reasons; None for all. It says how many it leaves out.
+    :param groups: the faults, by default `groups.faults` of the results alone.
+    :param without: the groups that have no answer, by default `groups.lacking`.
     """
+    groups = faults(results) if groups is None else groups
+    without = lacking(results) if without is None else without
+    _show_totals(results, console)
+    shown = groups if verbose else groups[:GROUPS_SHOWN]
+    for number, group in enumerate(shown, 1):
+        _print(console, f"{number}. {group.title}", "bold red" if group.is_fault else "yellow")
+        rows = group.rows if verbose else group.rows[:1]
+        for one in rows:
+            _print(console, f"   {_about(one, group, verbose)}")
+        _print(console, f"   {group.command}")
+    if len(groups) > len(shown):
+        rest = Counter(group.name for group in groups[len(shown) :])
+        of = ", ".join(f"{count} of {name}" for name, count in rest.most_common(_NAMES))
+        _print(console, f"and {len(groups) - len(shown)} groups of faults more ({of}): --verbose")
+    lines = list(without_answer(without, verbose))
+    for line in lines if verbose else lines[:LINES_SHOWN]:
+        _print(console, line)
+    if not verbose and len(lines) > LINES_SHOWN:
+        _print(console, f"and {len(lines) - LINES_SHOWN} lines more: --verbose")
+    if groups:
+        _print(console, f"Once more, alone: {shell_line(results.command(groups[0].smallest))}")
+    asked = len(results.cases), len({about.operator for about in results.cases.values()})
+    _print(
+        console,
+        f"{len(results.faults)} faults in {len(results.rows)} verdicts on {asked[0]} cases of {asked[1]} operators",
+    )
+
+
+def _show_totals(results: Results, console: Console) -> None:
     counts = totals(results)
     verdicts = occurring(counts)
     table = Table("builder", "executor", box=box.SIMPLE_HEAD)
@@ -34,56 +73,41 @@ def show(results: Results, console: Console, limit: int | None = FAULTS_SHOWN) -
     for pair, count in counts.items():
         table.add_row(*map(_text, pair), *(str(count[verdict] or "") for verdict in verdicts))
     console.print(table)
-    lines = _reasons(results, whole=limit is None)
-    shown = lines if limit is None else lines[:REASONS_SHOWN]
-    for line in shown:
-        console.print(_text(line), soft_wrap=True)
-    if len(lines) > len(shown):
-        console.print(f"and {len(lines) - len(shown)} reasons more: --verbose", highlight=False)
-    _show_faults(results, console, limit)
-    asked = len(results.cases), len({about.operator for about in results.cases.values()})
-    console.print(
-        f"{len(results.faults)} faults in {len(results.rows)} verdicts on {asked[0]} cases of {asked[1]} operators",
-        highlight=False,
-    )
 
 
-def _reasons(results: Results, whole: bool) -> list[str]:
-    """A line for each reason why there is no answer, the most frequent first. Numbers do not make a reason another one."""
-    groups: dict[tuple[int, str, str, str], list[ResultRow]] = {}
-    for row in results.rows:
-        if row.verdict in _WITHOUT_ANSWER:
-            key = _WITHOUT_ANSWER.index(row.verdict), row.builder, row.executor, _NUMBER.sub("#", row.note)
-            groups.setdefault(key, []).append(row)
-    lines = []
-    for (place, builder, executor, _), rows in sorted(groups.items(), key=lambda group: (group[0][0], -len(group[1]))):
-        first = min(rows, key=lambda row: row.case)
-        cases = first.case if len(rows) == 1 else f"{len(rows)} cases, such as {first.case}"
-        note = " ".join(first.note.split()) or VERDICTS[first.verdict]
-        reason = note if whole else shortened(note)
-        lines.append(f"{_WITHOUT_ANSWER[place]} ({builder} on {executor}; {cases}): {reason}")
-    return lines
+def _about(row: ResultRow, group: Group, verbose: bool) -> str:
+    """A case, and what differs in it."""
+    by = f" ({row.builder} on {row.executor})" if verbose else ""
+    note = " ".join((row.forward_note if group.what == MODEL else row.note).split())
+    if not verbose:
+        note = shortened(group.note, _NOTE)
+    error = "" if group.what == MODEL or row.relative is None else f" (relative error {row.relative:.2g})"
+    return f"{row.case}{by}: {note}{error}"
 
 
-def _show_faults(results: Results, console: Console, limit: int | None) -> None:
-    faults = results.faults
-    shown = faults[:limit]
-    if shown:
-        table = Table("verdict", "builder", "executor", box=box.SIMPLE_HEAD)
-        table.add_column("case", overflow="fold")  # to be copied, so not cut
-        table.add_column("error")
-        table.add_column("note")
-        for row in shown:
-            error = "" if row.relative is None else f"{row.relative:.2g}"
-            note = row.note if limit is None else shortened(row.note)
-            cells = row.verdict, row.builder, row.executor, row.case, error, note
-            table.add_row(*map(_text, cells))
-        console.print(table)
-        if len(faults) > len(shown):
-            console.print(f"and {len(faults) - len(shown)} faults more: --verbose", highlight=False)
-        console.print(_text(f"Once more, alone: {shell_line(results.command(shown[0]))}"), soft_wrap=True)
+def _print(console: Console, line: str, style: str = "") -> None:
+    console.print(Text(printable(line), style=style), soft_wrap=True)
 
 
 def _text(name: str) -> Text:
     """The name as it is: no part of it is markup, none moves the cursor."""
     return Text(printable(name))
+
+
+def document(results: Results, groups: Sequence[Group], without: Sequence[Group], ok: bool) -> dict[str, Any]:
+    """Return everything, for JSON."""
+    return {
+        "ok": ok,
+        "cases": len(results.cases),
+        "operators": len({about.operator for about in results.cases.values()}),
+        "verdicts": len(results.rows),
+        "faults": len(results.faults),
+        "totals": [
+            {"builder": builder, "executor": executor, **count}
+            for (builder, executor), count in totals(results).items()
+        ],
+        "groups": [group.document() for group in groups],
+        "without_answer": [group.document() for group in without],
+        "settings": dict(results.settings),
+        "versions": dict(results.versions),
+    }

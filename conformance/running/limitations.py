@@ -78,6 +78,11 @@ class Limitations:
         operator = operators.get(row.case, "")
         return next((entry for entry in self.entries if entry.explains(row, operator)), None)
 
+    def covers_model(self, row: ResultRow, operators: Mapping[str, str]) -> bool:
+        """True if an entry explains what the executor makes of the model itself: its field `verdict` is that one, or absent."""
+        operator = operators.get(row.case, "")
+        return any(one.verdict in ("", row.forward) and one.concerns(row, operator) for one in self.entries)
+
     def stale(
         self, rows: Iterable[ResultRow], operators: Mapping[str, str], *, complete: bool = True
     ) -> list[tuple[Limitation, str]]:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import (
     AGREED,
+    BUILDER,
+    EXECUTOR,
     FAULTS,
     INCONCLUSIVE,
     OUT_OF_MEMORY,
@@ -108,22 +110,40 @@ class Results:
 
         An exact opset and type find a case that was made for another selection of them.
         """
+        oracles = self.settings.get("oracles") or ORACLES
+        options = [*self._selecting(case)]
+        options += [("oracle", ",".join(oracles))] if tuple(oracles) != ORACLES else []
+        return f"refgrad conformance run {_options([*options, *self._around()])}"
+
+    def comparison(self, row: ResultRow, at_fault: str = "") -> str:
+        """The command that looks inside one verdict: refgrad's gradient on the interpreter beside the row's, node by node.
+
+        A builder that is at fault is shown on the interpreter, where nothing else is.
+        """
+        executor = "numpy" if at_fault == BUILDER else unversioned(row.executor)
+        side = f"{unversioned(row.builder)}@{executor}"
+        sides = [("a", "refgrad@numpy"), ("b", side)]
+        return f"refgrad compare {_options([*self._selecting(row.case), *sides, *self._around()])}"
+
+    def _selecting(self, case: str) -> list[tuple[str, str]]:
+        """The options that select a case."""
         about, asked = self.cases[case], self.settings
         sources = asked.get("sources", _SOURCES)
         # A run of several sources, or results that were merged: only a model in a file was fed.
         sources = [source for source in sources if about.provenance.startswith(f"{Path(source)}, fed ")] or sources
         fed = asked.get("feeds") and "fed random numbers" not in about.provenance
-        oracles = asked.get("oracles") or ORACLES
         options = [("case", case)]
         options += [("opset", str(about.opset))] if asked.get("opset", "newest") != "newest" else []
         options += [("dtype", about.dtype)] if asked.get("dtype") and about.dtype else []
         options += [("values", about.values)] if about.values != "smooth" else []
         options += [("source", source) for source in sources] if sources != _SOURCES else []
         options += [("feeds", asked["feeds"])] if fed else []
-        options += [("oracle", ",".join(oracles))] if tuple(oracles) != ORACLES else []
-        options += [("import", module) for module in asked.get("imports", ())]
-        options += [("seed", str(asked["seed"]))] if asked.get("seed") else []
-        return f"refgrad conformance run {_options(options)}"
+        return options
+
+    def _around(self) -> list[tuple[str, str]]:
+        """The options of a command that do not select cases."""
+        options = [("import", module) for module in self.settings.get("imports", ())]
+        return options + ([("seed", str(self.settings["seed"]))] if self.settings.get("seed") else [])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, the same bytes for the same verdicts in whatever order they came.
@@ -152,12 +172,15 @@ class Results:
 
         `pairs` has the letter of each case's verdict in a string, and beside it the number of its witnesses in `witnesses`, a
         list of those for and those against. A row of `details` is: the number of the case, the numbers of the pairs that it
-        holds for, the relative error, what is allowed, and the number of the note.
+        holds for, the relative error, what is allowed, and the number of the note. A row of `sides` is: the number of the
+        case, the number of the pair, the side at fault, the letter of the verdict on the executor's results of the model
+        itself, "" where they are right, and the number of the note about them. `sides` is left out if it has no rows.
         """
         names = sorted(self.cases)
         witnesses: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
         notes: dict[str, int] = {}
         details: dict[tuple[int, Any, Any, int], list[int]] = {}
+        sides: list[tuple[int, int, str, str, int]] = []
         pairs = []
         for number, (builder, executor) in enumerate(self.pairs):
             letters, seen = [], []
@@ -173,6 +196,9 @@ class Results:
                     note = notes.setdefault(row.note, len(notes))
                     key = (place, _written(row.relative), _written(row.allowed), note)
                     details.setdefault(key, []).append(number)
+                if row.side or row.forward:
+                    note = notes.setdefault(row.forward_note, len(notes))
+                    sides.append((place, number, row.side, _LETTER_OF.get(row.forward, ""), note))
             pairs.append({"builder": builder, "executor": executor, "verdicts": "".join(letters), "witnesses": seen})
         about = [self.cases[name] for name in names]
         return {
@@ -188,6 +214,7 @@ class Results:
             "notes": list(notes),
             "pairs": pairs,
             "details": sorted([place, numbers, *rest] for (place, *rest), numbers in details.items()),
+            **({"sides": sorted(map(list, sides))} if sides else {}),
         }
 
 
@@ -241,6 +268,7 @@ def _read(document: Any) -> Results:
         raise ResultsError(f'"format" has to be {FORMAT!r}.')
     for key, kind in _PARTS.items():
         _require(isinstance(document.get(key), kind), key, f"has to be {_KINDS[kind]}")
+    _require(isinstance(document.get("sides", []), list), "sides", "has to be a list")
     for key, kinds in _SETTINGS.items():
         if key in document["settings"]:
             _require(any(_is(document["settings"][key], kind) for kind in kinds), f"settings.{key}", _UNFIT)
@@ -288,6 +316,19 @@ def _read(document: Any) -> Results:
                 allowed=_number(allowed, where),
                 note=document["notes"][note],
             )
+    for place, entry in enumerate(document.get("sides", ())):
+        where = f"sides[{place}]"
+        fits = _are(entry, int, int, str, str, int) and entry[2] in ("", BUILDER, EXECUTOR)
+        _require(fits and entry[3] in ("", *LETTERS), where, "has to be [case, pair, side, letter, note]")
+        case, number, side, letter, note = entry
+        _require(_is_index(note, document["notes"]), where, f"has the note {note!r}, which there is not")
+        _require((case, number) in rows, where, f"is about case {case!r} of pair {number!r}, which has no verdict")
+        rows[case, number] = replace(
+            rows[case, number],
+            side=side,
+            forward=LETTERS[letter] if letter else "",
+            forward_note=document["notes"][note],
+        )
     return Results(document["settings"], document["versions"], cases, tuple(rows.values()))
 
 

@@ -12,10 +12,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from refgrad import errors
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.forward import forward
 from refgrad.conformance.judging.judge import Candidate, judge
-from refgrad.conformance.judging.verdicts import ResultRow
+from refgrad.conformance.judging.verdicts import BUILDER, EXECUTOR, ResultRow, says_unsupported
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.systems.builders import attempt
@@ -27,6 +29,8 @@ MEMORY = 8 << 30  # bytes that a worker may have
 ORACLES = ("differences", "reference", "complex-step")  # the default: fast, and independent of each other
 
 _ENDED = {"crashed": verdicts.CRASHED, "timed out": verdicts.TIMED_OUT, "out of memory": verdicts.OUT_OF_MEMORY}
+ANSWER = "answer"  # the witness that an answer is no gradient
+INTERPRETER = "numpy"  # the executor that the others are compared with
 _AHEAD = 4  # items handed to each lane before it asks for them
 
 Item = TypeVar("Item")
@@ -55,7 +59,11 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
         note = f"the question: {error}"
         return [row(b, e, verdicts.INCONCLUSIVE, note=note) for b in plan.builders for e in plan.executors]
     evidence, examiners = _evidence(question, plan, worker)
+    forwards = {
+        executor: _forward(question, executor, worker) for executor in plan.executors if executor != INTERPRETER
+    }
     found: list[ResultRow | Candidate] = []
+    made: list[Built | None] = []  # the gradient model of each of them
     answers: list[Callable[[], ResultRow | Candidate] | None] = []  # how to ask for each of them again
     for builder in plan.builders:
         try:
@@ -65,11 +73,14 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
             nothing = _no_answer(error) or (_ENDED.get(error.verdict, refused), (), (), None, None, str(error))
             found += [row(builder, executor, *nothing) for executor in plan.executors]
             answers += [None] * len(plan.executors)
+            made += [None] * len(plan.executors)
             continue
         properties = [p for name in examiners for p in _properties(name, question, built, worker)]
         for executor in plan.executors:
-            asked = partial(_answer, question, builder, built, executor, properties, worker)
+            of_model = forwards.get(executor)
+            asked = partial(_answer, question, builder, built, executor, worker, properties, of_model)
             answers.append(asked)
+            made.append(built)
             found.append(asked())
     rows = _judged(question, evidence, found, worker)
     for place, again in enumerate(answers):
@@ -77,7 +88,49 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
             (second,) = _judged(question, evidence, [again()], worker)
             rows[place] = _steady(rows[place], second)
     seconds = (time.perf_counter() - start) / len(rows)
-    return [replace(one, seconds=seconds) for one in rows]
+    for place, one in enumerate(rows):
+        forward_verdict, note = forwards.get(one.executor, ("", ""))
+        one = replace(one, seconds=seconds, forward=forward_verdict, forward_note=note)
+        if one.verdict in verdicts.FAULTS:
+            one = replace(one, side=_side(one, made[place], rows, question, evidence, worker))
+        rows[place] = one
+    return rows
+
+
+def _forward(question: Question, executor: str, worker: Worker) -> tuple[str, str]:
+    """The verdict on what an executor computes of the model itself, and why; two empty texts where it is right."""
+    try:
+        found: tuple[str, str] = worker.call(forward, executor, question)
+        return found
+    except WorkerError as error:
+        failed = verdicts.UNSUPPORTED if says_unsupported(str(error), error.raised) else verdicts.CRASHED
+        return _ENDED.get(error.verdict, failed), _told(error)
+
+
+def _side(
+    row: ResultRow,
+    built: Built | None,
+    rows: Sequence[ResultRow],
+    question: Question,
+    evidence: list[Evidence],
+    worker: Worker,
+) -> str:
+    """The side at fault, "" where it is not known: the interpreter runs the same gradient, too."""
+    if built is None or row.executor == INTERPRETER:
+        return BUILDER
+    answered = row.verdict == verdicts.WRONG
+    if row.witnesses == (ANSWER,) or (row.forward and not answered):
+        return EXECUTOR
+    known = [one for one in rows if (one.builder, one.executor) == (row.builder, INTERPRETER)]
+    if not known:
+        asked = _answer(question, row.builder, built, INTERPRETER, worker)
+        known = _judged(question, evidence, [asked], worker)
+    on_interpreter = known[0].verdict
+    if on_interpreter in (verdicts.AGREED, verdicts.CONVENTION):
+        return EXECUTOR
+    if on_interpreter == (verdicts.WRONG if answered else verdicts.CRASHED):
+        return BUILDER
+    return EXECUTOR if row.forward or (not answered and on_interpreter == verdicts.WRONG) else ""
 
 
 def _judged(
@@ -142,35 +195,51 @@ def _properties(oracle: str, question: Question, built: Built, worker: Worker) -
 
 
 def _answer(
-    question: Question, builder: str, built: Built, executor: str, properties: Sequence[Property], worker: Worker
+    question: Question,
+    builder: str,
+    built: Built,
+    executor: str,
+    worker: Worker,
+    properties: Sequence[Property] = (),
+    of_model: tuple[str, str] | None = None,
 ) -> ResultRow | Candidate:
-    """What an executor computes of a gradient; a row where it does not answer."""
+    """What an executor computes of a gradient; a row where it does not answer.
+
+    :param of_model: what `_forward` returns; None where it was not called.
+    """
     try:
         results = worker.call(run, executor, built.model, built.feeds(question.feeds, question.cotangents))
     except WorkerError as error:
-        return ResultRow(question.case, builder, executor, *_failed(question, executor, error, worker))
+        return ResultRow(question.case, builder, executor, *_failed(question, executor, error, worker, of_model))
     return Candidate(builder, executor, len(built.model.graph.node), built.named(results), tuple(properties))
 
 
-def _failed(question: Question, executor: str, error: WorkerError, worker: Worker) -> tuple[Any, ...]:
-    """The verdict, and the rest of a row, where an executor did not answer. It is at fault if it runs the model itself."""
+def _failed(
+    question: Question, executor: str, error: WorkerError, worker: Worker, of_model: tuple[str, str] | None
+) -> tuple[Any, ...]:
+    """The verdict, and the rest of a row, where an executor did not answer: it crashed unless it says that it cannot."""
     rest: tuple[Any, ...] = ((), (), None, None)
     if no_answer := _no_answer(error):
         return no_answer
     if error.verdict in _ENDED:
         return _ENDED[error.verdict], *rest, str(error)
-    if verdicts.NO_KERNEL.search(str(error)):
-        return verdicts.UNSUPPORTED, *rest, str(error)
-    try:
-        worker.call(run, executor, question.model, dict(question.feeds))
-    except WorkerError as of_model:
-        return verdicts.UNSUPPORTED, *rest, f"nor does it run the model itself: {of_model}"
-    return verdicts.CRASHED, *rest, str(error)
+    if says_unsupported(str(error), error.raised):
+        return verdicts.UNSUPPORTED, *rest, _told(error)
+    verdict, note = of_model if of_model is not None else _forward(question, executor, worker)
+    if verdict == verdicts.UNSUPPORTED:
+        return verdicts.UNSUPPORTED, *rest, f"nor does it run the model itself: {note}"
+    return verdicts.CRASHED, *rest, _told(error)
+
+
+def _told(error: WorkerError) -> str:
+    """The message of an error, after the name of its class unless it is one of refgrad's, whose messages say it all."""
+    foreign = error.raised and not hasattr(errors, error.raised)
+    return f"{error.raised}: {error}" if foreign and not str(error).startswith(error.raised) else str(error)
 
 
 def _no_answer(error: WorkerError) -> tuple[Any, ...]:
     """The verdict on an answer that is not a gradient, which does not take an oracle. Empty where there was no answer."""
-    return (verdicts.WRONG, ("answer",), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
+    return (verdicts.WRONG, (ANSWER,), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
 
 
 def in_lanes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +20,8 @@ from refgrad.conformance.systems.executors import get_executor
 from refgrad.errors import OptionError
 from refgrad.ranges import RANGES
 
-Progress = Callable[[int, int, str], None]  # how many cases are done, of how many, and the last one's name
+# How many cases are done, of how many, the last one's name, and its verdicts.
+Progress = Callable[[int, int, str, Sequence[ResultRow]], None]
 
 
 def run_suite(
@@ -53,7 +54,7 @@ def run_suite(
             if journal is not None:
                 journal.append(case.name, rows)
             if progress is not None:
-                progress(len(done), len(known), case.name)
+                progress(len(done), len(known), case.name, rows)
     versions = {name: builders.version(name) for name in plan.builders}
     versions |= {name: executors.version(name) for name in plan.executors}
     ordered: list[ResultRow] = [row for case in known for row in done[case.name]]

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
+from refgrad.cli import reporting
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Seed, Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Files, say, say_lines, stdout
+from refgrad.cli.options import Json, Seed, Verbose
+from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines
+from refgrad.cli.reporting import saying_what_is_kept
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
+from refgrad.conformance.judging.verdicts import FAULTS
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
-from refgrad.conformance.reporting import terminal
 from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.limitations import Limitations
-from refgrad.conformance.running.results import Results, load, merge
-from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
-from refgrad.conformance.running.suite import Progress as Report
+from refgrad.conformance.running.results import About, Results, load, merge
+from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.running.suite import require, run_suite, settings_of
-from refgrad.errors import OptionError, RefgradError, ResultsError, WorkerError, abridged, choices
-from refgrad.escaping import printable
+from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices
 from refgrad.protos.files import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
-from refgrad.worker import SECONDS, Worker
+from refgrad.worker import SECONDS
 
 SOURCES = ("tables", "node-tests", "findings")
 
@@ -156,6 +153,7 @@ def run(
         Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     """Ask builders for gradients, run them on executors, and judge the results.
 
@@ -179,8 +177,11 @@ def run(
         "every": every,
         **({"imports": plugins.named()} if plugins.named() else {}),
     }
-    with _saying_what_is_kept(journal):
-        cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
+    with saying_what_is_kept(lambda: reporting.kept_in(journal)), Bar("making cases", after=0) as bar:
+        cases = []
+        for one in _cases(listed, feeds, seed, ops, opset, dtype, case, values, every):
+            cases.append(one)
+            bar(len(cases), None, f"making cases: {one.operator}")
         if contents := _contents(listed, feeds):
             asked["contents"] = contents
         if not cases:
@@ -190,81 +191,30 @@ def run(
         if resume and journal is None:
             raise OptionError("--resume needs a journal: --journal FILE.")
         kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
-        with kept as written, _bar() as progress:
+        with kept as written:
             results = run_suite(
-                cases, plan, lanes=workers, cluster=cluster, journal=written, settings=asked, progress=progress
+                cases,
+                plan,
+                lanes=workers,
+                cluster=cluster,
+                journal=written,
+                settings=asked,
+                progress=reporting.Progress(cases, bar),
             )
         for path in output or ():
+            bar(len(cases), len(cases), f"writing {path}")
             reports.write(results, path, cases)
-    whole = not (ops or case) and every == 1
-    code = _report(results, known, whole, verbose)
-    raise typer.Exit(DISAGREES if _wrong_forwards(cases, plan) else code)
-
-
-@contextmanager
-def _saying_what_is_kept(journal: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "Nothing is kept: with --journal FILE a run can be resumed."
-        if journal is not None and not journal.exists():
-            kept = "Nothing is kept: the journal begins with the first verdict."
-        elif journal is not None:
-            kept = f"The journal {str(journal)!r} has the verdicts so far: go on with --resume."
-        say(f"refgrad: Interrupted. {kept}", file=sys.stderr)
-        raise
-
-
-def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:
-    """Say which independent forwards are not those of their operators; whether there are any.
-
-    Their oracles are silent where they compute something else, so no verdict tells.
-    """
-    from refgrad.conformance.oracles import forwards
-
-    if not {"complex-step", "reference"} & set(plan.oracles):
-        return False
-    said: dict[str, str] = {}
-    for case, why in in_lanes(_of_forward, forwards.few(cases), plan.seconds, plan.memory):
-        if why:
-            said.setdefault(case.operator, why)
-    for operator in sorted(said):
-        say(said[operator])
-    return bool(said)
-
-
-def _of_forward(case: Case, worker: Worker) -> str:
-    from refgrad.conformance.oracles import forwards
-
-    try:
-        return worker.call(forwards.fault, case) or ""
-    except WorkerError as error:
-        return f"{case.operator}: its independent forward cannot be compared in {case}: {error}"
-
-
-def _report(results: Results, known: Limitations, whole: bool, verbose: bool) -> int:
-    """Print the results and return the exit code."""
+        bar(len(cases), len(cases), "comparing independent forwards")
+        fallen = reporting.wrong_forwards(cases, plan)
     operators = {name: about.operator for name, about in results.cases.items()}
-    explained = [row for row in results.faults if known.covers(row, operators)]
+    whole = not (ops or case) and every == 1
     stale = known.stale(results.rows, operators, complete=whole)
-    terminal.show(results, stdout(), None if verbose else terminal.FAULTS_SHOWN)
-    if known.entries:
-        say(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
-    for entry, why in stale:
-        say(f"The limitation {entry} {why}. Remove it.")
-    nothing = _unverified(results, operators)
-    return DISAGREES if len(explained) < len(results.faults) or stale or nothing else AGREES
-
-
-def _unverified(results: Results, operators: Mapping[str, str]) -> bool:
-    """Name the operators of which no case came to a verdict; whether that is so of all that were asked."""
-    doubtful = {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
-    decided = {
-        operators[row.case] for row in results.rows if row.verdict in FAULTS or row.verdict in (AGREED, CONVENTION)
-    }
-    if unverified := sorted(doubtful - decided):
-        say(f"No case of {abridged(unverified)} was verified: every one is inconclusive.")
-    return bool(unverified) and not decided
+    explained = [row for row in results.faults if known.covers(row, operators)]
+    remarks = list(reporting.remarks(results, operators, known, explained, stale))
+    remarks += [fallen[operator] for operator in sorted(fallen)]
+    wrong = len(explained) < len(results.faults) or stale or reporting.undecided(results, operators) or fallen
+    reporting.show(results, cases, known, remarks, verbose, as_json, ok=not wrong)
+    raise typer.Exit(DISAGREES if wrong else AGREES)
 
 
 @app.command()
@@ -275,19 +225,33 @@ def report(
         Files.READ,
     ],
     output: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option("--output", "-o", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."),
         Files.WRITTEN,
-    ],
+    ] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
-    """Write reports. The results of several runs become one report."""
-    for path in output:
+    """Print results that `run` wrote, or write reports (--output). The results of several runs become one report."""
+    for path in output or ():
         reports.writer(path)
     found = [load(path) for path in results]
-    refuse_replacing(output, models=chain.from_iterable(map(_files_read, found)))
+    refuse_replacing(output or (), models=chain.from_iterable(map(_files_read, found)))
     merged = found[0] if len(found) == 1 else merge(found)
-    for path in output:
-        reports.write(merged, path, _again(found) if path.suffix == ".html" else ())
+    kept = "No report is written in part: call the command again."
+    paged = any(path.suffix == ".html" for path in output or ())
+    with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+        cases = []
+        # Without a page, cases only say what the faults have in common: results of another version are shown without.
+        with nullcontext() if paged else suppress(RefgradError):
+            for one in _again(found, None if paged else _at_fault(merged)):
+                cases.append(one)
+                bar(len(cases), None, f"making cases: {one.operator}")
+        for path in output or ():
+            bar(len(cases), len(cases), f"writing {path}")
+            reports.write(merged, path, cases)
+    if not output or as_json:
+        reporting.show(merged, cases, Limitations(), (), verbose, as_json, ok=not merged.faults)
 
 
 @app.command("export")
@@ -309,14 +273,19 @@ def export_folder(
     archive: Annotated[
         bool, typer.Option("--zip", help="Write one .zip archive, whose bytes are the same in every run.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
     from refgrad.conformance.exporting.export import export_suite
 
-    with _bar() as progress:
-        operators = _split(ops) if ops is not None else None
-        made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=progress)
-    say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
+    operators = _split(ops) if ops is not None else None
+    kept = f"Nothing is kept: {str(folder)!r} is made when every test is. Export less with --ops."
+    with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+        made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=bar)
+    if as_json:
+        print_json({"folder": str(folder), "tests": list(made.tests), "left_out": made.left_out})
+    else:
+        say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
 
 
 @app.command()
@@ -326,15 +295,21 @@ def mutants(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this .json file."), Files.WRITTEN
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.mutating.mutants import summary, survey
 
-    outcomes = survey(_split(ops) if ops is not None else None, seed)
+    kept = "Nothing is kept: ask for fewer operators with --ops."
+    with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
+        outcomes = survey(_split(ops) if ops is not None else None, seed, progress=bar)
     survivors = [one for one in outcomes if not one.caught]
-    for one in survivors:
-        say(f"survived: {one.mutant}")
-    say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+    if as_json:
+        print_json(summary(outcomes))
+    else:
+        for one in survivors:
+            say(f"survived: {one.mutant}")
+        say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
     if output is not None:
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")
@@ -357,18 +332,27 @@ def _contents(listed: list[str], feeds: Path | None) -> dict[str, str]:
     return found
 
 
-def _again(found: list[Results]) -> Iterator[Case]:
-    """Find the cases of these results again: those of files which are as they were, since anybody may name a file."""
+def _at_fault(results: Results) -> set[str]:
+    """The operators with a fault of either side."""
+    rows = (row for row in results.rows if row.verdict in FAULTS or row.forward in FAULTS)
+    return {results.cases[row.case].operator for row in rows}
+
+
+def _again(found: list[Results], operators: set[str] | None = None) -> Iterator[Case]:
+    """Find the cases of these results again: those of files which are as they were, since anybody may name a file.
+
+    :param operators: the operators whose cases are found; None for all.
+    """
     for asked in {json.dumps(one.settings, sort_keys=True): one.settings for one in found}.values():
         try:
-            yield from _asked_again(asked)
+            yield from _asked_again(asked, operators)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ResultsError(
                 f"The settings of these results are malformed ({error}). Run the suite again."
             ) from error
 
 
-def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
+def _asked_again(asked: Mapping[str, Any], operators: set[str] | None) -> Iterator[Case]:
     names = ("ops", "opset", "dtype", "case", "values")
     ops, opset, dtype, case, values = (asked.get(name) for name in names)
     contents = asked.get("contents", {})  # several, of results that were put together
@@ -376,9 +360,13 @@ def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
     same = {path for path, before in known if _is_still(Path(path), before)}
     listed = [source for source in asked.get("sources", ()) if source in SOURCES or str(Path(source)) in same]
     feeds = Path(asked["feeds"]) if asked.get("feeds") and str(Path(asked["feeds"])) in same else None
-    yield from _cases(
+    if operators is not None and listed == [SOURCES[0]]:  # only these are made
+        ops = ",".join(sorted(operators.intersection(_split(ops)) if ops is not None else operators))
+    for one in _cases(
         listed, feeds, int(asked["seed"]), ops, opset or "newest", dtype, case, values, asked.get("every", 1)
-    )
+    ):
+        if operators is None or one.operator in operators:
+            yield one
 
 
 def _is_still(path: Path, known: str) -> bool:
@@ -398,12 +386,37 @@ def cases(
     source: From = None,
     every: Every = 1,
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the cases that `run` would take."""
-    for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
+    found = _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every)
+    if as_json:
+        print_json([{"name": one.name, **asdict(About.of(one))} for one in found])
+        return
+    for one in found:
         say(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
             say_lines(onnx_simple_text_plot(one.model))
+
+
+def one_case(
+    name: str, source: list[str] | None, feeds: Path | None, seed: int, opset: str, dtype: str | None, values: str
+) -> Case:
+    """The case of that name, or the only one that a pattern fits.
+
+    :raises OptionError: there is none, or several.
+    """
+    found = list(_cases(list(source or SOURCES[:1]), feeds, seed, None, opset, dtype, name, values, 1))
+    exact = [case for case in found if case.name == name] or found
+    if len(exact) != 1:
+        several = (
+            f"Several cases are called so: {abridged(case.name for case in exact)}." if exact else "There is none."
+        )
+        raise OptionError(
+            f"--case {name!r}: {several} `refgrad conformance cases` lists them; --opset, --dtype, --values and --source "
+            "choose among others than the default ones."
+        )
+    return exact[0]
 
 
 def _cases(
@@ -449,25 +462,3 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
 
 def _split(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-
-
-@contextmanager
-def _bar() -> Iterator[Report]:
-    """Show progress on stderr, with rate and remaining time, if it is a terminal."""
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (MofNCompleteColumn(), BarColumn(), rate, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns,
-        TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task("", total=None, rate="")
-
-        def report(done: int, total: int, name: str) -> None:
-            elapsed = bar.tasks[0].elapsed or 0.0
-            rate = f"{done / elapsed:.0f} cases/s" if elapsed > 1 else ""
-            bar.update(task, completed=done, total=total, description=printable(name), rate=rate)
-
-        yield report

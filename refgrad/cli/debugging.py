@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from refgrad.backends.base import load_model
+from refgrad.cli import conformance as suite
 from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import (
     AGREES,
@@ -38,9 +39,24 @@ _SIDE = (
 
 
 def compare(
-    model: Model,
     a: Annotated[str, typer.Option("--a", metavar="SIDE", help=_SIDE, show_default=False)],
     b: Annotated[str, typer.Option("--b", metavar="SIDE", help="The other side, written alike.", show_default=False)],
+    model: Annotated[
+        Path | None,
+        typer.Argument(metavar="MODEL", help="An .onnx file; or give a --case.", show_default=False),
+        Files.MODEL,
+    ] = None,
+    case: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A case of the conformance suite, instead of MODEL: `refgrad conformance cases` lists them.",
+        ),
+    ] = None,
+    opset: suite.Opset = "newest",
+    dtype: suite.Dtype = None,
+    values: suite.Values = "smooth",
+    source: suite.From = None,
     feeds: Feeds = None,
     wrt: Wrt = None,
     outputs: Outputs = None,
@@ -61,7 +77,7 @@ def compare(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two gradients of MODEL: a verdict for every tensor, the nodes at fault, and the proof by repair.
+    """Compare two gradients of MODEL, or of a case: a verdict for every tensor, the nodes at fault, and the proof by repair.
 
     The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink.
     """
@@ -71,16 +87,23 @@ def compare(
     recorded = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
     refuse_overwriting([*recorded, *((Files.WRITTEN, path) for path in output or ())])
     size, sizes = sizes_of(dim)
-    proto = load_model(model)
-    given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
-    with Bar() as bar:
+    if (model is None) == (case is None):
+        raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
+    with Bar("making the case" if case else "comparing") as bar:
+        chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtype, values)
+        given: dict[str, Any] | None
+        if chosen is not None:
+            proto, given = chosen.model, dict(chosen.feeds)
+        else:
+            proto = load_model(cast(Path, model))
+            given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
         found = comparing.compare(
             proto,
             a,
             b,
             given,
-            wrt=names(wrt),
-            outputs=names(outputs),
+            wrt=names(wrt) or (chosen.wrt if chosen else None),
+            outputs=names(outputs) or (chosen.outputs if chosen else None),
             cotangent=cotangent or "",
             seed=seed,
             size=size,
@@ -120,17 +143,18 @@ def nan(
     size, sizes = sizes_of(dim)
     proto = load_model(model)
     given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
-    found = nonfinite(
-        proto,
-        given,
-        executor=backend,
-        wrt=names(wrt),
-        outputs=names(outputs),
-        forward=forward,
-        seed=seed,
-        size=size,
-        sizes=sizes,
-    )
+    with Bar("looking for NaN and infinities"):
+        found = nonfinite(
+            proto,
+            given,
+            executor=backend,
+            wrt=names(wrt),
+            outputs=names(outputs),
+            forward=forward,
+            seed=seed,
+            size=size,
+            sizes=sizes,
+        )
     if as_json:
         print_json(comparisons.document_of_births(found))
     else:
@@ -219,7 +243,8 @@ def record(
     found = imported(function)
     if not callable(found):
         raise OptionError(f"{function!r} is a {type(found).__name__}. Give a function that returns (module, inputs).")
-    made = recorded_by(found, proto, seed)
+    with Bar("recording"):
+        made = recorded_by(found, proto, seed)
     with replacing(output) as file:
         write_arrays(file, made)
     gradients = [name for name in made if name.endswith("_grad")]

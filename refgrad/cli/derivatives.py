@@ -12,7 +12,7 @@ from onnx import ModelProto
 import refgrad
 from refgrad import recipes
 from refgrad.cli.options import Json, Keep, Model, Of, Outputs, Result, Verbose, Wrt, names, with_conventions
-from refgrad.cli.output import save
+from refgrad.cli.output import Bar, save
 from refgrad.errors import OptionError
 from refgrad.tables.conventions import ConventionOptions
 
@@ -85,17 +85,18 @@ def grad(
             raise OptionError("--of and --outputs exclude each other: --of names the output itself.")
         source = selected = recipes.select(model, of)
         targets = [selected.graph.output[0].name]
-    made = refgrad.gradient(
-        source,
-        names(wrt),
-        targets,
-        dialect=dialect,
-        cotangent=cotangent or ("input" if of is None else "ones"),
-        keep_outputs=keep_outputs,
-        recompute=recompute_within if recompute_within is not None else names(recompute_nodes) or recompute,
-        weights=weights,
-        **conventions,
-    )
+    with Bar("differentiating"):
+        made = refgrad.gradient(
+            source,
+            names(wrt),
+            targets,
+            dialect=dialect,
+            cotangent=cotangent or ("input" if of is None else "ones"),
+            keep_outputs=keep_outputs,
+            recompute=recompute_within if recompute_within is not None else names(recompute_nodes) or recompute,
+            weights=weights,
+            **conventions,
+        )
     save(made, output, model, as_json, verbose)
 
 
@@ -112,7 +113,8 @@ def _of_outputs(derivative: Callable[..., ModelProto], text: str) -> Command:
         as_json: Json = False,
         **conventions: Unpack[ConventionOptions],
     ) -> None:
-        made = derivative(model, names(wrt), names(outputs), keep_outputs=keep_outputs, **conventions)
+        with Bar("differentiating"):
+            made = derivative(model, names(wrt), names(outputs), keep_outputs=keep_outputs, **conventions)
         save(made, output, model, as_json, verbose)
 
     command.__doc__ = text
@@ -137,7 +139,8 @@ def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
         if of is not None and "[" in of:
             source = selected = recipes.select(model, of)
             target = selected.graph.output[0].name
-        made = derivative(source, names(wrt), target, keep_outputs=keep_outputs, **conventions)
+        with Bar("differentiating"):
+            made = derivative(source, names(wrt), target, keep_outputs=keep_outputs, **conventions)
         save(made, output, model, as_json, verbose)
 
     command.__doc__ = text
@@ -148,7 +151,9 @@ def _rewritten(rewrite: Callable[..., ModelProto], text: str) -> Command:
     """Return the command that writes a model with some of its operators as other operators."""
 
     def command(model: Model, output: Result, verbose: Verbose = False, as_json: Json = False) -> None:
-        save(rewrite(model), output, model, as_json, verbose, ends=("outputs",))
+        with Bar("rewriting"):
+            made = rewrite(model)
+        save(made, output, model, as_json, verbose, ends=("outputs",))
 
     command.__doc__ = f"{text}\n\n{_DATA}"
     return command

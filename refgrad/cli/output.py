@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -15,7 +16,15 @@ from typing import Any, TextIO, get_type_hints
 import typer
 from onnx import ModelProto
 from rich.console import Console
-from rich.progress import Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from typer.models import CommandFunctionType
 
 from refgrad.cli.limits import limited
@@ -191,26 +200,60 @@ def _paths(given: Any) -> list[Path]:
 
 
 class Bar:
-    """A progress bar on stderr. It appears after a second, and only on a terminal."""
+    """A progress bar on stderr, only on a terminal: what is done, of how much, for how long, how much longer.
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    :param what: what the command does, until it says more.
+    :param after: seconds until the bar appears. A command that is done by then shows none.
+    """
+
+    def __init__(self, what: str = "", after: float = 1.0) -> None:
+        self._start, self._after = time.monotonic(), after
         self._progress: Progress | None = None
+        self._known: tuple[int, int | None, str] = (0, None, what)
+        self._timer = threading.Timer(after, self._show)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Bar:
+        if sys.stderr.isatty():
+            self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._timer.cancel()
+        with self._lock:
+            self._after = math.inf
+            if self._progress is not None:
+                self._progress.stop()
 
-    def __call__(self, done: int, total: int, label: str) -> None:
-        """Show that `done` of `total` nodes are computed and that `label` is next."""
-        if self._progress is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._start < 1:
+    def __call__(self, done: int, total: int | None, label: str) -> None:
+        """Show that `done` of `total` parts are done, None if it is not known how many, and that `label` is next."""
+        self._known = done, total, label
+        if self._progress is None and time.monotonic() - self._start >= self._after:
+            self._show()
+        if self._progress is not None:
+            self._update(self._progress)
+
+    def _show(self) -> None:
+        with self._lock:
+            if self._progress is not None or not sys.stderr.isatty() or math.isinf(self._after):
                 return
-            columns = (*Progress.get_default_columns(), TextColumn("{task.fields[label]}", markup=False))
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._progress.start()
-            self._progress.add_task("nodes", total=total, label="")
-        self._progress.update(self._progress.task_ids[0], completed=done, label=printable(label))
+            columns = (
+                SpinnerColumn(),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[label]}", markup=False),
+            )
+            # What the command prints on stdout stays there.
+            progress = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+            progress.add_task("", total=None, label="")
+            self._update(progress)
+            progress.start()
+            self._progress = progress
+
+    def _update(self, progress: Progress) -> None:
+        done, total, label = self._known
+        progress.update(progress.task_ids[0], completed=done, total=total, label=printable(label))

@@ -47,7 +47,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run MODEL and print its outputs."""
-    prepared = get_backend(backend).prepare(model, **({} if precision is None else {"precision": precision}))
+    with Bar("preparing"):
+        prepared = get_backend(backend).prepare(model, **({} if precision is None else {"precision": precision}))
     size, sizes = sizes_of(dim)
     # In another precision the file still has the types that the model declares.
     declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))
@@ -62,7 +63,8 @@ def run(
     elif trace:
         raise OptionError(f"Backend {backend!r} does not give the values between. Run it with --backend numpy.")
     else:
-        results = prepared.run(given)
+        with Bar("running"):
+            results = prepared.run(given)
     if output is not None:
         with replacing(output) as file:
             write_arrays(file, results)
@@ -114,19 +116,21 @@ def check(
     """
     size, sizes = sizes_of(dim)
     given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(model, external_data=False)))
-    found = run_check(
-        model,
-        given,
-        wrt=names(wrt),
-        outputs=names(outputs),
-        backends=names(backends),
-        seed=seed,
-        size=size,
-        sizes=sizes,
-        directions=directions,
-        tolerance=tolerance,
-        random_weights=random_weights,
-    )
+    with Bar("differentiating") as bar:
+        found = run_check(
+            model,
+            given,
+            wrt=names(wrt),
+            outputs=names(outputs),
+            backends=names(backends),
+            seed=seed,
+            size=size,
+            sizes=sizes,
+            directions=directions,
+            tolerance=tolerance,
+            random_weights=random_weights,
+            progress=bar,
+        )
     if as_json:
         print_json(checks.document(found))
     else:

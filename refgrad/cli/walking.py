@@ -12,7 +12,7 @@ import typer
 from refgrad.backends.base import graph_inputs, load_model
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
-from refgrad.cli.output import Files, print_json, refuse_overwriting, say, stdout
+from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, stdout
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.errors import OptionError
@@ -100,17 +100,20 @@ def walk(
         )
 
     if html is None:
-        found = walked_with(seeds[0])
+        with Bar("walking"):
+            found = walked_with(seeds[0])
         if as_json:
             print_json(found.to_dict() if step is None else step_of(found, step).to_dict())
         else:
             show(found, stdout(), step)
         return
     asked: dict[str, list[Question]] = {}
-    for own, path in pages.items():
-        found = walked_with(own)
-        asked[path.name] = questions(found)
-        _write(path, page(found, f"{model.stem}, {own}" if is_class else model.stem, quiz))
+    with Bar() as bar:
+        for done, (own, path) in enumerate(pages.items()):
+            bar(done, len(pages), path.name)
+            found = walked_with(own)
+            asked[path.name] = questions(found)
+            _write(path, page(found, f"{model.stem}, {own}" if is_class else model.stem, quiz))
     if sheet is not None:
         _write(sheet, answers(asked))
     written = [*pages.values(), *([] if sheet is None else [sheet])]

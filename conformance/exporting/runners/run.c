@@ -7,9 +7,9 @@
  * A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
  *
  *   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
- *   unsupported   the runtime does not load the model, or says that it does not support something in it
- *   failed        a wrong output, another error, a process that ended, no answer in time, or a file of the test that is
- *                 missing or damaged: `why` begins with which
+ *   unsupported   the runtime says that it does not support something in the model
+ *   failed        a wrong output, a crash (any other error, or a process that ended), no answer in time, or a file of the
+ *                 test that is missing or damaged: `why` begins with which
  *
  * The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
  * failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
@@ -97,8 +97,46 @@ static void *owned(void *pointer) {
 }
 
 /* Whether a call of the runtime worked; if not, `why` has its words. */
+/* What runtimes say of something that they do not support. */
+static const char *const PHRASES[] = {
+    "not implemented",
+    "not_implemented",
+    "notimplemented",
+    "unimplemented",
+    "not supported",
+    "not support ",
+    "unsupported",
+    "only support",
+    "are supported",
+    "is supported",
+    "registered or supported",
+    "no kernel",
+    "could not find an implementation",
+    "no implementation for",
+    "no registered implementation",
+    "not a registered",
+    "no schema",
+    "no opset",
+    "guarantees* support for",
+    "ir version",
+    "no conversion rule",
+    "of input parameter (",
+    "invalid tensor type",
+    "cannot be fed",
+    "_inlfunc_",
+};
+static int unsupported; /* whether the last error says so: `why` may be cut */
+
+static int says_unsupported(const char *text) {
+    for (; *text; text++)
+        for (size_t k = 0; k < sizeof PHRASES / sizeof *PHRASES; k++)
+            if (!strncasecmp(text, PHRASES[k], strlen(PHRASES[k]))) return 1;
+    return 0;
+}
+
 static int fine(OrtStatus *status) {
     if (!status) return 1;
+    unsupported = says_unsupported(ort->GetErrorMessage(status));
     say("%s", ort->GetErrorMessage(status));
     ort->ReleaseStatus(status);
     return 0;
@@ -107,6 +145,7 @@ static int fine(OrtStatus *status) {
 static const struct Type *type_of(const char *name) {
     for (size_t k = 0; k < sizeof TYPES / sizeof *TYPES; k++)
         if (!strcmp(TYPES[k].name, name)) return &TYPES[k];
+    unsupported = 1;
     say("the type %s is not supported by this program", name);
     return NULL;
 }
@@ -214,7 +253,7 @@ static int is_right(const char *folder, const Test *test, const Tensor *output, 
     if (info) ort->ReleaseTensorTypeAndShapeInfo(info);
     char told[WHY] = "";
     if (!ok) {
-        snprintf(told, sizeof told, strncmp(why, DAMAGED, strlen(DAMAGED)) ? "error: %.*s" : "%.*s", WHY - 10, why);
+        snprintf(told, sizeof told, strncmp(why, DAMAGED, strlen(DAMAGED)) ? "crashed: %.*s" : "%.*s", WHY - 12, why);
     } else if (type != type_of(output->dtype)->type) {
         snprintf(told, sizeof told, "wrong: %s has another type than %s", output->name, output->dtype);
     } else if (rank != right.rank || memcmp(dims, right.dims, rank * sizeof *dims)) {
@@ -235,7 +274,6 @@ static int is_right(const char *folder, const Test *test, const Tensor *output, 
 
 /* What becomes of a test; `why` has the reason. */
 static const char *verdict(const char *folder, const Test *test) {
-    static const char *const REFUSALS[] = {"not implemented", "not supported", "unsupported", "unimplemented"};
     Array arrays[MOST];
     OrtValue *inputs[MOST] = {NULL}, *outputs[MOST] = {NULL};
     const char *read[MOST], *asked[MOST];
@@ -244,6 +282,7 @@ static const char *verdict(const char *folder, const Test *test) {
     size_t k, given = 0;
     int ran = 0, right = 1;
     why[0] = 0;
+    unsupported = 0;
     char *model = path_in(folder, test->model);
     if (!test->n_outputs) {
         say("damaged: it has no output");
@@ -279,14 +318,12 @@ static const char *verdict(const char *folder, const Test *test) {
         if (outputs[k]) ort->ReleaseValue(outputs[k]);
     if (session) ort->ReleaseSession(session);
     if (options) ort->ReleaseSessionOptions(options);
-    if (!ok) return VERDICTS[strncmp(why, DAMAGED, strlen(DAMAGED)) ? UNSUPPORTED : FAILED];
     if (ran) return VERDICTS[right ? PASSED : FAILED];
-    for (char *c = why; *c; c++)
-        for (k = 0; k < sizeof REFUSALS / sizeof *REFUSALS; k++)
-            if (!strncasecmp(c, REFUSALS[k], strlen(REFUSALS[k]))) return VERDICTS[UNSUPPORTED];
+    if (!ok && !strncmp(why, DAMAGED, strlen(DAMAGED))) return VERDICTS[FAILED];
+    if (unsupported) return VERDICTS[UNSUPPORTED];
     char told[WHY];
     snprintf(told, sizeof told, "%s", why);
-    say("error: %.*s", WHY - 10, told);
+    say("crashed: %.*s", WHY - 12, told);
     return VERDICTS[FAILED];
 }
 

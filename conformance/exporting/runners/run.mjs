@@ -7,9 +7,9 @@
 // A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
 //
 //   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
-//   unsupported   the runtime does not load the model, or says that it does not support something in it
-//   failed        a wrong output, another error, a process that ended, no answer in time, or a file of the test that is
-//                 missing or damaged: `why` begins with which
+//   unsupported   the runtime says that it does not support something in the model
+//   failed        a wrong output, a crash (any other error, or a process that ended), no answer in time, or a file of the
+//                 test that is missing or damaged: `why` begins with which
 //
 // The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
 // failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
@@ -24,7 +24,34 @@ import { fileURLToPath, pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
 
 const RUNTIMES = ['onnxruntime-node', 'onnxruntime-web'];
-const UNSUPPORTED = /not implemented|not supported|unsupported|unimplemented|invalid tensor type/i;
+const PHRASES = [ // what runtimes say of something that they do not support
+  'not implemented',
+  'not_implemented',
+  'notimplemented',
+  'unimplemented',
+  'not supported',
+  'not support ',
+  'unsupported',
+  'only support',
+  'are supported',
+  'is supported',
+  'registered or supported',
+  'no kernel',
+  'could not find an implementation',
+  'no implementation for',
+  'no registered implementation',
+  'not a registered',
+  'no schema',
+  'no opset',
+  'guarantees* support for',
+  'ir version',
+  'no conversion rule',
+  'of input parameter (',
+  'invalid tensor type',
+  'cannot be fed',
+  '_inlfunc_',
+];
+const unsupported = (text) => PHRASES.some((phrase) => text.toLowerCase().includes(phrase));
 const ARRAYS = {
   float32: Float32Array, float64: Float64Array, float16: Uint16Array,
   int64: BigInt64Array, uint64: BigUint64Array, int32: Int32Array, uint32: Uint32Array,
@@ -112,7 +139,7 @@ async function verdict(ort, folder, test) {
     if (!expected.length) throw new Error('it has no output');
   } catch (error) {
     const told = String(error.message);
-    return UNSUPPORTED.test(told) ? ['unsupported', told] : ['failed', `damaged: ${told}`];
+    return unsupported(told) ? ['unsupported', told] : ['failed', `damaged: ${told}`];
   }
   try {
     const feeds = {};
@@ -125,8 +152,9 @@ async function verdict(ort, folder, test) {
     const wrong = difference(test, expected, results);
     return wrong ? ['failed', `wrong: ${wrong}`] : ['passed', ''];
   } catch (error) {
-    const told = String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
-    return !session || UNSUPPORTED.test(told) ? ['unsupported', told] : ['failed', `error: ${told}`];
+    const said = String(error?.message ?? error).replace(/\s+/g, ' ');
+    const told = said.slice(0, 300);
+    return unsupported(said) ? ['unsupported', told] : ['failed', `crashed: ${told}`];
   } finally {
     await session?.release?.();
   }

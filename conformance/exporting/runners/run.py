@@ -6,9 +6,9 @@
 A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
 
     passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
-    unsupported   the runtime does not load the model, or says that it does not support something in it
-    failed        a wrong output, another error, a process that ended, no answer in time, or a file of the test that is
-                  missing or damaged: `why` begins with which
+    unsupported   the runtime says that it does not support something in the model
+    failed        a wrong output, a crash (any other error, or a process that ended), no answer in time, or a file of the
+                  test that is missing or damaged: `why` begins with which
 
 The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
 failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
@@ -35,7 +35,33 @@ from typing import Any
 import numpy as np
 import runtimes
 
-_UNSUPPORTED = ("not implemented", "not supported", "unsupported", "unimplemented", "notimplemented", "no opset")
+_UNSUPPORTED = (  # what runtimes say of something that they do not support
+    "not implemented",
+    "not_implemented",
+    "notimplemented",
+    "unimplemented",
+    "not supported",
+    "not support ",
+    "unsupported",
+    "only support",
+    "are supported",
+    "is supported",
+    "registered or supported",
+    "no kernel",
+    "could not find an implementation",
+    "no implementation for",
+    "no registered implementation",
+    "not a registered",
+    "no schema",
+    "no opset",
+    "guarantees* support for",
+    "ir version",
+    "no conversion rule",
+    "of input parameter (",
+    "invalid tensor type",
+    "cannot be fed",
+    "_inlfunc_",
+)
 _WORDS = 300  # letters of a message that are kept
 _ROWS, _COLUMNS = ("test", "input", "output"), 4
 
@@ -103,7 +129,6 @@ def difference(test: Test, outputs: list[Any]) -> str:
 
 def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str]:
     """What becomes of a test."""
-    loaded = False
     try:
         test = load(folder, rows)
     except NotImplementedError as error:
@@ -112,15 +137,18 @@ def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str
         return "failed", f"damaged: {_told(error)}"
     try:
         run = runtime(test.model, list(test.inputs), list(test.outputs))
-        loaded = True
         outputs = run(list(test.inputs.values()))
     except Exception as error:
-        told = _told(error)
-        if not loaded or any(word in told.lower() for word in _UNSUPPORTED):
-            return "unsupported", told
-        return "failed", f"error: {told}"
+        if _says_unsupported(error):
+            return "unsupported", _told(error)
+        return "failed", f"crashed: {_told(error)}"
     wrong = difference(test, outputs)
     return ("failed", f"wrong: {wrong}") if wrong else ("passed", "")
+
+
+def _says_unsupported(error: Exception) -> bool:
+    said = f"{type(error).__name__}: {error}".lower()
+    return isinstance(error, NotImplementedError) or any(phrase in said for phrase in _UNSUPPORTED)
 
 
 def _told(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """How each runtime is called. A function takes the path of a model, and the names of its inputs and outputs in their order.
 
-It returns a function from the arrays of the inputs to those of the outputs. An error of the first means that the runtime does
-not load the model.
+It returns a function from the arrays of the inputs to those of the outputs. An error that says that something is not supported
+means just that; every other one is a crash.
 """
 
 from __future__ import annotations

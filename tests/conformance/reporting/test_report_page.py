@@ -13,7 +13,7 @@ from reporting import HOSTILE, MODEL, PAIRS, RESULTS, made
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, REFUSED, WRONG
-from refgrad.conformance.reporting import write
+from refgrad.conformance.reporting import groups, write
 from refgrad.conformance.reporting.tally import MARKS
 from refgrad.escaping import printable, shell_line
 
@@ -265,6 +265,28 @@ def test_it_can_be_walked_with_the_keyboard(opened):
     page.keyboard.press("Enter")
     page.wait_for_selector("#cases")
     assert page.locator("h2").inner_text() == "All operators · refgrad on numpy"
+
+
+def test_the_groups_of_faults_are_listed_and_filtered(opened):
+    found = groups.faults(RESULTS)
+    page = opened()
+    shown = page.locator("#groups tbody tr")
+    assert shown.count() == 10 < len(found)
+    first = shown.nth(0).inner_text()
+    assert found[0].who in first
+    assert found[0].fault in first
+    assert found[0].command in first
+    assert page.locator("#without li").all_inner_texts() == [
+        printable(line) for line in groups.without_answer(groups.lacking(RESULTS))
+    ]
+    page = opened(q="Op2", all="yes")
+    assert shown.count() == len([group for group in found if group.operator == "Op2"])
+    page = opened(builder="onnx-ad", verdict=WRONG, all="yes")
+    assert shown.count() == len(
+        [one for one in found if one.verdict == WRONG and (one.side != "builder" or one.name == "onnx-ad")]
+    )
+    page.locator("#groups a").first.click()
+    assert page.locator(".verdicts").count() == 1
 
 
 BASICS = {

@@ -27,11 +27,12 @@ from refgrad.conformance.judging.verdicts import (
     WRONG,
     ResultRow,
 )
-from refgrad.conformance.reporting import WRITERS, html, junit, markdown, write
+from refgrad.conformance.reporting import WRITERS, groups, html, junit, markdown, terminal, write
 from refgrad.conformance.reporting.tally import MARKS, by_operator, totals
 from refgrad.conformance.reporting.terminal import show
 from refgrad.conformance.running.results import LETTERS, About, Results, load, merge
 from refgrad.errors import OptionError, OutputFileError, ResultsError
+from refgrad.escaping import printable
 
 pytestmark = pytest.mark.interpreter
 
@@ -386,27 +387,37 @@ def test_a_board_without_faults_says_so():
 # The terminal
 
 
-def test_the_terminal_shows_counts_and_faults():
+def shown(results, verbose=False):
     console = Console(record=True, width=400, file=io.StringIO())
-    show(RESULTS, console, limit=None)
-    text = console.export_text()
+    show(results, console, verbose)
+    return console.export_text()
+
+
+def test_the_terminal_shows_counts_and_with_verbose_every_fault():
+    text = shown(RESULTS, verbose=True)
     for (builder, executor), count in totals(RESULTS).items():
         (line,) = (ln.split() for ln in text.splitlines() if ln.split()[:2] == [builder, executor])
         assert sorted(map(int, line[2:])) == sorted(count.values())
     faults = [row for row in RESULTS.rows if row.verdict in FAULTS]
-    assert sum(line.strip().startswith(tuple(FAULTS)) for line in text.splitlines()) == len(faults)
+    for row in faults:
+        assert f"   {printable(row.case)} ({row.builder} on {row.executor}): " in text
     assert f"{len(faults)} faults in {len(RESULTS.rows)} verdicts on 41 cases of 8 operators" in text
     assert "[bold]it's</bold>" in text
     assert "\x1b" not in text
 
 
 def test_the_terminal_says_what_it_leaves_out():
-    console = Console(record=True, width=200, file=io.StringIO())
-    show(RESULTS, console, limit=3)
-    text = console.export_text()
-    faults = sum(row.verdict in FAULTS for row in RESULTS.rows)
-    assert f"and {faults - 3} faults more" in text
-    assert f"Once more, alone: {RESULTS.command(RESULTS.faults[0])}" in text
+    text = shown(RESULTS)
+    found = groups.faults(RESULTS)
+    assert f"and {len(found) - terminal.GROUPS_SHOWN} groups of faults more" in text
+    assert f"Once more, alone: {RESULTS.command(found[0].smallest)}" in text
+    assert len(text.splitlines()) <= 40
+
+
+def test_every_fault_is_in_one_group():
+    rows = [row for group in groups.faults(RESULTS) for row in group.rows]
+    assert {(r.case, r.builder, r.executor) for r in rows} == {(r.case, r.builder, r.executor) for r in RESULTS.faults}
+    assert len(rows) == len(RESULTS.faults)
 
 
 # The page's data, and writing

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from refgrad.conformance.case import node_case
 from refgrad.conformance.exporting.export import export
 from refgrad.conformance.exporting.known import known_failures
+from refgrad.conformance.judging.verdicts import PHRASES
 
 pytestmark = [pytest.mark.browser, pytest.mark.stock, pytest.mark.slow]
 
@@ -82,7 +84,7 @@ def planted(path, inputs, outputs):
     if name == "test_grad_mul":
         time.sleep(60)
     if name == "test_grad_exp_float16":
-        raise ValueError("there is no such operator")
+        raise ValueError("there is no such attribute")
     def run(arrays):
         print("words of the runtime", flush=True)
         if name == "test_grad_neg":
@@ -103,12 +105,12 @@ def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
     assert found == {
         "test_grad_exp": ("failed", "crashed: the process ended with code 7"),
         "test_grad_mul": ("failed", "timed out: no answer in 5 s"),
-        "test_grad_exp_float16": ("unsupported", "ValueError: there is no such operator"),
+        "test_grad_exp_float16": ("failed", "crashed: ValueError: there is no such attribute"),
         "test_grad_neg": ("unsupported", "ValueError: Neg is not implemented"),
-        "test_grad_exp_scalar": ("failed", "error: ValueError: planted"),
+        "test_grad_exp_scalar": ("failed", "crashed: ValueError: planted"),
         "test_grad_exp_empty": ("failed", "wrong: 2 outputs instead of 1"),
     }
-    assert (summary["failed"], summary["unsupported"], code) == (4, 2, 1)
+    assert (summary["failed"], summary["unsupported"], code) == (5, 1, 1)
 
 
 def _cut(path, letters):
@@ -284,13 +286,14 @@ def test_onnxruntime_in_c(suite, tmp_path):
     found, summary, code = run(tmp_path / "suite", str(library), "gradients", program=[runner])
     assert {name: verdict for name, (verdict, _) in found.items()} == {
         "test_grad_exp": "failed",
-        "test_grad_mul": "unsupported",
+        "test_grad_mul": "failed",
         "test_grad_exp_float16": "failed",
         "test_grad_neg": "failed",
         "test_grad_exp_scalar": "passed",
         "test_grad_exp_empty": "passed",
     }
     assert found["test_grad_exp"][1].startswith("wrong: input_grad is off by ")
+    assert found["test_grad_mul"][1].startswith("crashed: ")
     assert found["test_grad_neg"][1] == "damaged: test_grad_neg/test_data_set_0/input_0.npy cannot be read"
     assert code == 1
     for arguments, told in (
@@ -301,6 +304,16 @@ def test_onnxruntime_in_c(suite, tmp_path):
     ):
         done = subprocess.run([runner, *arguments], capture_output=True, text=True, check=False, cwd=suite)
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [("run.py", "_UNSUPPORTED = (", "\n)"), ("run.mjs", "PHRASES = [", "\n]"), ("run.c", "PHRASES[] = {", "\n}")],
+)
+def test_the_runners_know_the_phrases_of_the_suite(file, before, after):
+    text = (ROOT / "conformance" / "exporting" / "runners" / file).read_text(encoding="utf-8")
+    listed = text.partition(before)[2].partition(after)[0]
+    assert tuple(re.findall(r"^ +[\"'](.*)[\"'],$", listed, re.MULTILINE)) == PHRASES
 
 
 # What was measured

@@ -1,0 +1,135 @@
+"""What the commands of `refgrad conformance` print: progress, what an interruption keeps, results and remarks."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from refgrad.cli.output import Bar, print_json, say, stdout
+from refgrad.conformance.case import Case
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
+from refgrad.conformance.reporting import groups, terminal
+from refgrad.conformance.running.limitations import Limitation, Limitations
+from refgrad.conformance.running.results import Results
+from refgrad.conformance.running.runner import Plan, in_lanes
+from refgrad.errors import WorkerError, abridged
+from refgrad.worker import Worker
+
+
+class Progress:
+    """Shows on a bar how many cases are done, of which operators, and the verdicts so far."""
+
+    def __init__(self, cases: list[Case], bar: Bar) -> None:
+        self._bar, self._of = bar, {case.name: case.operator for case in cases}
+        self._operators: set[str] = set()
+        self._verdicts: Counter[str] = Counter()
+        bar(0, len(cases), "starting processes")
+
+    def __call__(self, done: int, total: int, case: str, rows: Sequence[ResultRow]) -> None:
+        """Count the verdicts on one more case."""
+        self._operators.add(self._of[case])
+        self._verdicts.update(row.verdict for row in rows)
+        so_far = ", ".join(f"{self._verdicts[verdict]} {verdict}" for verdict in VERDICTS if self._verdicts[verdict])
+        self._bar(done, total, f"{self._of[case]}; {len(self._operators)} operators; {so_far}")
+
+
+def kept_in(journal: Path | None) -> str:
+    """What an interrupted run leaves behind, and how to go on."""
+    if journal is None:
+        return "Nothing is kept: with --journal FILE a run can be resumed."
+    if not journal.exists():
+        return "Nothing is kept: the journal begins with the first verdict."
+    count = max(journal.read_bytes().count(b"\n") - 1, 0)  # the first line has the settings
+    return f"The journal {str(journal)!r} has the verdicts on {count} cases: repeat the command with --resume to go on."
+
+
+@contextmanager
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Say what `kept` returns if the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
+        raise
+
+
+def wrong_forwards(cases: list[Case], plan: Plan) -> dict[str, str]:
+    """The operators whose independent forward is not that of the operator, with the reason.
+
+    Their oracles are silent where they compute something else, so no verdict tells.
+    """
+    from refgrad.conformance.oracles import forwards
+
+    if not {"complex-step", "reference"} & set(plan.oracles):
+        return {}
+    said: dict[str, str] = {}
+    for case, why in in_lanes(_of_forward, forwards.few(cases), plan.seconds, plan.memory):
+        if why:
+            said.setdefault(case.operator, why)
+    return said
+
+
+def _of_forward(case: Case, worker: Worker) -> str:
+    from refgrad.conformance.oracles import forwards
+
+    try:
+        return worker.call(forwards.fault, case) or ""
+    except WorkerError as error:
+        return f"{case.operator}: its independent forward cannot be compared in {case}: {error}"
+
+
+def show(
+    results: Results,
+    cases: Iterable[Case],
+    known: Limitations,
+    remarks: Sequence[str],
+    verbose: bool,
+    as_json: bool,
+    ok: bool,
+) -> None:
+    """Print the results, by groups of faults or as JSON."""
+    operators = {name: about.operator for name, about in results.cases.items()}
+
+    def is_known(row: ResultRow, what: str) -> bool:
+        return known.covers_model(row, operators) if what == groups.MODEL else bool(known.covers(row, operators))
+
+    found, without = groups.faults(results, cases, is_known), groups.lacking(results)
+    if as_json:
+        print_json(terminal.document(results, found, without, ok) | {"remarks": list(remarks)})
+        return
+    terminal.show(results, stdout(), verbose, found, without)
+    for line in remarks:
+        say(line)
+
+
+def remarks(
+    results: Results,
+    operators: Mapping[str, str],
+    known: Limitations,
+    explained: Sequence[ResultRow],
+    stale: Sequence[tuple[Limitation, str]],
+) -> Iterator[str]:
+    """What is said beneath the results: limitations, and operators of which no case came to a verdict."""
+    if known.entries:
+        yield f"{len(explained)} of {len(results.faults)} faults are known limitations."
+    for entry, why in stale:
+        yield f"The limitation {entry} {why}. Remove it."
+    if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
+        yield f"No case of {abridged(unverified)} was verified: every one is inconclusive."
+
+
+def undecided(results: Results, operators: Mapping[str, str]) -> bool:
+    """True if no case of any operator came to a verdict."""
+    return bool(_doubtful(results, operators)) and not _decided(results, operators)
+
+
+def _doubtful(results: Results, operators: Mapping[str, str]) -> set[str]:
+    return {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
+
+
+def _decided(results: Results, operators: Mapping[str, str]) -> set[str]:
+    decisive = {*FAULTS, AGREED, CONVENTION}
+    return {operators[row.case] for row in results.rows if row.verdict in decisive}

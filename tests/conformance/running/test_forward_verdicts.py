@@ -1,0 +1,200 @@
+"""Is an executor right of the model itself, and who is at fault: verdicts that a run gives beside those on gradients."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import toys
+from foreign import _Prepared, _Spoiling
+
+from refgrad.backends.base import Backend
+from refgrad.conformance.case import node_case
+from refgrad.conformance.judging.verdicts import says_unsupported
+from refgrad.conformance.running.journal import Journal
+from refgrad.conformance.running.results import load
+from refgrad.conformance.running.runner import Plan
+from refgrad.conformance.running.suite import run_suite
+from refgrad.errors import ResultsError
+
+pytestmark = pytest.mark.suite
+
+X = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
+
+
+class _Failing(Backend):
+    """It raises while it prepares a model."""
+
+    name = "failing"
+
+    def description(self) -> str:
+        return "fails"
+
+    def prepare(self, model, **options):
+        raise self.error
+
+
+class Keyed(_Failing):
+    error = KeyError("Exp")
+
+
+class Refusing(_Failing):
+    error = NotImplementedError("Exp")
+
+
+class Saying(_Failing):
+    error = RuntimeError("There is no kernel for Exp")
+
+
+class Slowly(Backend):
+    """It raises while it runs a gradient, and computes the model itself."""
+
+    name = "slowly"
+
+    def description(self) -> str:
+        return "fails on gradients"
+
+    def prepare(self, model, **options):
+        real = toys.get_backend("numpy").prepare(model)
+
+        def act(prepared, feeds):
+            if any(name.endswith("_grad") for name in feeds):
+                raise ZeroDivisionError("of a gradient")
+            return real.run(feeds)
+
+        return _Prepared(model, act)
+
+
+class Halved(_Spoiling):
+    """Half of every gradient; the model itself is right."""
+
+    def spoil(self, results, feeds):
+        if not any(name.endswith("_grad") for name in feeds):
+            return results
+        return {name: value / 2 for name, value in results.items()}
+
+
+class Shifted(_Spoiling):
+    """Another result of the model itself; the gradient is right."""
+
+    def spoil(self, results, feeds):
+        if any(name.endswith("_grad") for name in feeds):
+            return results
+        return {name: value + np.float32(1) for name, value in results.items()}
+
+
+def rows(executor, builder="refgrad", case=None, **plan):
+    asked = Plan((builder,), (executor,), **plan)
+    return run_suite([case or node_case("Exp", X)], asked, lanes=1).rows
+
+
+def row(executor, builder="refgrad", case=None):
+    [one] = rows(
+        f"test_forward_verdicts:{executor}" if ":" not in executor and executor != "numpy" else executor, builder, case
+    )
+    return one
+
+
+@pytest.mark.parametrize(
+    ("executor", "verdict", "forward", "note"),
+    [
+        ("Keyed", "crashed", "crashed", "KeyError: 'Exp'"),
+        ("Refusing", "not supported", "not supported", "NotImplementedError: Exp"),
+        ("Saying", "not supported", "not supported", "RuntimeError: There is no kernel for Exp"),
+        ("Slowly", "crashed", "", "ZeroDivisionError: of a gradient"),
+    ],
+)
+def test_only_what_says_so_is_not_supported(executor, verdict, forward, note):
+    found = row(executor)
+    assert (found.verdict, found.forward, found.note) == (verdict, forward, note)
+    assert found.side == ("executor" if verdict == "crashed" else "")
+
+
+@pytest.mark.parametrize(
+    ("executor", "builder", "verdict", "side", "forward"),
+    [
+        ("Halved", "refgrad", "wrong", "executor", ""),
+        ("Shifted", "refgrad", "agreed", "", "wrong"),
+        ("foreign:Zeros", "refgrad", "wrong", "executor", "crashed"),  # it knows no other outputs
+        ("foreign:More", "foreign:doubled", "wrong", "builder", ""),
+        ("Shifted", "foreign:doubled", "wrong", "builder", "wrong"),
+        ("Keyed", "foreign:doubled", "crashed", "executor", "crashed"),
+        ("Slowly", "foreign:doubled", "crashed", "executor", ""),
+        ("numpy", "foreign:doubled", "wrong", "builder", ""),
+        ("numpy", "foreign:asserting", "crashed", "builder", ""),
+        ("foreign:Fewer", "refgrad", "wrong", "executor", "wrong"),
+        ("numpy", "foreign:nothing", "wrong", "builder", ""),
+        ("numpy", "refgrad", "agreed", "", ""),
+    ],
+)
+def test_the_side_at_fault_is_named(executor, builder, verdict, side, forward):
+    found = row(executor, builder)
+    assert (found.verdict, found.side, found.forward) == (verdict, side, forward), found
+
+
+def test_a_wrong_result_is_named_with_its_element():
+    said = re.fullmatch(r"element \((\d), (\d)\) of 'output' is (.+) instead of (.+)", row("Shifted").forward_note)
+    place, got, due = (int(said[1]), int(said[2])), float(said[3]), float(said[4])
+    assert got == pytest.approx(due + 1, rel=1e-5)
+    assert due == pytest.approx(np.exp(np.float64(X[place])), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        node_case("Exp", X.astype(np.float16)),
+        node_case("Dropout", X, np.float32(0.5), np.array(True), opset=22),
+        node_case("TopK", X, np.array([2]), opset=11, outputs=2),
+        node_case("QuantizeLinear", X, np.float32(0.1), np.uint8(3), opset=21),
+        node_case("ReduceMax", X[:, :0], np.array([0]), opset=20),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("executor", ["onnx.reference", "ort-cpu"])
+def test_who_computes_the_model_is_right(executor, case):
+    if executor == "ort-cpu":
+        pytest.importorskip("onnxruntime")
+    for found in rows(executor, case=case):
+        assert found.forward in ("", "not supported"), found
+
+
+@pytest.mark.parametrize(
+    ("message", "raised", "expected"),
+    [
+        ("Exp", "NotImplementedError", True),
+        ("Exp", "KeyError", False),
+        (
+            "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Exp(13)",
+            "NotImplemented",
+            True,
+        ),
+        ("com.microsoft:Foo(-1) is not a registered function/op", "Fail", True),
+        ("No conversion rule found for operations: Scan-16", "OpConversionFailure", True),
+        ("index 3 is out of bounds", "IndexError", False),
+        ("Non-zero status code returned while running Pad node", "Fail", False),
+        ("the model has opset 21", "ValueError", False),
+    ],
+)
+def test_an_error_says_that_something_is_not_supported(message, raised, expected):
+    assert says_unsupported(message, raised) is expected
+
+
+def test_sides_and_forwards_are_kept_in_files(tmp_path):
+    plan = Plan(("refgrad", "foreign:doubled"), ("test_forward_verdicts:Shifted", "test_forward_verdicts:Keyed"))
+    with Journal(tmp_path / "journal", {}) as journal:
+        results = run_suite([node_case("Exp", X)], plan, lanes=1, journal=journal)
+    with Journal(tmp_path / "journal", {}, resume=True) as journal:
+        assert journal.done == {results.rows[0].case: list(results.rows)}
+    results.save(tmp_path / "results.json")
+    loaded = load(tmp_path / "results.json")
+
+    def told(found):
+        return [(one.verdict, one.side, one.forward, one.forward_note) for one in found.rows]
+
+    assert sorted(told(loaded)) == sorted(told(results))
+    assert {one.side for one in results.rows} == {"", "builder", "executor"}
+    text = (tmp_path / "results.json").read_text()
+    (tmp_path / "results.json").write_text(text.replace('"builder",', '"nobody",'))
+    with pytest.raises(ResultsError, match="sides"):
+        load(tmp_path / "results.json")
