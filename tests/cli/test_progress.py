@@ -15,7 +15,7 @@ import pytest
 from refgrad.cli import output
 from refgrad.cli.output import Bar
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 terminal = pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
 # A command whose cases take their time, or that does nothing else than wait: a signal comes in between.

@@ -10,7 +10,7 @@ import toys
 from refgrad.cli import main
 from refgrad.conformance.reporting.html import data_of
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 OPERATORS = (toys.WRONG, toys.MISSING, toys.RAISING, toys.LOST)
 SCREEN = 40  # lines

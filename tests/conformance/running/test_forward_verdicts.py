@@ -6,10 +6,7 @@ import re
 
 import numpy as np
 import pytest
-import toys
-from foreign import _Prepared, _Spoiling
 
-from refgrad.backends.base import Backend
 from refgrad.conformance.case import node_case
 from refgrad.conformance.judging.verdicts import says_unsupported
 from refgrad.conformance.running.journal import Journal
@@ -18,70 +15,9 @@ from refgrad.conformance.running.runner import Plan
 from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import ResultsError
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 X = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
-
-
-class _Failing(Backend):
-    """It raises while it prepares a model."""
-
-    name = "failing"
-
-    def description(self) -> str:
-        return "fails"
-
-    def prepare(self, model, **options):
-        raise self.error
-
-
-class Keyed(_Failing):
-    error = KeyError("Exp")
-
-
-class Refusing(_Failing):
-    error = NotImplementedError("Exp")
-
-
-class Saying(_Failing):
-    error = RuntimeError("There is no kernel for Exp")
-
-
-class Slowly(Backend):
-    """It raises while it runs a gradient, and computes the model itself."""
-
-    name = "slowly"
-
-    def description(self) -> str:
-        return "fails on gradients"
-
-    def prepare(self, model, **options):
-        real = toys.get_backend("numpy").prepare(model)
-
-        def act(prepared, feeds):
-            if any(name.endswith("_grad") for name in feeds):
-                raise ZeroDivisionError("of a gradient")
-            return real.run(feeds)
-
-        return _Prepared(model, act)
-
-
-class Halved(_Spoiling):
-    """Half of every gradient; the model itself is right."""
-
-    def spoil(self, results, feeds):
-        if not any(name.endswith("_grad") for name in feeds):
-            return results
-        return {name: value / 2 for name, value in results.items()}
-
-
-class Shifted(_Spoiling):
-    """Another result of the model itself; the gradient is right."""
-
-    def spoil(self, results, feeds):
-        if any(name.endswith("_grad") for name in feeds):
-            return results
-        return {name: value + np.float32(1) for name, value in results.items()}
 
 
 def rows(executor, builder="refgrad", case=None, **plan):
@@ -90,9 +26,7 @@ def rows(executor, builder="refgrad", case=None, **plan):
 
 
 def row(executor, builder="refgrad", case=None):
-    [one] = rows(
-        f"test_forward_verdicts:{executor}" if ":" not in executor and executor != "numpy" else executor, builder, case
-    )
+    [one] = rows(f"failing:{executor}" if ":" not in executor and executor != "numpy" else executor, builder, case)
     return one
 
 
@@ -181,7 +115,7 @@ def test_an_error_says_that_something_is_not_supported(message, raised, expected
 
 
 def test_sides_and_forwards_are_kept_in_files(tmp_path):
-    plan = Plan(("refgrad", "foreign:doubled"), ("test_forward_verdicts:Shifted", "test_forward_verdicts:Keyed"))
+    plan = Plan(("refgrad", "foreign:doubled"), ("failing:Shifted", "failing:Keyed"))
     with Journal(tmp_path / "journal", {}) as journal:
         results = run_suite([node_case("Exp", X)], plan, lanes=1, journal=journal)
     with Journal(tmp_path / "journal", {}, resume=True) as journal:
