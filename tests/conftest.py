@@ -1,0 +1,75 @@
+"""Which tests of a matrix run: by default all. With REFGRAD_SAMPLE=8 one of eight, others for another content of the package.
+
+A matrix is a function with the mark `matrix`: it asks the same of many cases. Its tests are sorted by the first word of their
+names, an operator's, and every eighth is kept: an operator with so many cases has one. Nothing is random: the same package
+keeps the same tests on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+VARIABLE = "REFGRAD_SAMPLE"
+ROOT = Path(__file__).parent.parent
+SOURCES = ("refgrad", "backends", "conformance")
+
+
+def share() -> int:
+    """Of how many tests of a matrix one is kept."""
+    text = os.environ.get(VARIABLE) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise pytest.UsageError(
+            f"{VARIABLE}={text!r} is no number of tests: 1 runs all, 8 one of eight of every matrix."
+        )
+    return int(text)
+
+
+@cache
+def content() -> str:
+    """What the files of the package are, in eight digits: with them the sample changes."""
+    found = sha256()
+    for folder in SOURCES:
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in {".py", ".toml", ".json"}:
+                found.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
+    return found.hexdigest()[:8]
+
+
+def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
+    """The names of a sample: of the tests `module::function[operator-form]` of each function one of so many, at least one."""
+
+    def number(name: str) -> int:
+        return int(sha256(f"{content} {name}".encode()).hexdigest(), 16)
+
+    functions: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        functions[name.partition("[")[0]].append(name)
+    chosen: set[str] = set()
+    for function, same in functions.items():
+        same.sort(key=lambda name: (name.partition("[")[2].partition("-")[0], number(name)))
+        chosen.update(same[number(function) % min(one_of, len(same)) :: one_of])
+    return chosen
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not in the sample."""
+    one_of = share()
+    matrices = [item.nodeid for item in items if item.get_closest_marker("matrix")]
+    gone = {*matrices} - kept(matrices, one_of, content()) if one_of > 1 else set()
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in gone])
+    items[:] = [item for item in items if item.nodeid not in gone]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say that it is a sample, and of what."""
+    said = session.config.pluginmanager.get_plugin("terminalreporter")
+    if share() > 1 and said is not None and not hasattr(session.config, "workerinput"):
+        said.write_line(f"One of {share()} tests of a matrix, those of the content {content()}. All: {VARIABLE}=1.")
