@@ -299,7 +299,8 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """A wheel, an editable install and a bare checkout all find every package."""
-    session.install("build", "pytest")
+    needed = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]  # lent to the environments of the tests
+    session.install("pytest", "hypothesis", *needed)
     pytest(session, own(session), "tests/packaging", "-p", "no:cacheprovider")
 
 
