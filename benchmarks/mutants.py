@@ -1,31 +1,45 @@
 """Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
+python benchmarks/mutants.py --kept CONTENT [OPERATOR ...]    # results/mutants_kept.json: those that the sessions of CI notice
 
-Minutes.
+The content is that of a package, eight digits of which the sample of the sessions depends (tests/conftest.py): "now" is this
+package's, any other word makes another sample. Minutes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.progress import track
 from timing import RESULTS
 
+from refgrad.conformance.case import Case
 from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
 
 WORKERS = 2
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+KEPT = RESULTS / "mutants_kept.json"
+FUNCTION = r"def test_\w*differences\w*\("  # of a test that compares a gradient with differences
 
 
 def main(operators: Sequence[str]) -> None:
     """Survey, and write what came out."""
     names = list(operators or (*ruled(), *defined()))
-    with ProcessPoolExecutor(WORKERS) as pool:
-        surveyed = pool.map(survey, [[name] for name in names])
-        found: list[Outcome] = [one for part in track(surveyed, "operators", len(names)) for one in part]
+    found = list(surveyed(names))
     for outcome in found:
         if not outcome.caught and not outcome.mutant.reason:
             print("no reason:", outcome.mutant, outcome.note)
@@ -33,5 +47,61 @@ def main(operators: Sequence[str]) -> None:
         (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
 
 
+def kept(content: str, operators: Sequence[str]) -> None:
+    """Survey with the cases that the tests of a sample ask first, and write which mutants these do not catch."""
+    names = list(operators or (*ruled(), *defined()))
+    every, sampled = cases_of_tests(content)
+    row = noticed(list(surveyed(names, sampled)), sampled) | {"cases": len(sampled), "of": len(every)}
+    rows = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    print(json.dumps(row, indent=1))
+    if not operators:
+        KEPT.write_text(json.dumps(rows | {content: row}, indent=1) + "\n")
+
+
+def surveyed(names: Sequence[str], first: Collection[str] = ()) -> Iterator[Outcome]:
+    """The outcome of every mutant of these operators."""
+    with ProcessPoolExecutor(WORKERS) as pool:
+        parts = pool.map(partial(survey, first=first), [[name] for name in names])
+        for part in track(parts, "operators", len(names)):
+            yield from part
+
+
+def noticed(outcomes: Sequence[Outcome], sampled: Collection[str]) -> dict[str, Any]:
+    """How many mutants there are, how many all cases catch, how many the sampled ones do, and the difference."""
+    caught = [one for one in outcomes if one.caught]
+    missed = [asdict(one.mutant) for one in caught if one.case not in sampled]
+    return {"mutants": len(outcomes), "whole": len(caught), "noticed": len(caught) - len(missed), "missed": missed}
+
+
+def cases_of_tests(content: str) -> tuple[set[str], set[str]]:
+    """The names of the cases whose gradient any test compares with differences, and of those that a sample does."""
+    spec = importlib.util.spec_from_file_location("sampling", TESTS / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sampling = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sampling)
+    content = sampling.content() if content == "now" else content
+    asked: dict[
+        str, tuple[str, bool]
+    ] = {}  # by the name of the test: the case, and whether the function is one of forms
+
+    class Collected:
+        def pytest_collection_finish(self, session: pytest.Session) -> None:
+            for item in session.items:
+                case = getattr(item, "callspec", None) and item.callspec.params.get("case")
+                if isinstance(case, Case) and re.match(FUNCTION, f"def {item.name.partition('[')[0]}("):
+                    asked[item.nodeid] = case.name, item.get_closest_marker("forms") is not None
+
+    files = [file for file in sorted(TESTS.rglob("test_*.py")) if re.search(FUNCTION, file.read_text(encoding="utf-8"))]
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["-q", "--collect-only", "--rootdir", str(ROOT), *map(str, files)], plugins=[Collected()])
+    forms = [test for test, (_, of_forms) in asked.items() if of_forms]
+    stay = sampling.one_of_each_form(forms, content) | (asked.keys() - forms)
+    return {case for case, _ in asked.values()}, {asked[test][0] for test in stay}
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--kept"]:
+        kept(sys.argv[2], sys.argv[3:])
+    else:
+        main(sys.argv[1:])

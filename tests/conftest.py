@@ -1,13 +1,15 @@
 """Which tests of a matrix run: by default all. With REFGRAD_SAMPLE=8 one of eight, others for another content of the package.
 
 A matrix is a function with the mark `matrix`: it asks the same of many cases. Its tests are sorted by the first word of their
-names, an operator's, and every eighth is kept: an operator with so many cases has one. Nothing is random: the same package
-keeps the same tests on every machine.
+names, an operator's, and every eighth is kept: an operator with so many cases has one. A function with the mark `forms` has the
+cases that find what is wrong with a rule. Of those that only differ in what is known of their shapes one is kept, whatever the
+number is. Nothing is random: the same package keeps the same tests on every machine.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
@@ -19,6 +21,7 @@ import pytest
 VARIABLE = "REFGRAD_SAMPLE"
 ROOT = Path(__file__).parent.parent
 SOURCES = ("refgrad", "backends", "conformance")
+SHAPES = re.compile(r"-(static|symbolic|unknown)(?=[-\]])|-shapes=\w+")  # in the name of a case
 
 
 def share() -> int:
@@ -44,26 +47,36 @@ def content() -> str:
 
 def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
     """The names of a sample: of the tests `module::function[operator-form]` of each function one of so many, at least one."""
-
-    def number(name: str) -> int:
-        return int(sha256(f"{content} {name}".encode()).hexdigest(), 16)
-
     functions: dict[str, list[str]] = defaultdict(list)
     for name in names:
         functions[name.partition("[")[0]].append(name)
     chosen: set[str] = set()
     for function, same in functions.items():
-        same.sort(key=lambda name: (name.partition("[")[2].partition("-")[0], number(name)))
-        chosen.update(same[number(function) % min(one_of, len(same)) :: one_of])
+        same.sort(key=lambda name: (name.partition("[")[2].partition("-")[0], _number(name, content)))
+        chosen.update(same[_number(function, content) % min(one_of, len(same)) :: one_of])
     return chosen
+
+
+def one_of_each_form(names: Iterable[str], content: str) -> set[str]:
+    """The names of a sample of `function[operator-form-static]`: of each form that with "static", "symbolic" or "unknown"."""
+    forms: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        forms[SHAPES.sub("", name)].append(name)
+    return {min(same, key=lambda name: _number(name, content)) for same in forms.values()}
+
+
+def _number(name: str, content: str) -> int:
+    return int(sha256(f"{content} {name}".encode()).hexdigest(), 16)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is not in the sample."""
-    one_of = share()
-    matrices = [item.nodeid for item in items if item.get_closest_marker("matrix")]
-    gone = {*matrices} - kept(matrices, one_of, content()) if one_of > 1 else set()
+    if share() == 1:
+        return
+    marked = {mark: [item.nodeid for item in items if item.get_closest_marker(mark)] for mark in ("matrix", "forms")}
+    chosen = kept(marked["matrix"], share(), content()) | one_of_each_form(marked["forms"], content())
+    gone = {*marked["matrix"], *marked["forms"]} - chosen
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in gone])
     items[:] = [item for item in items if item.nodeid not in gone]
 

@@ -17,7 +17,7 @@ import linecache
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -610,17 +610,20 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 # The survey
 
 
-def survey(operators: Sequence[str] | None = None, seed: int = 0) -> list[Outcome]:
+def survey(
+    operators: Sequence[str] | None = None, seed: int = 0, first: Collection[str] = ()
+) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
+    :param first: the names of cases that are tried before any other: where an outcome has another case, these do not catch it.
     :raises OptionError: an operator has neither a rule nor a body.
     """
     known = ruled() | defined()
     for name in operators or ():
         if name not in known:
             raise OptionError(f"There is no rule for {name!r}, and no body.{did_you_mean(name, known)}")
-    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed).outcomes()]
+    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed, first).outcomes()]
 
 
 def ruled() -> dict[str, tuple[str, str]]:
@@ -882,10 +885,10 @@ def _broken_anew(
 
 
 class _Operator:
-    """The mutants of one rule or body and the cases that try them; those that have caught most are tried first."""
+    """The mutants of one rule or body and the cases that try them: those of `first`, then those that have caught most."""
 
-    def __init__(self, operator: str, key: tuple[str, str], seed: int) -> None:
-        self.operator, self.key = operator, key
+    def __init__(self, operator: str, key: tuple[str, str], seed: int, first: Collection[str] = ()) -> None:
+        self.operator, self.key, self.first = operator, key, first
         self.subjects = []
         for case in every_case():
             if case.operator == operator and case.values == "smooth":
@@ -919,7 +922,7 @@ class _Operator:
     ) -> Iterator[Outcome]:
         """The outcome, or nothing where the change does not make a mutant."""
         tried, second, note = 0, [], ""
-        for subject in sorted(concerned, key=lambda one: -one.catches):
+        for subject in sorted(concerned, key=lambda one: (one.case.name not in self.first, -one.catches)):
             found = subject.try_on(partial(breaking, subject))
             if found is None:
                 continue

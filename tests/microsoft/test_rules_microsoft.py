@@ -32,6 +32,7 @@ RNG = np.random.default_rng(0)
 ort = pytest.importorskip("onnxruntime")
 
 
+@pytest.mark.forms
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     for dialect in DIALECTS if case.static else ("onnx",):

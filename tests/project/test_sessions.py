@@ -16,7 +16,7 @@ MARKS = [
     text.partition(":")[0]
     for text in tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
 ]
-OF_FILES = sorted({*MARKS} - {"matrix", "models"})  # these are of single tests
+OF_FILES = sorted({*MARKS} - {"forms", "matrix", "models"})  # these are of single tests
 
 
 @pytest.mark.parametrize("file", sorted(TESTS.rglob("test_*.py")), ids=lambda file: file.stem)
