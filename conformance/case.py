@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from refgrad.tables.signatures import SIGNATURES
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
+MODEL = "model"  # the operator of a case that is about none
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -31,6 +33,8 @@ class Case:
     `values` says what the feeds are: "smooth" (the model has a derivative there), "kink" (it has none), or "special" (infinite,
     NaN, or so large or small that a result is). `tolerance` is the relative error that needs no explanation, None for what
     the type and the number of nodes explain. `provenance` says where the case comes from.
+
+    A case that is made by a `Recipe` gets its model, and its feeds unless they are known, when these are first read.
     """
 
     name: str
@@ -45,14 +49,46 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # called where the case has no such attribute, or not yet
+            if name not in ("model", "feeds") or self._recipe is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            model, feeds = self._recipe.made
+            self.__dict__.setdefault("model", model)
+            self.__dict__.setdefault("feeds", feeds)
+            return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the model, or where there is none yet the recipe, so that who reads it makes the model."""
+        return {
+            name: value for name, value in self.__dict__.items() if name != "_recipe" or "model" not in self.__dict__
+        }
+
+    @property
+    def _recipe(self) -> Recipe | None:
+        return self.__dict__.get("_recipe")
+
+    def changed(self, **changes: Any) -> Case:
+        """The case with other values of its fields, as `dataclasses.replace` makes it, which would make the model too."""
+        if changes.keys() & {"model", "feeds"}:
+            return replace(self, **changes)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__ | changes)
+        return made
+
     @property
     def operator(self) -> str:
         """What the case is about: "Conv", "com.microsoft.Gelu", or "model" of several nodes and none called `NODE`."""
-        return qualified(self.subject) if self.subject is not None else "model"
+        if self._recipe is not None:
+            return self._recipe.operator
+        return qualified(self.subject) if self.subject is not None else MODEL
 
     @property
     def opset(self) -> int:
         """The version of the operator's domain that the model imports; for a whole model the version of ai.onnx."""
+        if self._recipe is not None:
+            return self._recipe.opset
         versions = versions_of(self.model)
         domain = self.operator.rpartition(".")[0]
         return versions.get(domain, versions.get("", 1))
@@ -60,7 +96,9 @@ class Case:
     @property
     def dtype(self) -> str:
         """The type of the first float that is fed, "" where none is."""
-        return next((array.dtype.name for array in self.feeds.values() if is_float(array)), "")
+        if self._recipe is not None:
+            return self._recipe.dtype
+        return first_float(self.feeds)
 
     @property
     def subject(self) -> NodeProto | None:
@@ -76,8 +114,47 @@ class Case:
     @property
     def static(self) -> bool:
         """Whether every input is declared with its size."""
+        if self._recipe is not None:
+            return self._recipe.static
         tensors = (value.type.tensor_type for value in self.model.graph.input)
         return all(dim.HasField("dim_value") for tensor in tensors for dim in tensor.shape.dim)
+
+
+Feeds = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the model and the feeds of a case are made, and what can be said of it before they are."""
+
+    make: Callable[[], tuple[ModelProto, Feeds]]
+    operator: str
+    opset: int
+    dtype: str
+    static: bool
+
+    @cached_property
+    def made(self) -> tuple[ModelProto, Feeds]:
+        """The model and the feeds: made once, for all cases of this recipe."""
+        return self.make()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: what is made can be made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "made"}
+
+    def case(self, name: str, feeds: Feeds | None = None, wrt: tuple[str, ...] | None = None) -> Case:
+        """The case of this name; its feeds are made with the model where they are not given."""
+        case = Case(name, ModelProto(), feeds or {}, wrt)
+        del case.__dict__["model"]
+        if feeds is None:
+            del case.__dict__["feeds"]
+        case.__dict__["_recipe"] = self
+        return case
+
+
+def first_float(feeds: Feeds) -> str:
+    """The type of the first float, "" where none is."""
+    return next((array.dtype.name for array in feeds.values() if is_float(array)), "")
 
 
 def is_float(array: Any) -> bool:
@@ -113,49 +190,126 @@ def node_case(
     :param attributes: those of the node; one that is called as a parameter above ends in an underscore (`opset_`).
     """
     attributes = {key.removesuffix("_"): value for key, value in attributes.items()}
-    schema = find_schema(op_type, domain, opset)
-    called = _names(schema, len(inputs))
-    fed = {n: v for n, v in zip(called, inputs, strict=True) if v is not None and n not in constant}
-    feeds, values, nodes = dict(fed), [], []
-    reads = {n: n for n in called}
-    for n, array in fed.items():
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        dims = list(array.shape) if shapes == "static" else [f"{n}_{axis}" for axis in range(array.ndim)]
-        values.append(helper.make_tensor_value_info(n, kind, dims))
-        if shapes == "unknown":
-            reads[n], feeds[f"{n}_shape"] = f"{n}_", np.array(array.shape, dtype=np.int64)
-            values.append(helper.make_tensor_value_info(f"{n}_shape", TensorProto.INT64, [f"{n}_rank"]))
-            empty: dict[str, Any] = (
-                {"allowzero": 1} if domain or opset >= 14 else {}
-            )  # before, a 0 always meant another size
-            nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], **empty))
-    initializers = [
-        numpy_helper.from_array(v, n) for n, v in zip(called, inputs, strict=True) if v is not None and n in constant
-    ]
-    places = range(outputs) if isinstance(outputs, int) else outputs
-    produced = [_output_name(schema, k) if k in places else "" for k in range(max(places, default=-1) + 1)]
-    read = [reads[n] if v is not None else "" for n, v in zip(called, inputs, strict=True)]
-    nodes.append(helper.make_node(op_type, read, produced, name=NODE, domain=domain, **attributes))
-    kinds = _output_types(op_type, domain, opset, fed, initializers, called, inputs, produced, attributes)
-    results = []
-    for n, (element, rank) in kinds.items():
-        if rank is None or shapes == "unknown":  # a graph output has a rank: the elements in one row
-            nodes.append(helper.make_node("Reshape", [n, "one_row"], [f"{n}_row"]))
-            results.append(helper.make_tensor_value_info(f"{n}_row", element, [f"{n}_size"]))
-        else:
-            results.append(helper.make_tensor_value_info(n, element, [f"{n}_{axis}" for axis in range(rank)]))
-    if any(node.input[1:] == ["one_row"] for node in nodes):
-        initializers.append(numpy_helper.from_array(np.array([-1]), "one_row"))
-    graph = helper.make_graph(nodes, op_type, values, results, initializers)
-    imports = [helper.make_opsetid("", opset if domain == "" else _beside(domain))]
-    imports += [helper.make_opsetid(domain, opset)] if domain else []
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    node = _Node(op_type, domain, opset, inputs, outputs, tuple(constant), shapes, attributes)
     fed_shapes = ",".join("none" if v is None else "x".join(map(str, v.shape)) or "scalar" for v in inputs)
     constants = [f"constant={','.join(constant)}"] if constant else []
     title = name or "-".join(
         [op_type, fed_shapes, *(f"{k}={v}" for k, v in attributes.items()), *constants, shapes, f"opset{opset}"]
     )
-    return Case(title, model, feeds, tuple(wrt) if wrt is not None else None)
+    operator = f"{domain}.{op_type}" if domain else op_type
+    recipe = Recipe(node.made, operator, opset, first_float(node.feeds), node.static)
+    return recipe.case(title, node.feeds, tuple(wrt) if wrt is not None else None)
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What `node_case` is given."""
+
+    op_type: str
+    domain: str
+    opset: int
+    inputs: tuple[np.ndarray | None, ...]
+    outputs: int | Sequence[int]
+    constant: tuple[str, ...]
+    shapes: str
+    attributes: Mapping[str, Any]
+
+    @cached_property
+    def schema(self) -> onnx.defs.OpSchema:
+        """The schema of its operator."""
+        found: onnx.defs.OpSchema = find_schema(self.op_type, self.domain, self.opset)
+        return found
+
+    @cached_property
+    def called(self) -> list[str]:
+        """The names of its inputs, as the schema has them."""
+        return _names(self.schema, len(self.inputs))
+
+    @cached_property
+    def fed(self) -> Feeds:
+        """The inputs that are fed."""
+        named = zip(self.called, self.inputs, strict=True)
+        return {n: v for n, v in named if v is not None and n not in self.constant}
+
+    @cached_property
+    def feeds(self) -> Feeds:
+        """What the model is fed: inputs, and the shapes of those that it reshapes."""
+        shapes = {f"{n}_shape": np.array(array.shape, dtype=np.int64) for n, array in self.fed.items()}
+        return {**self.fed, **(shapes if self.shapes == "unknown" else {})}
+
+    @property
+    def static(self) -> bool:
+        """Whether every input is declared with its size."""
+        return self.shapes == "static" or not any(array.ndim for array in self.feeds.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the fields, since a schema cannot be."""
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    def made(self) -> tuple[ModelProto, Feeds]:
+        """The model and its feeds."""
+        op_type, domain, opset, inputs, called = self.op_type, self.domain, self.opset, self.inputs, self.called
+        values, nodes = [], []
+        reads = {n: n for n in called}
+        for n, array in self.fed.items():
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            dims = list(array.shape) if self.shapes == "static" else [f"{n}_{axis}" for axis in range(array.ndim)]
+            values.append(helper.make_tensor_value_info(n, kind, dims))
+            if self.shapes == "unknown":
+                reads[n] = f"{n}_"
+                values.append(helper.make_tensor_value_info(f"{n}_shape", TensorProto.INT64, [f"{n}_rank"]))
+                # before opset 14, a 0 always meant another size
+                empty: dict[str, Any] = {"allowzero": 1} if domain or opset >= 14 else {}
+                nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], **empty))
+        named = list(zip(called, inputs, strict=True))
+        initializers = [numpy_helper.from_array(v, n) for n, v in named if v is not None and n in self.constant]
+        places = range(self.outputs) if isinstance(self.outputs, int) else self.outputs
+        produced = [_output_name(self.schema, k) if k in places else "" for k in range(max(places, default=-1) + 1)]
+        read = [reads[n] if v is not None else "" for n, v in named]
+        nodes.append(helper.make_node(op_type, read, produced, name=NODE, domain=domain, **self.attributes))
+        results = []
+        for n, (element, rank) in self._output_types(initializers, produced).items():
+            if rank is None or self.shapes == "unknown":  # a graph output has a rank: the elements in one row
+                nodes.append(helper.make_node("Reshape", [n, "one_row"], [f"{n}_row"]))
+                results.append(helper.make_tensor_value_info(f"{n}_row", element, [f"{n}_size"]))
+            else:
+                results.append(helper.make_tensor_value_info(n, element, [f"{n}_{axis}" for axis in range(rank)]))
+        if any(node.input[1:] == ["one_row"] for node in nodes):
+            initializers.append(numpy_helper.from_array(np.array([-1]), "one_row"))
+        graph = helper.make_graph(nodes, op_type, values, results, initializers)
+        imports = [helper.make_opsetid("", opset if domain == "" else _beside(domain))]
+        imports += [helper.make_opsetid(domain, opset)] if domain else []
+        return helper.make_model(graph, opset_imports=imports, ir_version=10), self.feeds
+
+    def _output_types(
+        self, initializers: Sequence[TensorProto], produced: Sequence[str]
+    ) -> dict[str, tuple[int, int | None]]:
+        """The element type of every output, and its rank where onnx infers one."""
+        read = [n if v is not None else "" for n, v in zip(self.called, self.inputs, strict=True)]
+        node = helper.make_node(self.op_type, read, produced)
+        node.domain = self.domain
+        node.attribute.extend(helper.make_attribute(k, v) for k, v in self.attributes.items() if v is not None)
+        types = {
+            n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), list(v.shape))
+            for n, v in self.fed.items()
+        }
+        types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in initializers}
+        if (self.domain, self.op_type) in SIGNATURES:
+            signature = SIGNATURES[self.domain, self.op_type]
+            like = next(
+                types[self.called[k]].tensor_type.elem_type for k in signature.floats if self.called[k] in types
+            )
+            return {n: (kind or like, None) for n, kind in zip(produced, signature.types, strict=False)}
+        if (self.domain, self.op_type) in DEFINITIONS:
+            inferred = _through_the_body(node, types)
+        else:
+            data = {t.name: t for t in initializers}
+            inferred = native.infer_node_outputs(self.schema, node, types, data, {self.domain: self.opset})
+        result = {}
+        for n in filter(None, produced):
+            tensor = inferred[n].tensor_type
+            result[n] = tensor.elem_type, len(tensor.shape.dim) if tensor.HasField("shape") else None
+        return result
 
 
 def _beside(domain: str) -> int:
@@ -199,42 +353,3 @@ def _output_name(schema: onnx.defs.OpSchema, position: int) -> str:
         return f"{parameter.name}_{position - len(schema.outputs) + 1}"
     inputs = {p.name for p in schema.inputs}
     return parameter.name if parameter.name not in inputs else f"{parameter.name}_out"
-
-
-def _output_types(
-    op_type: str,
-    domain: str,
-    opset: int,
-    fed: Mapping[str, np.ndarray],
-    initializers: Sequence[TensorProto],
-    called: Sequence[str],
-    inputs: Sequence[np.ndarray | None],
-    produced: Sequence[str],
-    attributes: Mapping[str, Any],
-) -> dict[str, tuple[int, int | None]]:
-    """The element type of every output, and its rank where onnx infers one."""
-    schema = find_schema(op_type, domain, opset)
-    node = helper.make_node(
-        op_type, [n if v is not None else "" for n, v in zip(called, inputs, strict=True)], produced
-    )
-    node.domain = domain
-    node.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items() if v is not None)
-    types = {
-        n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), list(v.shape))
-        for n, v in fed.items()
-    }
-    types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in initializers}
-    data = {t.name: t for t in initializers}
-    if (domain, op_type) in SIGNATURES:
-        signature = SIGNATURES[domain, op_type]
-        like = next(types[called[k]].tensor_type.elem_type for k in signature.floats if called[k] in types)
-        return {n: (kind or like, None) for n, kind in zip(produced, signature.types, strict=False)}
-    if (domain, op_type) in DEFINITIONS:
-        inferred = _through_the_body(node, types)
-    else:
-        inferred = native.infer_node_outputs(schema, node, types, data, {domain: opset})
-    result = {}
-    for n in filter(None, produced):
-        tensor = inferred[n].tensor_type
-        result[n] = tensor.elem_type, len(tensor.shape.dim) if tensor.HasField("shape") else None
-    return result

@@ -1,16 +1,27 @@
-"""Tables of cases, a file per family. `every_case` reads them all."""
+"""Tables of cases, a file per family. `every_case` has them all, `of_operators` those that are asked for.
+
+The cases of an operator stand in the file that is named as the one of its rule, its body or its structure, and in the tables
+that go across all operators (`ACROSS`). So it takes two or three files to find them, and a model is made when it is read.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache, partial
+from typing import Any
 
-from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.case import MODEL, Case, node_case
+from refgrad.conformance.cases import microsoft
 from refgrad.errors import PluginError
 from refgrad.tables import extensions, plugins
-from refgrad.tables.once import place, raised_at
+from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.once import place, qualified, raised_at
+from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.schemas import find_schema
+
+ACROSS = ("degenerate", "kinks", "opsets", "rare", "special")
 
 # Tables besides `cases`: another type, models that round, and cases that a runtime gets wrong or that end its process.
 FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
@@ -19,22 +30,76 @@ FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "roun
 @cache
 def every_case() -> tuple[Case, ...]:
     """The cases of every built-in family, in the order of the families' names."""
-    return tuple(case for cases in _families().values() for case in cases)
+    return tuple(case for _, file in _files() for case in _cases(file))
 
 
-def families(operators: Collection[str] | None = None) -> Mapping[str, tuple[Case, ...]]:
-    """The cases of every family by its name, those of `FURTHER` and of other packages included.
+def of_operators(operators: Collection[str] | None = None) -> Iterator[tuple[str, Case]]:
+    """The cases of these operators, all by default, each with the name of its family.
 
-    :param operators: those that are asked for; where the cases of another package's other operators fail, they are left out.
-    :raises PluginError: the cases of another package fail.
+    Those of `FURTHER` and of other packages are included; the family of another package is its module.
+
+    :raises PluginError: the cases of another package fail, for one of these operators.
     """
-    further = {name: getattr(importlib.import_module(f"{__name__}.{name}"), table)() for name, table in FURTHER.items()}
-    return {name: (*cases, *further.get(name, ())) for name, cases in _families().items()} | _of_packages(operators)
+    files = None if operators is None else _files_of(operators)
+    for family, file in _files():
+        if files is None or file in files:
+            further = _table(file, FURTHER[file]) if file in FURTHER else ()
+            yield from ((family, case) for case in (*_cases(file), *further) if _asked(case, operators))
+    for family, cases in _of_packages(operators).items():
+        yield from ((family, case) for case in cases if _asked(case, operators))
 
 
 def built_in() -> Collection[str]:
     """The names of the families of this package."""
-    return _families().keys()
+    return {family for family, _ in _files()}
+
+
+def covered() -> frozenset[str]:
+    """The names of the operators with a rule, a structure or a body, and of those that other packages have cases of."""
+    plugins.load()
+    keys = {*RULES, *STRUCTURES, *DEFINITIONS}
+    return frozenset(qualified(*key) for key in keys) | {entry.operator for entry in extensions.CASES}
+
+
+@cache
+def _files() -> tuple[tuple[str, str], ...]:
+    """Every file of cases with the family that it belongs to; the family `microsoft` has a file for each of its own."""
+    families = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    own = microsoft.__path__
+    parts = {"microsoft": [f"microsoft.{name}" for name in sorted(module.name for module in pkgutil.iter_modules(own))]}
+    return tuple((family, file) for family in families for file in parts.get(family, [family]))
+
+
+def _files_of(operators: Collection[str]) -> Collection[str] | None:
+    """The files that have the cases of these operators; None where it takes all files to know."""
+    found = set(ACROSS)
+    for name in operators:
+        domain, _, op_type = name.rpartition(".")
+        key = domain, op_type
+        known = RULES.get(key) or STRUCTURES.get(key) or DEFINITIONS.get(key)
+        if known is not None:
+            room, _, file = getattr(known, "function", known).__module__.removeprefix("refgrad.").partition(".")
+            file = file.partition(".")[0]
+            if room not in ("rules", "microsoft"):
+                return None  # another package replaced it
+            found |= {file, f"microsoft.{file}"}
+        elif find_schema(op_type, domain) is not None or name == MODEL:
+            return None
+    return found
+
+
+def _asked(case: Case, operators: Collection[str] | None) -> bool:
+    return operators is None or case.operator in operators
+
+
+@cache
+def _cases(file: str) -> tuple[Case, ...]:
+    return _table(file, "cases")
+
+
+@cache
+def _table(file: str, table: str) -> tuple[Case, ...]:
+    return tuple(getattr(importlib.import_module(f"{__name__}.{file}"), table)())
 
 
 def _of_packages(operators: Collection[str] | None) -> dict[str, tuple[Case, ...]]:
@@ -42,7 +107,7 @@ def _of_packages(operators: Collection[str] | None) -> dict[str, tuple[Case, ...
     plugins.load()
     found: dict[str, tuple[Case, ...]] = {}
     for entry in extensions.CASES:
-        make = partial(node_case, entry.op_type, domain=entry.domain)
+        make = partial(_made, entry.op_type, domain=entry.domain)
         make = partial(make, opset=1) if entry.domain else make
         try:
             made = tuple(_case(one) for one in entry.function(make))
@@ -57,13 +122,14 @@ def _of_packages(operators: Collection[str] | None) -> dict[str, tuple[Case, ...
     return found
 
 
+def _made(op_type: str, *inputs: Any, **options: Any) -> Case:
+    """A case whose model is made at once, so that an error has the line of its author."""
+    case = node_case(op_type, *inputs, **options)
+    _ = case.model
+    return case
+
+
 def _case(made: object) -> Case:
     if not isinstance(made, Case):
         raise TypeError(f"it yields {made!r}; yield what make(...) returns")
     return made
-
-
-@cache
-def _families() -> Mapping[str, tuple[Case, ...]]:
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return {name: tuple(importlib.import_module(f"{__name__}.{name}").cases()) for name in names}

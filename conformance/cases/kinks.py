@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def cases() -> Iterator[Case]:
 def at(kink: Kink, dtype: Any = np.float32) -> Case:
     """The operator at its kink."""
     inputs = [_array(x, np.float32 if SINGLE.get(kink.operator) == k else dtype) for k, x in enumerate(kink.inputs)]
-    return replace(_case(kink, inputs, "at"), values="kink")
+    return _case(kink, inputs, "at").changed(values="kink")
 
 
 def _beside(kink: Kink, side: str, sign: int) -> Case:
@@ -62,4 +61,4 @@ def _case(kink: Kink, inputs: list[np.ndarray], side: str) -> Case:
     case = node_case(kink.operator, *inputs, opset=opset, outputs=outputs, name=name, **kink.attributes)
     if kink.operator not in STILL:
         return case
-    return replace(case, wrt=tuple(name for k, name in enumerate(case.feeds) if k != STILL[kink.operator]))
+    return case.changed(wrt=tuple(name for k, name in enumerate(case.feeds) if k != STILL[kink.operator]))

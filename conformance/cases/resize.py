@@ -148,7 +148,7 @@ def _case(
         "Resize", _numbers(*x), *inputs, opset=opset, constant=tuple(given) if constant else (), wrt=wrt, **attributes
     )
     said = "-".join(f"{name}={','.join(map(str, value))}" for name, (value, _) in kinds.items() if value is not None)
-    return Case(f"{case.name}-{said}", case.model, case.feeds, case.wrt)
+    return case.changed(name=f"{case.name}-{said}")
 
 
 def _numbers(*shape: int) -> np.ndarray:

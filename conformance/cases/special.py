@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from pkgutil import walk_packages
@@ -70,4 +70,4 @@ def case(special: Special, dtype: Any = np.float32) -> Case:
     made = node_case(
         special.operator, *inputs, domain=special.domain, opset=special.opset, name=name, **special.attributes
     )
-    return replace(made, values="special")
+    return made.changed(values="special")

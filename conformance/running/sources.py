@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import reprlib
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +24,7 @@ from onnx import ModelProto, NodeProto, OptionalProto, SequenceProto, TensorProt
 
 from refgrad.backends.base import ModelLike, check_feeds, graph_inputs, graph_outputs, load_model
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases import built_in, families
+from refgrad.conformance.cases import built_in, covered, of_operators
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
 from refgrad.errors import FeedError, InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
@@ -53,12 +53,10 @@ def tables(operators: Collection[str] | None = None) -> Iterator[Case]:
     :param operators: those that are asked for: the cases of another package's other operators may fail.
     :raises PluginError: the cases of another package fail.
     """
-    found = (
-        replace(case, name=_plain(case), provenance=case.provenance or _module(family))
-        for family, cases in families(operators).items()
-        for case in cases
+    found = of_operators(operators)
+    return _named_apart(
+        [case.changed(name=_plain(case), provenance=case.provenance or _module(family)) for family, case in found]
     )
-    return _named_apart(list(found))
 
 
 def _module(family: str) -> str:
@@ -79,7 +77,7 @@ def of_findings() -> Iterator[Case]:
     """The models whose gradient some builder writes wrongly."""
     from refgrad.conformance.findings.builders import builder_findings
 
-    return _named_apart([replace(case, name=_plain(case)) for case in (f.case for f in builder_findings())])
+    return _named_apart([case.changed(name=_plain(case)) for case in (f.case for f in builder_findings())])
 
 
 def folder(path: str | Path) -> Iterator[Case]:
@@ -196,7 +194,7 @@ def _plain(case: Case) -> str:
 
 def _titled(case: Case, stem: str) -> Case:
     """The case under its full name: what it is, its opset, its type."""
-    return replace(case, name="-".join(filter(None, (stem, f"opset{case.opset}", case.dtype))))
+    return case.changed(name="-".join(filter(None, (stem, f"opset{case.opset}", case.dtype))))
 
 
 def _stem(case: Case) -> str:
@@ -217,8 +215,9 @@ def _content(case: Case) -> int:
 
 def _named_apart(cases: list[Case]) -> Iterator[Case]:
     """The cases without repeated questions. Cases of one name get their integers, then a number, added to the name."""
+    times = Counter(case.name for case in cases)
+    contents = [_content(case) if times[case.name] > 1 else 0 for case in cases]
     alike: defaultdict[str, set[int]] = defaultdict(set)
-    contents = [_content(case) for case in cases]
     for case, content in zip(cases, contents, strict=True):
         alike[case.name].add(content)
     numbers: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -273,8 +272,9 @@ def select(
     kinds = _listed(values, ("smooth", "kink", "special"), "kind of values")
     if operators is not None:
         cases, wanted = list(cases), set(operators)
-        known = sorted({case.operator for case in cases})
-        for name in sorted(wanted - set(known)):
+        found = {case.operator for case in cases}
+        for name in sorted(wanted - found):
+            known = sorted((found | covered()) - {name})
             elsewhere = [other for other in known if other.endswith(f".{name}")]
             hint = f" Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known)
             raise UnknownNameError(f"No case is of {name!r}.{hint} There are {choices(known)}.")

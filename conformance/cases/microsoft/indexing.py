@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, helper
 
-from refgrad.conformance.case import SHAPES, Case
+from refgrad.conformance.case import SHAPES, Case, Feeds, Recipe
 from refgrad.conformance.cases.microsoft import array, case, drawer
 
 PLACES: tuple[list[Any], ...] = ([[0, 1], [-1, 2]], [[2], [0]], [[[1, 0]], [[0, 3]]], [1, 2], [[]])
@@ -67,10 +67,15 @@ def _embeddings(shapes: str) -> Iterator[Case]:
 
 def through_softmax(one: Case) -> Case:
     """The case with Softmax of its output: of −∞ that has a derivative."""
+    feeds = "-".join("".join(map(str, row)) for row in one.feeds["input_ids"])
+    recipe = Recipe(partial(_softmax_of, one), one.operator, one.opset, one.dtype, one.static)
+    return recipe.case(f"{one.name}-{feeds}-Softmax", one.feeds, one.wrt)
+
+
+def _softmax_of(one: Case) -> tuple[ModelProto, Feeds]:
     model = ModelProto()
     model.CopyFrom(one.model)
     [output] = model.graph.output
     model.graph.node.append(helper.make_node("Softmax", [output.name], ["shares"]))
     output.name = "shares"
-    feeds = "-".join("".join(map(str, row)) for row in one.feeds["input_ids"])
-    return replace(one, name=f"{one.name}-{feeds}-Softmax", model=model)
+    return model, one.feeds

@@ -7,13 +7,13 @@ moves by a thousandth.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from refgrad.conformance.case import NODE, SHAPES, Case
+from refgrad.conformance.case import NODE, SHAPES, Case, Feeds, Recipe, is_float
 from refgrad.conformance.cases.microsoft import array, case, scalar
 from refgrad.protos.types import FLOATS
 
@@ -82,18 +82,24 @@ def with_constants(every: list[Case]) -> Iterator[Case]:
     seen = set()
     for one in every:
         names = [n for n, a in one.feeds.items() if a.dtype.kind in "iub" and not n.endswith("_shape")]
-        key = one.node.op_type, *names
+        key = one.operator, *names
         if not names or key in seen:
             continue
         seen.add(key)
-        model = ModelProto()
-        model.CopyFrom(one.model)
-        kept = [value for value in model.graph.input if value.name not in names]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        model.graph.initializer.extend(numpy_helper.from_array(one.feeds[name], name) for name in names)
         feeds = {name: array for name, array in one.feeds.items() if name not in names}
-        yield Case(f"{one}-constant={','.join(names)}", model, feeds, one.wrt)
+        recipe = Recipe(partial(_with_constants, one, tuple(names)), one.operator, one.opset, one.dtype, one.static)
+        yield recipe.case(f"{one}-constant={','.join(names)}", feeds, one.wrt)
+
+
+def _with_constants(one: Case, names: Sequence[str]) -> tuple[ModelProto, Feeds]:
+    """The model with initializers of these names, and the other feeds."""
+    model = ModelProto()
+    model.CopyFrom(one.model)
+    kept = [value for value in model.graph.input if value.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(one.feeds[name], name) for name in names)
+    return model, {name: array for name, array in one.feeds.items() if name not in names}
 
 
 class Drawer:
@@ -123,6 +129,14 @@ def rounding(op_type: str, *inputs: Any, quantize: Sequence[str] = (), shapes: s
     """
     arrays = [None if value is None else np.asarray(value) for value in inputs]
     made = case(op_type, *arrays, shapes=shapes, **options)
+    name = "-".join(filter(None, (made.name, ",".join(quantize))))
+    first = next((n for n, array in made.feeds.items() if n in quantize or is_float(array)), "")
+    dtype = "float32" if first in ("", *quantize) else made.feeds[first].dtype.name
+    recipe = Recipe(partial(_rounding, made, tuple(quantize)), made.operator, made.opset, dtype, made.static)
+    return recipe.case(name)
+
+
+def _rounding(made: Case, quantize: Sequence[str]) -> tuple[ModelProto, Feeds]:
     model = ModelProto()
     model.CopyFrom(made.model)
     feeds = dict(made.feeds)
@@ -131,7 +145,7 @@ def rounding(op_type: str, *inputs: Any, quantize: Sequence[str] = (), shapes: s
     names = [value.name for value in model.graph.output if "mask_index" not in value.name]
     if any(_read_back(model, name) for name in names):
         feeds["t"] = np.array(0.7, np.float32)
-    return Case("-".join(filter(None, (made.name, ",".join(quantize)))), model, feeds)
+    return model, feeds
 
 
 def _quantized_of_floats(model: ModelProto, name: str, whole: Array) -> Array:
@@ -291,7 +305,7 @@ def _elementwise(shapes: str) -> Iterator[Case]:
             yield rounding(name, x, scalar(there), kind(9), scalar(back), kind(12), quantize=("X",), **more, **given)
             yield rounding(name, x, array([there]), None, array([back]), kind(12), **given)
         finer = rounding("QLinearSigmoid", x, scalar(0.5), kind(9), scalar(0.02), kind(12), **given)
-        yield replace(finer, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
+        yield finer.changed(wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
         for opset, axis in ((13, -1), (13, 1), (12, 1), (12, -2)):
             more = {"opset_": opset, "axis": axis}
             yield rounding(

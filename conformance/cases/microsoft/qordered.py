@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def _ordered(shapes: str) -> Iterator[Case]:
         wide = whole(kind, 2, 3, 64)  # in two tiles
         spread = np.full(64, 3.0, np.float16)
         tiled = rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
-        yield replace(tiled, wrt=("t",))
+        yield tiled.changed(wrt=("t",))
     yield from _ordered_attentions(shapes)
 
 
@@ -93,9 +92,9 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
         given = x, scalar(0.2), *[scalar(0.06)] * 3, *weights, *[scalar(0.1)] * 3, *biases
         for hidden in (None, np.array([[1, 0, 1], [1, 1, 0]], np.int32)):
             near = rounding(name, *given, None, None, scalar(0.011), hidden, shapes=shapes, **orders)
-            yield replace(near, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
+            yield near.changed(wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
     yield longformer(shapes=shapes, quantize=("input", "weight", "global_weight"))
-    yield replace(longformer(heads=1, fine=True, shapes=shapes), wrt=("t",))  # where the mask is 0, the result jumps
+    yield longformer(heads=1, fine=True, shapes=shapes).changed(wrt=("t",))  # where the mask is 0, the result jumps
 
 
 def longformer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -60,7 +59,7 @@ def _ordered(shapes: str) -> Iterator[Case]:
         half = np.asarray(x, np.float16)
         yield rounding("QuantizeWithOrder", half, scalar(8.0), order_input=1, order_output=2)
         made = rounding("DequantizeWithOrder", numbers, scalar(8.0), to=10, order_input=1, order_output=2)
-        yield replace(made, wrt=("t",))  # the cotangent of the scale would be rounded to float16
+        yield made.changed(wrt=("t",))  # the cotangent of the scale would be rounded to float16
 
 
 def _linear(shapes: str) -> Iterator[Case]:
