@@ -610,9 +610,7 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 # The survey
 
 
-def survey(
-    operators: Sequence[str] | None = None, seed: int = 0, first: Collection[str] = ()
-) -> list[Outcome]:
+def survey(operators: Sequence[str] | None = None, seed: int = 0, first: Collection[str] = ()) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
