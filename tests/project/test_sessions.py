@@ -54,3 +54,13 @@ def test_ci_runs_the_sessions_that_run_every_night():
     assert sorted(tuple(names.split()) for names in re.findall(r"nox .*-s ([a-z ]*[a-z])", run)) == sorted(lines)
     sessions = set(re.findall(r"^@nox\.session.*\ndef (\w+)", noxfile, re.MULTILINE))
     assert {name for line in lines for name in line} < sessions
+
+
+def test_what_is_sampled_is_listed():
+    """By the name of the function, or of the file; only the session `everything` runs all of it."""
+    page = (TESTS.parent / "docs" / "development.md").read_text(encoding="utf-8")
+    sampled = re.compile(r"^@pytest\.mark\.(?:matrix|forms)\n(?:[@ )\]].*\n)*def (\w+)", re.MULTILINE)
+    files = [file for file in TESTS.rglob("test_*.py") if file.name != "test_sampling.py"]
+    found = [(file.name, name) for file in files for name in sampled.findall(file.read_text(encoding="utf-8"))]
+    assert len(found) > 30
+    assert [one for one in found if f"`{one[0]}`" not in page and f"`{one[1]}`" not in page] == []
