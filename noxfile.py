@@ -70,7 +70,7 @@ def slow(name: str) -> list[str]:
     """The test files with the mark `slow` that the session of this name runs: those of its folders, or of no session's."""
     return [
         file
-        for file in marked("slow")
+        for file in sorted({*marked("slow")} - {*marked("browser")})
         if name == next((one for one, folders in SLOW.items() if file.startswith(folders)), "thorough")
     ]
 
@@ -229,7 +229,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, own(session), *QUICK, *without("interpreter", "jax", "stock"), **folders)
+    pytest(session, own(session), *QUICK, *without("browser", "interpreter", "jax", "stock"), **folders)
 
 
 @nox.session
