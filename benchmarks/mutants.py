@@ -67,10 +67,15 @@ def surveyed(names: Sequence[str], first: Collection[str] = ()) -> Iterator[Outc
 
 
 def noticed(outcomes: Sequence[Outcome], sampled: Collection[str]) -> dict[str, Any]:
-    """How many mutants there are, how many all cases catch, how many the sampled ones do, and the difference."""
+    """How many mutants all cases catch, how many the sampled ones do, and those that these miss."""
     caught = [one for one in outcomes if one.caught]
     missed = [asdict(one.mutant) for one in caught if one.case not in sampled]
-    return {"mutants": len(outcomes), "whole": len(caught), "noticed": len(caught) - len(missed), "missed": missed}
+    return {
+        "operators": len({one.mutant.operator for one in outcomes}),
+        "whole": len(caught),
+        "noticed": len(caught) - len(missed),
+        "missed": missed,
+    }
 
 
 def cases_of_tests(content: str) -> tuple[set[str], set[str]]:

@@ -349,6 +349,8 @@ def mutants() -> str:
         "## Function bodies\n",
         "By family, the module in `refgrad/microsoft`. Of those that survived, some are equivalent.\n",
         _counts("family", dict(sorted(families.items())), ["operators", *COLUMNS, EQUIVALENT]),
+        "## What CI notices\n",
+        _of_samples(),
         "## Is a right rule ever called wrong?\n",
         _of_seeds(),
         "## Who said wrong\n",
@@ -390,6 +392,28 @@ def _counts(title: str, rows: Mapping[str, Counter[str]], columns: Sequence[str]
     total = sum(rows.values(), Counter[str]())
     shown = [[name, *(str(column[c] or "") for c in columns)] for name, column in rows.items()]
     return table((title, *columns), [*shown, ["all", *(str(total[c]) for c in columns)]])
+
+
+def _of_samples() -> str:
+    """Return what benchmarks/mutants.py --kept found of the samples that the sessions of CI ask."""
+    rows, missed = json.loads((RESULTS / "mutants_kept.json").read_text()), []
+    lines = []
+    for content, row in rows.items():
+        share = row["noticed"] / row["whole"]
+        lines.append([content, str(row["operators"]), f"{row['cases']} of {row['of']}", str(row["whole"])])
+        lines[-1] += [str(row["noticed"]), f"{share:.2%}"]
+        missed += [(f"{one['operator']}: `{one['place']}`", one["change"], content) for one in row["missed"]]
+    return (
+        "The sessions of CI ask a sample ([development](development.md)): of the cases that only differ in what is known of their "
+        "shapes,\none, and another when the package has another content. For some contents, how many of the mutants that the "
+        "whole suite\ncatches are caught by the cases of the sample (`python benchmarks/mutants.py --kept now`). The suite runs "
+        "one of twelve cases\nbesides, and other tests compare gradients, too: neither is counted here.\n\n"
+        + table(("content", "operators", "cases", "caught by all", "by the sample", "share"), lines)
+        + "\nFaults that are planted in other ways are all planted in CI: no function that plants one is sampled. They are the "
+        "wrong rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, "
+        "and the faults that are located\nin `test_locating.py` and `test_locating_findings.py`.\n"
+        + ("\nThe sample did not catch:\n\n" + table(("place", "change", "content"), missed) if missed else "")
+    )
 
 
 def _of_seeds() -> str:
