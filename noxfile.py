@@ -81,25 +81,22 @@ def without(*marks: str) -> list[str]:
 
 
 def environment(session: nox.Session, name: str, *what: str) -> Run:
-    """Install into the environment `.nox/NAME`, which sessions share; return what runs its programs."""
+    """Install into the environment `.nox/NAME`, which sessions share, what is not there yet; return what runs its programs."""
     programs = ROOT / ".nox" / name / ("Scripts" if os.name == "nt" else "bin")
-    install = session.run_install  # which `nox --no-install` leaves out
+    files = [(ROOT / file).read_text(encoding="utf-8") for file in ("pyproject.toml", "constraints.txt")]
+    asked, installed = repr((what, str(ROOT), os.environ["PIP_CONSTRAINT"], files)), programs.parent / "installed"
     if not programs.is_dir():
-        install = session.run
-        install(sys.executable, "-m", "venv", str(programs.parent), external=True)
-    if (name, what) not in _made:
+        session.run(sys.executable, "-m", "venv", str(programs.parent), external=True)
+    if not (installed.is_file() and installed.read_text(encoding="utf-8") == asked):
         pip = (str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        install(*pip, *what, external=True)
-        _made.add((name, what))
+        session.run(*pip, *what, external=True)
+        installed.write_text(asked, encoding="utf-8")
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
 
     def run(program: str, *arguments: str, **env: str) -> None:
         session.run(str(programs / program), *arguments, env={"PATH": path, **env}, external=True)
 
     return run
-
-
-_made: set[tuple[str, tuple[str, ...]]] = set()  # by this run of nox
 
 
 def own(session: nox.Session) -> Run:
@@ -198,9 +195,7 @@ def lowered(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
-    """Everything that touches one operator, in seconds: `nox -s quick -- Softsign`. It installs into a new environment only."""
-    if any((ROOT / ".nox" / "stock").glob("*/refgrad*")):
-        _made.add(("stock", STOCK))
+    """Everything that touches one operator, in seconds: `nox -s quick -- Softsign`."""
     environment(session, "stock", *STOCK)("python", "tests/one_operator.py", *session.posargs)
 
 
