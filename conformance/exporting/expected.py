@@ -14,6 +14,7 @@ from onnx import ModelProto, helper
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import Case
+from refgrad.conformance.cases import covered
 from refgrad.conformance.exporting.names import named_tests
 from refgrad.conformance.exporting.sizes import sized, types_in, with_sizes
 from refgrad.conformance.judging.judge import ENOUGH, Trial
@@ -25,6 +26,7 @@ from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.runner import examine, testify
 from refgrad.conformance.running.sources import tables
 from refgrad.errors import UnconfirmedError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.external import array_of
 from refgrad.tables.schemas import find_schema
 
@@ -199,29 +201,31 @@ def _rounded_up(number: float) -> float:
 
 
 @cache
-def curated() -> dict[str, Case]:
+def curated(operators: frozenset[str] | None = None) -> dict[str, Case]:
     """The cases that become tests, by the names of these: in plain ai.onnx operators, with sizes, where there is a derivative.
 
     Of each operator, those that have something that none before has: a version, a type, a rank, an input or output that is
     optional, the value of an attribute, or two of these together.
     """
-    return _telling((case for case in _plain() if case.static), together=2)
+    return _telling((case for case in _plain(operators) if case.static), together=2)
 
 
 @cache
-def symbolic() -> dict[str, Case]:
+def symbolic(operators: frozenset[str] | None = None) -> dict[str, Case]:
     """The cases that become tests of models whose inputs have symbols for sizes, by the names of these.
 
     As `curated`, but those that have something that none before has, and not two things together.
     """
-    named = (case for case in _plain() if not case.static and "unknown" not in case.name.split("-"))
+    named = (case for case in _plain(operators) if not case.static and "unknown" not in case.name.split("-"))
     return _telling(named, together=1)
 
 
-def _plain() -> Iterator[Case]:
-    """The cases in plain ai.onnx operators at a point with a derivative."""
-    for case in tables():
-        if case.values == "smooth" and all(node.domain == "" for node in case.model.graph.node):
+def _plain(operators: frozenset[str] | None) -> Iterator[Case]:
+    """The cases of these operators, all by default, in plain ai.onnx operators at a point with a derivative."""
+    for case in tables(operators):
+        if case.values != "smooth" or case.operator.startswith(MICROSOFT):
+            continue
+        if all(node.domain == "" for node in case.model.graph.node):
             yield case
 
 
@@ -246,12 +250,15 @@ def chosen(operators: Iterable[str] | None = None) -> dict[str, Case]:
     """
     if operators is None:
         return curated()
-    wanted, known = list(operators), sorted({case.operator for case in curated().values()})
+    wanted = list(operators)
+    found = curated(frozenset(wanted))
     for name in wanted:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise UnknownNameError(f"No curated case is of {name!r}.{hint} There are {choices(known)}.")
-    return {name: case for name, case in curated().items() if case.operator in wanted}
+        if all(case.operator != name for case in found.values()):
+            known = sorted(covered() - {name})
+            raise UnknownNameError(
+                f"No curated case is of {name!r}.{did_you_mean(name, known)} There are {choices(known)}."
+            )
+    return found
 
 
 def _features(case: Case) -> Iterator[tuple[Any, ...]]:

@@ -98,9 +98,8 @@ def export_suite(
     :raises OutputFileError: the folder is there already, or cannot be written.
     """
     whole = {} if models is None else models_in(models)
-    numbers = chosen(operators)
-    wanted = None if operators is None else {case.operator for case in numbers.values()}
-    symbols = {name: case for name, case in symbolic().items() if wanted is None or case.operator in wanted}
+    wanted = None if operators is None else frozenset(operators)
+    numbers, symbols = chosen(wanted), symbolic(wanted)
     if opset is not None or dtype is not None:
         numbers, symbols = (
             named_tests(select(named.values(), opset=opset or "newest", dtype=dtype)) for named in (numbers, symbols)

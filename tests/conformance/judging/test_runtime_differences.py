@@ -107,11 +107,11 @@ def questions() -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for one in cases():
         if one.values == "smooth":
-            found.setdefault(one.node.op_type, []).append(one)
+            found.setdefault(one.operator.rpartition(".")[2], []).append(one)
     return {name: some[:: max(len(some) // PER_OPERATOR, 1)][:PER_OPERATOR] for name, some in found.items()}
 
 
-OPERATORS = sorted({one.node.op_type for one in cases()})
+OPERATORS = sorted({one.operator.rpartition(".")[2] for one in cases()})
 
 
 def verdicts(question: Question, evidence: Sequence[Evidence], factor: float) -> set[str]:

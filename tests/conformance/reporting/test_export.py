@@ -7,6 +7,7 @@ import unittest
 import zipfile
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -500,3 +501,13 @@ def test_names_are_told_apart():
     assert names[:3] == ["test_grad_exp", "test_grad_exp_1d", "test_grad_exp_2d"]
     assert names[3] == "test_grad_exp_2x3"
     assert all(len(name) <= 100 and name.replace("_", "").isalnum() for name in curated())
+
+
+@pytest.mark.parametrize("table", [curated, symbolic], ids=["curated", "symbolic"])
+def test_an_operator_alone_has_the_same_tests(table: Any) -> None:
+    whole: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, case in table().items():
+        whole[case.operator][name] = case.name
+    for operator, named in whole.items():
+        alone = {name: case.name for name, case in table(frozenset([operator])).items()}
+        assert list(alone.items()) == list(named.items()), operator
