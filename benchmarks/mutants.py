@@ -13,7 +13,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,14 +25,12 @@ import pytest
 from rich.progress import track
 from timing import RESULTS
 
-from refgrad.conformance.case import Case
 from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
 
 WORKERS = 2
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests"
 KEPT = RESULTS / "mutants_kept.json"
-FUNCTION = r"def test_\w*differences\w*\("  # of a test that compares a gradient with differences
+ASKS = "tests/conformance/judging/test_every_case.py"  # the sessions of CI run a sample of it
 
 
 def main(operators: Sequence[str]) -> None:
@@ -48,9 +45,9 @@ def main(operators: Sequence[str]) -> None:
 
 
 def kept(content: str, operators: Sequence[str]) -> None:
-    """Survey with the cases that the tests of a sample ask first, and write which mutants these do not catch."""
+    """Survey with the cases of a sample first, and write which mutants these do not catch."""
     names = list(operators or (*ruled(), *defined()))
-    every, sampled = cases_of_tests(content)
+    content, every, sampled = cases_of(content)
     row = noticed(list(surveyed(names, sampled)), sampled) | {"cases": len(sampled), "of": len(every)}
     rows = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     print(json.dumps(row, indent=1))
@@ -78,31 +75,23 @@ def noticed(outcomes: Sequence[Outcome], sampled: Collection[str]) -> dict[str, 
     }
 
 
-def cases_of_tests(content: str) -> tuple[set[str], set[str]]:
-    """The names of the cases whose gradient any test compares with differences, and of those that a sample does."""
-    spec = importlib.util.spec_from_file_location("sampling", TESTS / "conftest.py")
+def cases_of(content: str) -> tuple[str, set[str], set[str]]:
+    """The content, the names of all cases that the test `ASKS` has, and of those in the sample for the content."""
+    spec = importlib.util.spec_from_file_location("sampling", ROOT / "tests" / "conftest.py")
     assert spec is not None
     assert spec.loader is not None
     sampling = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sampling)
-    content = sampling.content() if content == "now" else content
-    asked: dict[
-        str, tuple[str, bool]
-    ] = {}  # by the name of the test: the case, and whether the function is one of forms
+    cases: dict[str, str] = {}  # by the name of the test
 
     class Collected:
         def pytest_collection_finish(self, session: pytest.Session) -> None:
-            for item in session.items:
-                case = getattr(item, "callspec", None) and item.callspec.params.get("case")
-                if isinstance(case, Case) and re.match(FUNCTION, f"def {item.name.partition('[')[0]}("):
-                    asked[item.nodeid] = case.name, item.get_closest_marker("forms") is not None
+            cases.update((item.nodeid, item.callspec.params["case"].name) for item in session.items)
 
-    files = [file for file in sorted(TESTS.rglob("test_*.py")) if re.search(FUNCTION, file.read_text(encoding="utf-8"))]
     with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["-q", "--collect-only", "--rootdir", str(ROOT), *map(str, files)], plugins=[Collected()])
-    forms = [test for test, (_, of_forms) in asked.items() if of_forms]
-    stay = sampling.one_of_each_form(forms, content) | (asked.keys() - forms)
-    return {case for case, _ in asked.values()}, {asked[test][0] for test in stay}
+        pytest.main(["-q", "--collect-only", "--rootdir", str(ROOT), str(ROOT / ASKS)], plugins=[Collected()])
+    content = sampling.content() if content == "now" else content
+    return content, {*cases.values()}, {cases[test] for test in sampling.one_of_each_form(cases, content)}
 
 
 if __name__ == "__main__":

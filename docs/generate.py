@@ -404,14 +404,14 @@ def _of_samples() -> str:
         lines[-1] += [str(row["noticed"]), f"{share:.2%}"]
         missed += [(f"{one['operator']}: `{one['place']}`", one["change"], content) for one in row["missed"]]
     return (
-        "The sessions of CI ask a sample ([development](development.md)): of the cases that only differ in what is known of their "
-        "shapes,\none, and another when the package has another content. For some contents, how many of the mutants that the "
-        "whole suite\ncatches are caught by the cases of the sample (`python benchmarks/mutants.py --kept now`). The suite runs "
-        "one of twelve cases\nbesides, and other tests compare gradients, too: neither is counted here.\n\n"
+        "CI asks a sample ([development](development.md)): one of the cases that only differ in what is known of their shapes.\n"
+        "When the package has another content, it is another sample. For some contents: how many of the mutants that all cases\n"
+        "catch are caught by those in the sample of one test, `test_every_case.py` (`python benchmarks/mutants.py --kept now`).\n"
+        "What the other tests of gradients notice is not counted.\n\n"
         + table(("content", "operators", "cases", "caught by all", "by the sample", "share"), lines)
-        + "\nFaults that are planted in other ways are all planted in CI: no function that plants one is sampled. They are the "
-        "wrong rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, "
-        "and the faults that are located\nin `test_locating.py` and `test_locating_findings.py`.\n"
+        + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
+        "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "
+        "faults in\n`test_locating.py` and `test_locating_findings.py`.\n"
         + ("\nThe sample did not catch:\n\n" + table(("place", "change", "content"), missed) if missed else "")
     )
 
