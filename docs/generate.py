@@ -404,10 +404,10 @@ def _of_samples() -> str:
         lines[-1] += [str(row["noticed"]), f"{share:.2%}"]
         missed += [(f"{one['operator']}: `{one['place']}`", one["change"], content) for one in row["missed"]]
     return (
-        "CI asks a sample ([development](development.md)): one of the cases that only differ in what is known of their shapes.\n"
-        "When the package has another content, it is another sample. For some contents: how many of the mutants that all cases\n"
-        "catch are caught by those in the sample of one test, `test_every_case.py` (`python benchmarks/mutants.py --kept now`).\n"
-        "What the other tests of gradients notice is not counted.\n\n"
+        "CI asks a sample ([development](development.md)): one of the cases that only differ in what is known of their shapes, "
+        "and\nanother when the package has another content. For some contents: how many of the mutants that all cases catch "
+        "are\ncaught by the sample of one test, `test_every_case.py` (`python benchmarks/mutants.py --kept now`). What the "
+        "other tests\nof gradients notice is not counted.\n\n"
         + table(("content", "operators", "cases", "caught by all", "by the sample", "share"), lines)
         + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
         "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "

@@ -1,9 +1,9 @@
-"""Which tests of a matrix run: by default all. With REFGRAD_SAMPLE=8 one of eight, others for another content of the package.
+"""Sampling of test matrices: with REFGRAD_SAMPLE=8 pytest runs one of eight tests of every matrix. By default it runs all.
 
-A matrix is a function with the mark `matrix`: it asks the same of many cases. Its tests are sorted by the first word of their
-names, an operator's, and every eighth is kept: an operator with so many cases has one. A function with the mark `forms` has the
-cases that find what is wrong with a rule. Of those that only differ in what is known of their shapes one is kept, whatever the
-number is. Nothing is random: the same package keeps the same tests on every machine.
+A test function marked `matrix` asks the same question of many cases. Its tests are sorted by operator, the first word of their
+names, and every eighth one runs. An operator with eight cases keeps at least one. A function marked `forms` finds wrong rules.
+Of the cases that differ only in what is known of their shapes (static, symbolic, unknown) one runs, whatever the number is.
+A hash of the package selects the tests. Nothing is random: the same package runs the same tests on every machine.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ SHAPES = re.compile(r"-(static|symbolic|unknown)(?=[-\]])|-shapes=\w+")  # in th
 
 
 def share() -> int:
-    """Of how many tests of a matrix one is kept."""
+    """The number N in "one of N tests", from the environment.
+
+    :raises pytest.UsageError: it is not a positive integer.
+    """
     text = os.environ.get(VARIABLE) or "1"
     if not text.isdecimal() or int(text) < 1:
         raise pytest.UsageError(
-            f"{VARIABLE}={text!r} is no number of tests: 1 runs all, 8 one of eight of every matrix."
+            f"{VARIABLE}={text!r} is not a positive integer: 1 runs all tests, 8 one of eight of every matrix."
         )
     return int(text)
 
 
 @cache
 def content() -> str:
-    """What the files of the package are, in eight digits: with them the sample changes."""
+    """The first eight digits of a hash of the package's files. Another hash selects another sample."""
     found = sha256()
     for folder in SOURCES:
         for file in sorted((ROOT / folder).rglob("*")):
@@ -46,7 +49,7 @@ def content() -> str:
 
 
 def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
-    """The names of a sample: of the tests `module::function[operator-form]` of each function one of so many, at least one."""
+    """The sampled names: one of `one_of` tests `module::function[operator-form]` of each function, and at least one."""
     functions: dict[str, list[str]] = defaultdict(list)
     for name in names:
         functions[name.partition("[")[0]].append(name)
@@ -58,7 +61,7 @@ def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
 
 
 def one_of_each_form(names: Iterable[str], content: str) -> set[str]:
-    """The names of a sample of `function[operator-form-static]`: of each form that with "static", "symbolic" or "unknown"."""
+    """The sampled names: one of the tests that are equal except for "static", "symbolic" or "unknown"."""
     forms: dict[str, list[str]] = defaultdict(list)
     for name in names:
         forms[SHAPES.sub("", name)].append(name)
@@ -71,7 +74,7 @@ def _number(name: str, content: str) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not in the sample."""
+    """Deselect the tests that are not in the sample."""
     if share() == 1:
         return
     marked = {mark: [item.nodeid for item in items if item.get_closest_marker(mark)] for mark in ("matrix", "forms")}
@@ -82,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Say that it is a sample, and of what."""
+    """Print which sample runs."""
     said = session.config.pluginmanager.get_plugin("terminalreporter")
     if share() > 1 and said is not None and not hasattr(session.config, "workerinput"):
         said.write_line(f"One of {share()} tests of a matrix, those of the content {content()}. All: {VARIABLE}=1.")

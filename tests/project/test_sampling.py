@@ -1,4 +1,4 @@
-"""Which tests of a matrix a session keeps, and that nothing is left out where none is sampled."""
+"""Sampling of test matrices: a share of every matrix, the same one for the same package, and everything by default."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_another_content_keeps_other_tests_until_all_had_their_turn() -> None:
 
 
 @pytest.mark.parametrize("sample", ["0", "half"])
-def test_what_is_no_number_is_refused(folder: Path, sample: str) -> None:
+def test_an_invalid_number_is_refused(folder: Path, sample: str) -> None:
     _, said, status = run(folder, sample)
     assert status != 0
-    assert f"REFGRAD_SAMPLE={sample!r} is no number of tests: 1 runs all, 8 one of eight" in said
+    assert f"REFGRAD_SAMPLE={sample!r} is not a positive integer: 1 runs all tests, 8 one of eight" in said
