@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -162,7 +161,7 @@ def _kernel(domain: str, op_type: str, operator: str) -> Lack | None:
 
 
 def _cases(domain: str, op_type: str, operator: str) -> Lack | None:
-    if _counted().by_values.get(operator, {}).get("smooth"):
+    if _cases_of(operator):
         return None
     return Lack("cases", "none", _in_room("conformance/cases", domain, op_type))
 
@@ -170,9 +169,7 @@ def _cases(domain: str, op_type: str, operator: str) -> Lack | None:
 def _types(domain: str, op_type: str, operator: str) -> Lack | None:
     if _cases(domain, op_type, operator) is not None:
         return None
-    if operator in _counted().floats or (
-        onnx.defs.has(op_type, domain) and onnx.defs.get_schema(op_type, domain).deprecated
-    ):
+    if _has_floats(operator) or (onnx.defs.has(op_type, domain) and onnx.defs.get_schema(op_type, domain).deprecated):
         return None
     what = "no smooth case of floats that declares every size, of which tests/rules/test_types.py makes shorter types"
     return Lack("types", what, _in_room("conformance/cases", domain, op_type))
@@ -180,7 +177,7 @@ def _types(domain: str, op_type: str, operator: str) -> Lack | None:
 
 def _special(domain: str, op_type: str, operator: str) -> Lack | None:
     through_body = classify(domain, op_type).derivative == "function"  # whose operators have some
-    if through_body or (domain, op_type) in SIGNATURES or _counted().by_values.get(operator, {}).get("special"):
+    if through_body or (domain, op_type) in SIGNATURES or _cases_of(operator, "special"):
         return None
     what = "no row SPECIAL of numbers that are infinite, missing or extreme"
     return Lack("special values", what, _in_room("conformance/cases", domain, op_type))
@@ -215,7 +212,7 @@ def _where_forwards_are(domain: str, op_type: str) -> str:
 
 def _wrong_forward(operator: str) -> str:
     """What is wrong with the forward on the first cases of the operator, or ""."""
-    return next(filter(None, map(forwards.fault, forwards.few(_counted().tried.get(operator, ())))), "")
+    return next(filter(None, map(forwards.fault, forwards.few(_cases_of(operator)[:_TRIED]))), "")
 
 
 def _docs(domain: str, op_type: str, operator: str) -> Lack | None:
@@ -246,41 +243,34 @@ def _body_since(domain: str, op_type: str) -> int:
 
 def _oldest(domain: str, op_type: str, operator: str) -> int:
     """The oldest opset among the first cases of the operator; the first with a body where there are none."""
-    opsets = [versions_of(case.model).get(domain, 1) for case in _counted().tried.get(operator, ())]
+    opsets = [versions_of(case.model).get(domain, 1) for case in _cases_of(operator)[:_TRIED]]
     return min(opsets, default=_body_since(domain, op_type))
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """What the tables have: how many cases each operator has of every kind of values, and the first ones to try it on.
-
-    `floats` are the operators with a smooth case of floats that declares every size, or with models that round.
-    """
-
-    by_values: Mapping[str, Mapping[str, int]]
-    floats: Collection[str]
-    tried: Mapping[str, Sequence[Case]]
-
-
-def _counted() -> _Counts:
-    return _count(tuple(entry.function for entry in extensions.CASES))
+def _cases_of(operator: str, values: str = "smooth") -> list[Case]:
+    """The operator's cases of that kind of values."""
+    return [
+        case for case in _tables(operator, tuple(entry.function for entry in extensions.CASES)) if case.values == values
+    ]
 
 
 @cache
-def _count(registered: tuple[Any, ...]) -> _Counts:
-    """What the tables have; `registered` are the functions of other packages that make cases."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    tried: dict[str, list[Case]] = defaultdict(list)
-    floats = {node.op_type for case in rounded() for node in case.model.graph.node}
-    for case in tables():
-        found[case.operator][case.values] += 1
-        if case.values != "smooth":
-            continue
-        if len(tried[case.operator]) < _TRIED:
-            tried[case.operator].append(case)
-        if case.static and any(is_float(array) and array.size for array in case.feeds.values()):
-            floats.add(case.operator)
-    return _Counts(found, floats, tried)
+def _tables(operator: str, registered: tuple[Any, ...]) -> tuple[Case, ...]:
+    """The operator's cases; `registered` are the functions of other packages that make cases."""
+    return tuple(tables([operator]))
+
+
+def _has_floats(operator: str) -> bool:
+    """Whether a smooth case of floats declares every size, or the operator is in the models that round."""
+    cases = (case for case in _cases_of(operator) if case.static)
+    return (
+        any(is_float(array) and array.size for case in cases for array in case.feeds.values()) or operator in _rounded()
+    )
+
+
+@cache
+def _rounded() -> frozenset[str]:
+    return frozenset(node.op_type for case in rounded() for node in case.model.graph.node)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ def test_every_reason_excuses_something() -> None:
 @pytest.fixture
 def _again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was counted is counted again."""
-    monkeypatch.setattr(module, "_count", cache(module._count.__wrapped__))
+    monkeypatch.setattr(module, "_tables", cache(module._tables.__wrapped__))
 
 
-@cache
-def _tables() -> tuple[Case, ...]:
-    return tuple(tables())
+def _leaving_out(patch: pytest.MonkeyPatch, left_out: Callable[[Case], bool]) -> None:
+    def others(operators: list[str]) -> Iterator[Case]:
+        return (case for case in tables(operators) if case.operator != "Softsign" or not left_out(case))
+
+    patch.setattr(module, "tables", others)
 
 
 def _without_rule(patch: pytest.MonkeyPatch) -> None:
@@ -61,23 +63,15 @@ def _without_kernel(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_cases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        module, "tables", lambda: iter(c for c in _tables() if c.operator != "Softsign" or c.values != "smooth")
-    )
+    _leaving_out(patch, lambda case: case.values == "smooth")
 
 
 def _without_types(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        module,
-        "tables",
-        lambda: iter(c for c in _tables() if c.operator != "Softsign" or not c.static or c.values != "smooth"),
-    )
+    _leaving_out(patch, lambda case: case.static and case.values == "smooth")
 
 
 def _without_special_values(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        module, "tables", lambda: iter(c for c in _tables() if c.operator != "Softsign" or c.values == "smooth")
-    )
+    _leaving_out(patch, lambda case: case.values != "smooth")
 
 
 def _without_strategy(patch: pytest.MonkeyPatch) -> None:
