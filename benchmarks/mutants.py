@@ -1,36 +1,33 @@
 """Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
-python benchmarks/mutants.py --kept CONTENT [OPERATOR ...]    # results/mutants_kept.json: those that the sessions of CI notice
+python benchmarks/mutants.py --tests [OPERATOR ...]    # results/mutants_tests.json: those that the tests of rules notice
 
-The content is that of a package, eight digits of which the sample of the sessions depends (tests/conftest.py): "now" is this
-package's, any other word makes another sample. Minutes.
+Minutes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.progress import track
 from timing import RESULTS
 
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases import control_flow, sequence
 from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
 
 WORKERS = 2
-ROOT = Path(__file__).resolve().parent.parent
-KEPT = RESULTS / "mutants_kept.json"
-ASKS = "tests/conformance/judging/test_every_case.py"  # the sessions of CI run a sample of it
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path.append(str(TESTS / "helpers"))
 
 
 def main(operators: Sequence[str]) -> None:
@@ -44,58 +41,48 @@ def main(operators: Sequence[str]) -> None:
         (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
 
 
-def kept(content: str, operators: Sequence[str]) -> None:
-    """Survey with the cases of a sample first, and write which mutants these do not catch."""
-    names = list(operators or (*ruled(), *defined()))
-    content, every, sampled = cases_of(content)
-    row = noticed(list(surveyed(names, sampled)), sampled) | {"cases": len(sampled), "of": len(every)}
-    rows = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+def by_tests(operators: Sequence[str]) -> None:
+    """Survey with the test that the session `tests`, `thorough` or `conformance` asks of each case."""
+    row = noticed(list(surveyed(list(operators or (*ruled(), *defined())), asked)))
     print(json.dumps(row, indent=1))
     if not operators:
-        KEPT.write_text(json.dumps(rows | {content: row}, indent=1) + "\n")
+        (RESULTS / "mutants_tests.json").write_text(json.dumps(row, indent=1) + "\n")
 
 
-def surveyed(names: Sequence[str], first: Collection[str] = ()) -> Iterator[Outcome]:
+def surveyed(names: Sequence[str], test: Any = None) -> Iterator[Outcome]:
     """The outcome of every mutant of these operators."""
     with ProcessPoolExecutor(WORKERS) as pool:
-        parts = pool.map(partial(survey, first=first), [[name] for name in names])
+        parts = pool.map(partial(survey, test=test), [[name] for name in names])
         for part in track(parts, "operators", len(names)):
             yield from part
 
 
-def noticed(outcomes: Sequence[Outcome], sampled: Collection[str]) -> dict[str, Any]:
-    """How many mutants all cases catch, how many the sampled ones do, and those that these miss."""
+def noticed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The number of mutants that the judge catches, the number of these that a test notices, and the others."""
     caught = [one for one in outcomes if one.caught]
-    missed = [asdict(one.mutant) for one in caught if one.case not in sampled]
-    return {
-        "operators": len({one.mutant.operator for one in outcomes}),
-        "whole": len(caught),
-        "noticed": len(caught) - len(missed),
-        "missed": missed,
-    }
+    missed = [asdict(one.mutant) for one in caught if not one.tested]
+    operators = len({one.mutant.operator for one in outcomes})
+    return {"operators": operators, "caught": len(caught), "noticed": len(caught) - len(missed), "missed": missed}
 
 
-def cases_of(content: str) -> tuple[str, set[str], set[str]]:
-    """The content, the names of all cases that the test `ASKS` has, and of those in the sample for the content."""
-    spec = importlib.util.spec_from_file_location("sampling", ROOT / "tests" / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sampling = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sampling)
-    cases: dict[str, str] = {}  # by the name of the test
+def asked(case: Case) -> None:
+    """The test that asks this case, without the executors of ONNX Runtime."""
+    if case.name in {one.name for one in (*control_flow.cases(), *sequence.cases())}:
+        file = TESTS / "conformance" / "judging" / "test_structures_by_the_judge.py"
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.test_its_gradient_is_right(case)
+    else:
+        from checking import assert_gradient
 
-    class Collected:
-        def pytest_collection_finish(self, session: pytest.Session) -> None:
-            cases.update((item.nodeid, item.callspec.params["case"].name) for item in session.items)
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(["-q", "--collect-only", "--rootdir", str(ROOT), str(ROOT / ASKS)], plugins=[Collected()])
-    content = sampling.content() if content == "now" else content
-    return content, {*cases.values()}, {cases[test] for test in sampling.one_of_each_form(cases, content)}
+        assert_gradient(case, directions=1, runtime=False)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--kept"]:
-        kept(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["--tests"]:
+        by_tests(sys.argv[2:])
     else:
         main(sys.argv[1:])

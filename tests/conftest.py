@@ -1,15 +1,13 @@
 """Sampling of test matrices: with REFGRAD_SAMPLE=8 pytest runs one of eight tests of every matrix. By default it runs all.
 
 A test function marked `matrix` asks the same question of many cases. Its tests are sorted by operator, the first word of their
-names, and every eighth one runs. An operator with eight cases keeps at least one. A function marked `forms` finds wrong rules.
-Of the cases that differ only in what is known of their shapes (static, symbolic, unknown) one runs, whatever the number is.
-A hash of the package selects the tests. Nothing is random: the same package runs the same tests on every machine.
+names, and every eighth one runs. An operator with eight cases keeps at least one. A hash of the package selects the tests.
+Nothing is random: the same package runs the same tests on every machine.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
@@ -21,7 +19,6 @@ import pytest
 VARIABLE = "REFGRAD_SAMPLE"
 ROOT = Path(__file__).parent.parent
 SOURCES = ("refgrad", "backends", "conformance")
-SHAPES = re.compile(r"-(static|symbolic|unknown)(?=[-\]])|-shapes=\w+")  # in the name of a case
 
 
 def share() -> int:
@@ -60,14 +57,6 @@ def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
     return chosen
 
 
-def one_of_each_form(names: Iterable[str], content: str) -> set[str]:
-    """The sampled names: one of the tests that are equal except for "static", "symbolic" or "unknown"."""
-    forms: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        forms[SHAPES.sub("", name)].append(name)
-    return {min(same, key=lambda name: _number(name, content)) for same in forms.values()}
-
-
 def _number(name: str, content: str) -> int:
     return int(sha256(f"{content} {name}".encode()).hexdigest(), 16)
 
@@ -77,9 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the tests that are not in the sample."""
     if share() == 1:
         return
-    marked = {mark: [item.nodeid for item in items if item.get_closest_marker(mark)] for mark in ("matrix", "forms")}
-    chosen = kept(marked["matrix"], share(), content()) | one_of_each_form(marked["forms"], content())
-    gone = {*marked["matrix"], *marked["forms"]} - chosen
+    matrices = [item.nodeid for item in items if item.get_closest_marker("matrix")]
+    gone = {*matrices} - kept(matrices, share(), content())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in gone])
     items[:] = [item for item in items if item.nodeid not in gone]
 

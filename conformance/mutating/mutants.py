@@ -17,8 +17,8 @@ import linecache
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -97,7 +97,7 @@ class Outcome:
 
     `alone`: it is caught although refgrad's own gradient, which the judge uses, is broken in the same way. Otherwise the judge
     needed the unbroken gradient as a witness, as it has when it judges another builder. `tried` counts the cases whose
-    gradient model the mutant changes.
+    gradient model the mutant changes. `tested`: a test of the caller fails, too.
     """
 
     mutant: Mutant
@@ -107,6 +107,7 @@ class Outcome:
     alone: bool = False
     tried: int = 0
     note: str = ""
+    tested: bool = False
 
     @property
     def caught(self) -> bool:
@@ -610,18 +611,20 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 # The survey
 
 
-def survey(operators: Sequence[str] | None = None, seed: int = 0, first: Collection[str] = ()) -> list[Outcome]:
+def survey(
+    operators: Sequence[str] | None = None, seed: int = 0, test: Callable[[Case], None] | None = None
+) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
-    :param first: the names of cases that are tried before any other: where an outcome has another case, these do not catch it.
+    :param test: a test of a case, for which mutants that are caught are planted again: `Outcome.tested` has its result.
     :raises OptionError: an operator has neither a rule nor a body.
     """
     known = ruled() | defined()
     for name in operators or ():
         if name not in known:
             raise OptionError(f"There is no rule for {name!r}, and no body.{did_you_mean(name, known)}")
-    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed, first).outcomes()]
+    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed, test).outcomes()]
 
 
 def ruled() -> dict[str, tuple[str, str]]:
@@ -883,10 +886,13 @@ def _broken_anew(
 
 
 class _Operator:
-    """The mutants of one rule or body and the cases that try them: those of `first`, then those that have caught most."""
+    """The mutants of one rule or body and the cases that try them; those that have caught most are tried first."""
 
-    def __init__(self, operator: str, key: tuple[str, str], seed: int, first: Collection[str] = ()) -> None:
-        self.operator, self.key, self.first = operator, key, first
+    def __init__(
+        self, operator: str, key: tuple[str, str], seed: int, test: Callable[[Case], None] | None = None
+    ) -> None:
+        self.operator, self.key, self.test = operator, key, test
+        self.sound: dict[str, bool] = {}  # the cases for which the test passes with the unbroken rule
         self.subjects = []
         for case in every_case():
             if case.operator == operator and case.values == "smooth":
@@ -920,14 +926,15 @@ class _Operator:
     ) -> Iterator[Outcome]:
         """The outcome, or nothing where the change does not make a mutant."""
         tried, second, note = 0, [], ""
-        for subject in sorted(concerned, key=lambda one: (one.case.name not in self.first, -one.catches)):
+        for subject in sorted(concerned, key=lambda one: -one.catches):
             found = subject.try_on(partial(breaking, subject))
             if found is None:
                 continue
             tried += 1
             if found.alone:
                 subject.catches += 1
-                yield replace(found, mutant=mutant, tried=tried)
+                tested = self._tested(subject, [one for one in concerned if one is not subject], breaking)
+                yield replace(found, mutant=mutant, tried=tried, tested=tested or found.verdict == WRONG_RESULT)
                 return
             if found.caught:
                 second.append(found)
@@ -935,9 +942,31 @@ class _Operator:
                     break
             note = note or found.note
         if second:
-            yield replace(second[0], mutant=mutant, tried=tried)
+            tested = self._tested(concerned[0], concerned[1:], breaking)
+            yield replace(second[0], mutant=mutant, tried=tried, tested=tested)
         elif tried:
             yield Outcome(mutant, tried=tried, note=note)
+
+    def _tested(self, first: _Subject, others: Sequence[_Subject], breaking: Callable[[_Subject], Any]) -> bool:
+        """True if the caller's test fails for a mutant in one of the cases, and passes without it."""
+        if self.test is None:
+            return False
+        for subject in (first, *others):
+            name = subject.case.name
+            if name not in self.sound:
+                self.sound[name] = self._passes(subject.case, nullcontext())
+            if self.sound[name] and not self._passes(subject.case, breaking(subject)):
+                return True
+        return False
+
+    def _passes(self, case: Case, context: AbstractContextManager[None]) -> bool:
+        assert self.test is not None
+        with context, np.errstate(all="ignore"):
+            try:
+                self.test(case)
+            except Exception:  # a broken rule may raise anything
+                return False
+        return True
 
     def _returning(self, entry: str, change: str) -> Any:
         function, axes = RETURNED[change]

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.stock, pytest.mark.slow]
 CASES = [*cases(), *ordered(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("quantization", STRAIGHT)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rounding_agrees_with_differences_of_a_surrogate(case: Case, quantization: str) -> None:

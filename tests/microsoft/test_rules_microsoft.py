@@ -32,7 +32,6 @@ RNG = np.random.default_rng(0)
 ort = pytest.importorskip("onnxruntime")
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     for dialect in DIALECTS if case.static else ("onnx",):
@@ -79,7 +78,6 @@ ENDS = node_case("FakeQuant", *_ENDS, domain=MICROSOFT, opset=1, outputs=2, quan
 FORMS = [(case, opset) for case in [*CASES, ENDS] for opset in (17, 21) if case.static or opset == 21]
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize(("case", "opset"), FORMS, ids=[f"{case}-{opset}" for case, opset in FORMS])
 def test_a_body_computes_what_the_operator_does(case: Case, opset: int) -> None:
     """An operator with a rule too, and in opsets that lack Gelu and the axes of ReduceMean as an input."""

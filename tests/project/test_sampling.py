@@ -23,13 +23,6 @@ import pytest
 def test_of_a_matrix(case):
     assert case
 
-SHAPES = ("static", "symbolic", "unknown")
-
-@pytest.mark.forms
-@pytest.mark.parametrize("case", [f"{form}-{shapes}-opset21" for form in ("Add-2", "Add-3", "Mul-2") for shapes in SHAPES])
-def test_of_forms(case):
-    assert case
-
 @pytest.mark.parametrize("case", range(40))
 def test_of_no_matrix(case):
     assert case >= 0
@@ -45,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "refgrad" / "rules.py").write_text("1\n")
     (made / "tests" / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"), encoding="utf-8")
     (made / "tests" / "test_it.py").write_text(FILE)
-    (made / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  forms\n")
+    (made / "pytest.ini").write_text("[pytest]\nmarkers = matrix\n")
     return made
 
 
@@ -61,7 +54,7 @@ def run(folder: Path, sample: str | None) -> tuple[set[str], str, int]:
 @pytest.mark.parametrize("sample", [None, "1"])
 def test_all_run_where_none_is_sampled(folder: Path, sample: str | None) -> None:
     passed, said, status = run(folder, sample)
-    assert len(passed) == 109
+    assert len(passed) == 100
     assert "One of" not in said
     assert status == 0
 
@@ -69,9 +62,7 @@ def test_all_run_where_none_is_sampled(folder: Path, sample: str | None) -> None
 def test_a_matrix_keeps_a_share_with_tests_of_every_operator(folder: Path) -> None:
     passed, said, _ = run(folder, "8")
     matrix = {name for name in passed if name.startswith("test_of_a_matrix")}
-    forms = sorted(re.sub("static|symbolic|unknown", "", name) for name in passed if name.startswith("test_of_forms"))
-    assert forms == [f"test_of_forms[{form}--opset21]" for form in ("Add-2", "Add-3", "Mul-2")]
-    assert len(passed) - len(matrix) - len(forms) == 40
+    assert len(passed) - len(matrix) == 40
     assert len(matrix) in (7, 8)
     assert {name.partition("[")[2].partition("-")[0] for name in matrix} == {"Add", "Conv", "Mul"}
     assert re.search(r"One of 8 tests of a matrix, those of the content [0-9a-f]{8}", said)

@@ -13,7 +13,6 @@ from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

@@ -15,7 +15,6 @@ from refgrad.transforms import ortbuilder
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

@@ -15,7 +15,6 @@ from refgrad.conformance.cases.convolution import cases
 from refgrad.tables.registry import DIALECTS
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

@@ -7,7 +7,6 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.degenerate import cases
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", ["onnx", "ort"])
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

@@ -22,7 +22,6 @@ from refgrad.tables.registry import BODY
 CASES = list(cases())
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     # Of a double, what passes through the float result is no more than float.

@@ -18,7 +18,6 @@ from refgrad.conformance.cases.normalization import batch, cases, layer, numbers
 from refgrad.tables.registry import DIALECTS
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

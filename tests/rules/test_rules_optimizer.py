@@ -15,7 +15,6 @@ from refgrad.errors import NoGradientError
 from refgrad.protos.domains import TRAINING
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     assert_gradient(case)

@@ -17,7 +17,6 @@ from refgrad.conformance.cases.pooling import cases
 from refgrad.tables.registry import DIALECTS
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

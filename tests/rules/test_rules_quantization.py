@@ -25,7 +25,6 @@ def test_the_scale_of_dequantize_agrees_with_differences(case: Case) -> None:
     assert_gradient(case, runtime=runs)
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize(
     ("case", "quantization"),
     [(case, mode) for case in rounded() for mode in STRAIGHT if mode == "clipped" or "static" in case.name],

@@ -27,14 +27,12 @@ PLAIN = ("sequence_lens", "P")  # what ONNX Runtime's training kernels do not re
 KERNELS = {"GRU": ("GRUTraining", "GRUGrad"), "LSTM": ("LSTMTraining", "LSTMGrad")}
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     for dialect in DIALECTS:
         assert_gradient(case, dialect)
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", list(apart()), ids=str)
 def test_gradient_agrees_with_differences_alone(case: Case) -> None:
     for dialect in DIALECTS:

@@ -18,7 +18,6 @@ def knows(case: Case) -> bool:
     return "noop=1" not in case.name or not ortbuilder.available()
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     assert_gradient(case, runtime=knows(case))

@@ -35,7 +35,6 @@ def ends_the_process(case: Case) -> bool:
     return "axes=[-" in case.name or not all(array.size for array in case.feeds.values())
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     assert_gradient(case, runtime=not rounds_the_width(case) and not ends_the_process(case))

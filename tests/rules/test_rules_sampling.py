@@ -21,7 +21,6 @@ PADDINGS = ("zeros", "border", "reflection")
 CASES = list(cases())
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize(
     ("case", "dialect"), [*((c, "onnx") for c in CASES), *((c, "ort") for c in CASES[::8])], ids=str
 )

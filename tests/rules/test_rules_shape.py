@@ -18,7 +18,6 @@ SEARCH = settings(max_examples=25, derandomize=True, deadline=None)
 KINDS = [np.float16, ml_dtypes.bfloat16, np.float64]
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:

@@ -19,7 +19,6 @@ from refgrad.tables.registry import DIALECTS
 CASES = list(cases())
 
 
-@pytest.mark.forms
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     for dialect in DIALECTS if "STFT" in case.name else DIALECTS[:1]:
