@@ -399,10 +399,10 @@ def _of_tests() -> str:
     row = json.loads((RESULTS / "mutants_tests.json").read_text())
     missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
     return (
-        "CI samples the largest matrices of tests ([development](development.md)), but neither the tests that compare the gradient "
-        "of every\ncase with differences, nor the cases of control flow and sequences. Of the mutants that the suite catches, these "
-        "tests were\ngiven those of "
-        f"{row['operators']} operators (`python benchmarks/mutants.py --tests`): {row['caught']}. They notice {row['noticed']}, "
+        "CI samples the largest matrices of tests ([development](development.md)), but not the tests that compare the gradient "
+        "of a\ncase with differences, nor the judge's tests of control flow and sequences. These tests were given the mutants "
+        "that the\nsuite catches (`python benchmarks/mutants.py --tests`): "
+        f"{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
         f"{row['noticed'] / row['caught']:.2%}.\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
         + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
