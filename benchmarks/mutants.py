@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from rich.progress import track
 from timing import RESULTS
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases import control_flow, sequence
 from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
+from refgrad.protos.domains import MICROSOFT
 
 WORKERS = 2
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -42,17 +42,18 @@ def main(operators: Sequence[str]) -> None:
 
 
 def by_tests(operators: Sequence[str]) -> None:
-    """Survey with the test that the session `tests`, `thorough` or `conformance` asks of each case."""
-    row = noticed(list(surveyed(list(operators or (*ruled(), *defined())), asked)))
+    """Survey with the tests of single cases that the sessions `tests`, `thorough` and `conformance` run."""
+    names = list(operators or (*ruled(), *defined()))
+    row = noticed(list(surveyed(names, (differences, body, judged))))
     print(json.dumps(row, indent=1))
     if not operators:
         (RESULTS / "mutants_tests.json").write_text(json.dumps(row, indent=1) + "\n")
 
 
-def surveyed(names: Sequence[str], test: Any = None) -> Iterator[Outcome]:
+def surveyed(names: Sequence[str], tests: Sequence[Callable[[Case], None]] = ()) -> Iterator[Outcome]:
     """The outcome of every mutant of these operators."""
     with ProcessPoolExecutor(WORKERS) as pool:
-        parts = pool.map(partial(survey, test=test), [[name] for name in names])
+        parts = pool.map(partial(survey, tests=tests), [[name] for name in names])
         for part in track(parts, "operators", len(names)):
             yield from part
 
@@ -65,20 +66,34 @@ def noticed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {"operators": operators, "caught": len(caught), "noticed": len(caught) - len(missed), "missed": missed}
 
 
-def asked(case: Case) -> None:
-    """The test that asks this case, without the executors of ONNX Runtime."""
-    if case.name in {one.name for one in (*control_flow.cases(), *sequence.cases())}:
-        file = TESTS / "conformance" / "judging" / "test_structures_by_the_judge.py"
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.test_its_gradient_is_right(case)
-    else:
-        from checking import assert_gradient
+def differences(case: Case) -> None:
+    """The test that compares the gradient of a case with differences, on the interpreter."""
+    from checking import assert_gradient
 
-        assert_gradient(case, directions=1, runtime=False)
+    assert_gradient(case, directions=1, runtime=False)
+
+
+def body(case: Case) -> None:
+    """The test that compares the body of an operator of ONNX Runtime with its kernel; it passes for other operators."""
+    if case.node.domain == MICROSOFT:
+        _module("microsoft/test_rules_microsoft.py").test_a_body_computes_what_the_operator_does(case, 21)
+
+
+def judged(case: Case) -> None:
+    """The test in which the judge looks at control flow and sequences; it passes for other operators."""
+    module = _module("conformance/judging/test_structures_by_the_judge.py")
+    if case.name in {one.name for one in module.CASES}:
+        module.test_its_gradient_is_right(case)
+
+
+@cache
+def _module(file: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(file).stem, TESTS / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Outcome:
 
     `alone`: it is caught although refgrad's own gradient, which the judge uses, is broken in the same way. Otherwise the judge
     needed the unbroken gradient as a witness, as it has when it judges another builder. `tried` counts the cases whose
-    gradient model the mutant changes. `tested`: a test of the caller fails, too.
+    gradient model the mutant changes. `tested`: a test of the caller notices it, too.
     """
 
     mutant: Mutant
@@ -612,19 +612,19 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 
 
 def survey(
-    operators: Sequence[str] | None = None, seed: int = 0, test: Callable[[Case], None] | None = None
+    operators: Sequence[str] | None = None, seed: int = 0, tests: Sequence[Callable[[Case], None]] = ()
 ) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
-    :param test: a test of a case, for which mutants that are caught are planted again: `Outcome.tested` has its result.
+    :param tests: tests of a case, for which mutants that are caught are planted again: `Outcome.tested` has the result.
     :raises OptionError: an operator has neither a rule nor a body.
     """
     known = ruled() | defined()
     for name in operators or ():
         if name not in known:
             raise OptionError(f"There is no rule for {name!r}, and no body.{did_you_mean(name, known)}")
-    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed, test).outcomes()]
+    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed, tests).outcomes()]
 
 
 def ruled() -> dict[str, tuple[str, str]]:
@@ -885,14 +885,24 @@ def _broken_anew(
     return broken(key, _Breaking((site, change), ranks))
 
 
+@np.errstate(all="ignore")
+def _passes(test: Callable[[Case], None], case: Case, context: AbstractContextManager[None]) -> bool:
+    with context:
+        try:
+            test(case)
+        except Exception:  # a broken rule may raise anything
+            return False
+    return True
+
+
 class _Operator:
     """The mutants of one rule or body and the cases that try them; those that have caught most are tried first."""
 
     def __init__(
-        self, operator: str, key: tuple[str, str], seed: int, test: Callable[[Case], None] | None = None
+        self, operator: str, key: tuple[str, str], seed: int, tests: Sequence[Callable[[Case], None]] = ()
     ) -> None:
-        self.operator, self.key, self.test = operator, key, test
-        self.sound: dict[str, bool] = {}  # the cases for which the test passes with the unbroken rule
+        self.operator, self.key, self.tests = operator, key, tests
+        self.sound: dict[tuple[Any, str], bool] = {}  # by test and case: whether it passes with the unbroken rule
         self.subjects = []
         for case in every_case():
             if case.operator == operator and case.values == "smooth":
@@ -934,7 +944,7 @@ class _Operator:
             if found.alone:
                 subject.catches += 1
                 tested = self._tested(subject, [one for one in concerned if one is not subject], breaking)
-                yield replace(found, mutant=mutant, tried=tried, tested=tested or found.verdict == WRONG_RESULT)
+                yield replace(found, mutant=mutant, tried=tried, tested=tested)
                 return
             if found.caught:
                 second.append(found)
@@ -948,25 +958,15 @@ class _Operator:
             yield Outcome(mutant, tried=tried, note=note)
 
     def _tested(self, first: _Subject, others: Sequence[_Subject], breaking: Callable[[_Subject], Any]) -> bool:
-        """True if the caller's test fails for a mutant in one of the cases, and passes without it."""
-        if self.test is None:
-            return False
-        for subject in (first, *others):
-            name = subject.case.name
-            if name not in self.sound:
-                self.sound[name] = self._passes(subject.case, nullcontext())
-            if self.sound[name] and not self._passes(subject.case, breaking(subject)):
-                return True
+        """True if a test of the caller fails for a mutant in one of the cases, and passes without it."""
+        for test in self.tests:
+            for subject in (first, *others):
+                key = test, subject.case.name
+                if key not in self.sound:
+                    self.sound[key] = _passes(test, subject.case, nullcontext())
+                if self.sound[key] and not _passes(test, subject.case, breaking(subject)):
+                    return True
         return False
-
-    def _passes(self, case: Case, context: AbstractContextManager[None]) -> bool:
-        assert self.test is not None
-        with context, np.errstate(all="ignore"):
-            try:
-                self.test(case)
-            except Exception:  # a broken rule may raise anything
-                return False
-        return True
 
     def _returning(self, entry: str, change: str) -> Any:
         function, axes = RETURNED[change]
