@@ -5,13 +5,13 @@ ONNX Runtime and its training wheel own the same module, so each has an environm
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import nox
@@ -301,6 +301,67 @@ def package(session: nox.Session) -> None:
 
 
 @nox.session
+def distributions(session: nox.Session) -> None:
+    """What a release publishes, in dist/; `nox -s distributions -- v0.2.0` refuses the tag of another version."""
+    version = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["version"]
+    if session.posargs not in ([], [f"v{version}"]):
+        session.error(
+            f"The tag is {session.posargs}, and the version in pyproject.toml {version}: make the tag v{version}."
+        )
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    session.install("build", "twine")
+    session.run("python", "-m", "build")  # the wheel from the source distribution: both are whole
+    files = sorted(map(str, (ROOT / "dist").iterdir()))
+    session.run("twine", "check", "--strict", *files)
+    session.install("--force-reinstall", *(file for file in files if file.endswith(".whl")))
+    with session.chdir(session.create_tmp()):
+        session.run("refgrad", "demo")
+
+
+RELEASES = (  # the test files that notice a release of a dependency: of typer and rich, onnx and numpy, and so on
+    *("cli", "ranges", "reports", "validity", "backends", "split", "backends_onnxruntime", "numpy_text", "state_dict"),
+    *("written_artifacts", "estimators", "conformance_builders", "strategies", "cluster", "export", "pytest_plugin"),
+)
+
+
+def lowest(session: nox.Session, *but: str) -> dict[str, str]:
+    """The environment in which pip installs the lowest release of everything that pyproject.toml names, `but` of these."""
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    texts = [*project["dependencies"], *itertools.chain.from_iterable(project["optional-dependencies"].values())]
+    bounds = dict(bound for text in texts for bound in re.findall(r"^([\w.-]+)>=([\w.]+)", text))
+    file = Path(session.create_tmp()).resolve() / "lowest.txt"
+    lines = [f"{name}=={release}\n" for name, release in bounds.items() if name not in but]
+    file.write_text("".join(lines), encoding="utf-8")
+    return {"PIP_CONSTRAINT": file.as_uri()}
+
+
+@nox.session(python="3.11")
+def oldest(session: nox.Session) -> None:
+    """The lowest releases that pyproject.toml admits, on the oldest Python: the tests that notice first."""
+    session.install("-e", ".[ort,test]", env=lowest(session))
+    found = [str(file) for name in RELEASES for file in (ROOT / "tests").rglob(f"test_{name}.py")]
+    session.run("python", "-m", "pytest", "-q", *QUICK, *(session.posargs or found))
+
+
+@nox.session(python="3.11")
+def oldest_frameworks(session: nox.Session) -> None:
+    """The lowest releases of torch and JAX that pyproject.toml admits, and of what exports models; gigabytes on Linux."""
+    session.install("-e", ".[ort,torch,exports,jax,test]", env=lowest(session, "onnxruntime"))  # old ones lack kernels
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
+    found = session.posargs or [*marked("torch"), *marked("jax")]
+    session.run("python", "-m", "pytest", "-q", *QUICK, *found, env={"REFGRAD_TORCH_MODELS": str(TORCH_MODELS)})
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """The newest releases that pyproject.toml admits, instead of those in constraints.txt: the quick suite."""
+    constraints = {"PIP_CONSTRAINT": ""}
+    session.install("--upgrade", "--upgrade-strategy=eager", "-e", ".[ort,test]", env=constraints)
+    files = session.posargs or without("browser", "jax", "slow", "training")
+    session.run("python", "-m", "pytest", "-q", *QUICK, *files)
+
+
+@nox.session
 def models(session: nox.Session) -> None:
     """All architectures against torch.autograd (docs/models.md); `refgrad check` on the nine that onnx ships: minutes."""
     session.install("torch")
@@ -316,7 +377,7 @@ def models(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """Every night: the sessions of CI with every test of every matrix, the site, and whole models. Hours."""
     os.environ[SAMPLE] = "1"
-    for name in (*nox.options.sessions, *chain.from_iterable(CI), "docs", "models"):
+    for name in (*nox.options.sessions, *itertools.chain.from_iterable(CI), "docs", "models"):
         session.notify(name)
 
 

@@ -16,6 +16,14 @@ ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
 PINS = {pin.name: pin for pin in map(Requirement, filter(None, (line.partition("#")[0].strip() for line in LINES)))}
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIREMENTS = [
+    requirement
+    for texts in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    for requirement in map(Requirement, texts)
+    if requirement.name != PROJECT["name"]  # an extra that is part of another
+]
+
 # They run a device, or are pinned in pyproject.toml for the interpreters and systems that have them.
 ELSEWHERE = ("onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
 
@@ -37,12 +45,31 @@ def test_findings_are_about_the_releases_that_are_installed():
 
 
 def test_every_direct_dependency_has_one_in_its_range():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"].values()
-    wanted = [Requirement(text) for texts in (project["dependencies"], *extras) for text in texts]
-    for requirement in wanted:
-        if requirement.name not in (project["name"], *ELSEWHERE):
+    for requirement in REQUIREMENTS:
+        if requirement.name not in ELSEWHERE:
             assert release(requirement.name) in requirement.specifier, requirement
+
+
+def test_every_direct_dependency_has_a_lowest_release_and_only_one():
+    lowest = {}
+    for requirement in REQUIREMENTS:
+        [bound] = requirement.specifier
+        assert bound.operator in (">=", "=="), requirement
+        assert lowest.setdefault(requirement.name, bound.version) == bound.version
+
+
+def test_what_is_said_to_install_is_an_extra():
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "refgrad").rglob("*.py")]
+    texts += [*(ROOT / "backends").rglob("*.py"), *(ROOT / "conformance").rglob("*.py"), ROOT / "noxfile.py"]
+    installed = r"(?:(?:pip install|-e)\b[^\n`]*?['\" ]|')(?:refgrad|\.)\[([a-z, -]+)\]"
+    named = [
+        (file, name.strip())
+        for file in texts
+        for text in re.findall(installed, file.read_text(encoding="utf-8"))
+        for name in text.split(",")
+    ]
+    assert len(named) > 20
+    assert not [one for one in named if one[1] not in PROJECT["optional-dependencies"]]
 
 
 def test_what_the_sessions_install_by_name_has_one():
