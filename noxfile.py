@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import nox
@@ -21,12 +22,18 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 os.environ.setdefault("PIP_CONSTRAINT", (ROOT / "constraints.txt").as_uri())  # a URI: pip splits a path at its spaces
-SHARED = ROOT / ".nox" / "stock"  # an environment takes a minute to make: some sessions share one
-TOOLS = ("mypy", "pre-commit", "types-networkx", "types-protobuf")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of thousands of processes would compile the package: a second
+SAMPLE = "REFGRAD_SAMPLE"  # see tests/conftest.py
+os.environ.setdefault(SAMPLE, "8")  # of so many tests of a matrix, the sessions of CI run one
+STOCK = ("mypy", "pre-commit", "types-networkx", "types-protobuf", "-e", ".[ort,test]")
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 RUNTIMES = ROOT / "build" / "runtimes"  # written by the session of that name
+CI = (  # what .ci/run runs: the default sessions, then these two lines of sessions at once
+    ("thorough", "conformance", "jets"),
+    ("torch", "training", "lowered", "jax", "page", "package"),
+)
 ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "jaxonnxruntime": ("jaxonnxruntime", "absl-py", "onnx"),
     "onnx.reference": ("onnx",),
@@ -37,11 +44,13 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "tract": ("tract", "numpy"),
 }
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
-QUICK = ("-n", "2", "--dist", "worksteal", "-m", "not models")
+WORKERS = os.environ.get("REFGRAD_WORKERS", "2")  # 1 where two lines of sessions run at once
 SLOW = {  # the session that runs the slow tests of these folders; `thorough` runs the others
     "conformance": ("tests/conformance/judging/", "tests/conformance/reporting/", "tests/conformance/running/"),
     "lowered": ("tests/lowering/",),
 }
+QUICK = ("-n", WORKERS, "--dist", "worksteal", "-m", "not models")
+Run = Callable[..., None]  # it runs a program of an environment; its keywords are variables
 CUDA = (
     "tests/backends/test_cuda.py",
     "tests/backends/test_backends_onnxruntime.py",
@@ -61,7 +70,7 @@ def slow(name: str) -> list[str]:
     """The test files with the mark `slow` that the session of this name runs: those of its folders, or of no session's."""
     return [
         file
-        for file in marked("slow")
+        for file in sorted({*marked("slow")} - {*marked("browser")})
         if name == next((one for one, folders in SLOW.items() if file.startswith(folders)), "thorough")
     ]
 
@@ -71,9 +80,42 @@ def without(*marks: str) -> list[str]:
     return ["--ignore=tests/packaging", *(f"--ignore={file}" for mark in marks for file in marked(mark))]
 
 
-def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
-    """Run pytest with `arguments` and what stands behind `--` on the command line, in the environment `env`."""
-    session.run("python", "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
+def environment(session: nox.Session, name: str, *what: str) -> Run:
+    """Install into the environment `.nox/NAME`, which sessions share, what is not there yet; return what runs its programs."""
+    programs = ROOT / ".nox" / name / ("Scripts" if os.name == "nt" else "bin")
+    files = [(ROOT / file).read_text(encoding="utf-8") for file in ("pyproject.toml", "constraints.txt")]
+    asked, installed = repr((what, str(ROOT), os.environ["PIP_CONSTRAINT"], files)), programs.parent / "installed"
+    if not programs.is_dir():
+        session.run(sys.executable, "-m", "venv", str(programs.parent), external=True)
+    if not (installed.is_file() and installed.read_text(encoding="utf-8") == asked):
+        pip = (str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        session.run(*pip, *what, external=True)
+        installed.write_text(asked, encoding="utf-8")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+
+    def run(program: str, *arguments: str, **env: str) -> None:
+        session.run(str(programs / program), *arguments, env={"PATH": path, **env}, external=True)
+
+    return run
+
+
+def own(session: nox.Session) -> Run:
+    """What runs the programs of the session's own environment."""
+    return lambda *command, **env: session.run(*command, env=env)
+
+
+def pytest(session: nox.Session, run: Run, *arguments: str, **env: str) -> None:
+    """Run pytest with `arguments`: a sample of every matrix. With what stands behind `--` on the command line: all of it."""
+    run(
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        *arguments,
+        *session.posargs,
+        **({SAMPLE: "1"} if session.posargs else {}),
+        **env,
+    )
 
 
 def onnxruntime_headers(session: nox.Session) -> dict[str, str]:
@@ -96,104 +138,75 @@ def onnxruntime_headers(session: nox.Session) -> dict[str, str]:
     return {"REFGRAD_ORT_INCLUDE": str(found)} if found.is_dir() else {}
 
 
-def stock(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
-    """Run a program of the environment that sessions share: stock onnxruntime, and the tools of the default sessions."""
-    programs = SHARED / ("Scripts" if os.name == "nt" else "bin")
-    if not _made:
-        if not programs.is_dir():
-            session.run(sys.executable, "-m", "venv", str(SHARED), external=True)
-        install = ("install", "--quiet", "--disable-pip-version-check", *TOOLS, "-e", ".[ort,test]")
-        session.run(str(programs / "python"), "-m", "pip", *install, external=True)
-        _made.append(SHARED)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    session.run(str(programs / program), *arguments, env={"PATH": path, **env}, external=True)
-
-
-_made: list[Path] = []  # by this run of nox
-
-
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Every hook of pre-commit: ruff's rules, ruff's format, and that the generated tables are fresh."""
-    stock(session, "pre-commit", "run", "--all-files", "--show-diff-on-failure")
+    run = environment(session, "stock", *STOCK)
+    run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
 
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """mypy --strict on the package as it is installed: from the root it would not follow the mapping of the folders."""
+    run = environment(session, "stock", *STOCK)
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would install modules that were there before
     with tempfile.TemporaryDirectory() as folder:
-        stock(session, "python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, ".")
+        run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, ".")
         with session.chdir(folder):
-            stock(session, "mypy", "-p", "refgrad", "--config-file", str(ROOT / "pyproject.toml"))
+            run("mypy", "-p", "refgrad", "--config-file", str(ROOT / "pyproject.toml"))
 
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
-    stock(
-        session,
-        "python",
-        "-m",
-        "pytest",
-        "-q",
-        *QUICK,
-        *without("jax", "slow", "training"),
-        *session.posargs,
-    )
+    run = environment(session, "stock", *STOCK)
+    pytest(session, run, *QUICK, *without("browser", "jax", "slow", "training"))
 
 
 @nox.session(venv_backend="none")
 def thorough(session: nox.Session) -> None:
     """The rest of the tests on these two: operators in every form, type and size, onnx's node tests."""
-    stock(session, "python", "-m", "pytest", "-q", *QUICK, *slow("thorough"), *session.posargs)
+    run = environment(session, "stock", *STOCK)
+    pytest(session, run, *QUICK, *slow("thorough"))
 
 
 @nox.session(venv_backend="none")
 def conformance(session: nox.Session) -> None:
-    """The suite's own tests, and a part of it on every operator; the whole matrix: `nox -s conformance -- --every 1`."""
-    stock(session, "python", "-m", "pytest", "-q", *QUICK, *slow("conformance"))
-    matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", "--every=12")
-    stock(session, "refgrad", "conformance", "run", *matrix, *session.posargs)
+    """The suite's own tests, and one of twelve cases of every operator; the whole matrix: `REFGRAD_SAMPLE=1`."""
+    run = environment(session, "stock", *STOCK)
+    run("python", "-m", "pytest", "-q", *QUICK, *slow("conformance"))
+    every = "1" if os.environ[SAMPLE] == "1" else "12"
+    matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", f"--every={every}")
+    run("refgrad", "conformance", "run", *matrix, *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def jets(session: nox.Session) -> None:
     """Compare derivatives of order 1 to 3 at special points with Taylor arithmetic; minutes."""
-    stock(session, "python", "-m", "refgrad.conformance.jets", *session.posargs)
+    environment(session, "stock", *STOCK)("python", "-m", "refgrad.conformance.jets", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def lowered(session: nox.Session) -> None:
     """Every operator lowered, and what those of training computed in the session `training`, on stock onnxruntime."""
-    stock(
-        session,
-        "python",
-        "-m",
-        "pytest",
-        "-q",
-        *QUICK,
-        *slow("lowered"),
-        *session.posargs,
-        REFGRAD_PARITY=str(PARITY),
-    )
+    run = environment(session, "stock", *STOCK)
+    pytest(session, run, *QUICK, *slow("lowered"), REFGRAD_PARITY=str(PARITY))
 
 
 @nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
-    """Everything that touches one operator, in seconds: `nox -s quick -- Softsign`. It installs into a new environment only."""
-    if any(SHARED.glob("*/refgrad*")):
-        _made.append(SHARED)
-    stock(session, "python", "tests/one_operator.py", *session.posargs)
+    """Everything that touches one operator, in seconds: `nox -s quick -- Softsign`."""
+    environment(session, "stock", *STOCK)("python", "tests/one_operator.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Mutated models for ten minutes, then random graphs: `nox -s fuzz -- --jobs 2 --seconds 3600 --seed 7 --graphs`."""
+    run = environment(session, "stock", *STOCK)
     fuzzing = ("python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing")
-    stock(session, *fuzzing, *session.posargs)
+    run(*fuzzing, *session.posargs)
     if not session.posargs:
-        stock(session, *fuzzing, "--graphs", "--seconds", "300")
+        run(*fuzzing, "--graphs", "--seconds", "300")
 
 
 @nox.session
@@ -211,7 +224,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, *QUICK, *without("interpreter", "jax", "stock"), **folders)
+    pytest(session, own(session), *QUICK, *without("browser", "interpreter", "jax", "stock"), **folders)
 
 
 @nox.session
@@ -222,24 +235,23 @@ def parity(session: nox.Session) -> None:
     session.run("python", "docs/generate.py")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def torch(session: nox.Session) -> None:
     """Models as torch's exporter writes them, every operator that torch has, and layers of torch, against torch.autograd."""
-    session.install("torch")
-    session.install("-e", ".[ort,torch,exports,test]")
+    run = environment(session, "frameworks", "torch", "-e", ".[ort,torch,exports,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
-    session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    pytest(session, "-m", "not models", *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    run("python", "examples/torch_models.py", str(TORCH_MODELS))
+    pytest(session, run, *QUICK, *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def jax(session: nox.Session) -> None:
     """Models as functions of JAX against the same networks in jax.numpy; after `torch`, its models against torch.autograd."""
-    session.install("-e", ".[ort,jax,test]")
-    pytest(session, *QUICK, *marked("jax"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    run = environment(session, "frameworks", "-e", ".[ort,jax,test]")
+    pytest(session, run, *QUICK, *marked("jax"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def page(session: nox.Session) -> None:
     """The pages in headless Chromium, which has to be installed, and the runners in JavaScript and C.
 
@@ -248,7 +260,7 @@ def page(session: nox.Session) -> None:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if not os.environ.get("REFGRAD_BROWSER") and not any(map(shutil.which, names)):
         session.error("There is no Chromium: install the package chromium, or set REFGRAD_BROWSER to its program.")
-    session.install("playwright", "-e", ".[ort,test]")
+    run = environment(session, "frameworks", "playwright", "-e", ".[ort,test]")
     modules = onnxruntime_headers(session)
     if shutil.which("npm"):  # a step of training in JavaScript, and the rules of accessibility
         place = Path(session.create_tmp()) / "javascript"
@@ -265,7 +277,7 @@ def page(session: nox.Session) -> None:
             external=True,
         )
         modules["REFGRAD_NODE_MODULES"] = str(place / "node_modules")
-    pytest(session, *QUICK, *marked("browser"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
+    pytest(session, run, *QUICK, *marked("browser"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS), **modules)
 
 
 @nox.session
@@ -277,14 +289,15 @@ def docs(session: nox.Session) -> None:
     shutil.rmtree(site, ignore_errors=True)
     session.run("sphinx-build", "-q", "-W", "--keep-going", "-j", "2", "-b", "html", str(source), str(site))
     session.run("python", "docs/site/built.py", str(site))
-    pytest(session, "tests/project/test_site.py", REFGRAD_SITE=str(site))
+    pytest(session, own(session), "tests/project/test_site.py", REFGRAD_SITE=str(site))
 
 
 @nox.session
 def package(session: nox.Session) -> None:
     """A wheel, an editable install and a bare checkout all find every package."""
-    session.install("build", "pytest")
-    pytest(session, "tests/packaging", "-p", "no:cacheprovider")
+    needed = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]  # lent to the environments of the tests
+    session.install("pytest", "hypothesis", *needed)
+    pytest(session, own(session), "tests/packaging", "-p", "no:cacheprovider")
 
 
 @nox.session
@@ -344,17 +357,8 @@ def newest(session: nox.Session) -> None:
     """The newest releases that pyproject.toml admits, instead of those in constraints.txt: the quick suite."""
     constraints = {"PIP_CONSTRAINT": ""}
     session.install("--upgrade", "--upgrade-strategy=eager", "-e", ".[ort,test]", env=constraints)
-    files = session.posargs or without("jax", "lowered", "suite", "thorough")
+    files = session.posargs or without("browser", "jax", "slow", "training")
     session.run("python", "-m", "pytest", "-q", *QUICK, *files)
-
-
-@nox.session(venv_backend="none")
-def everything(session: nox.Session) -> None:
-    """Every night: the sessions that test, the site, and whole models. Hours."""
-    for name in ("lint", "types", "tests", "thorough", "conformance", "jets", "torch", "page", "jax", "training"):
-        session.notify(name)
-    for name in ("lowered", "package", "docs", "models"):
-        session.notify(name)
 
 
 @nox.session
@@ -366,7 +370,15 @@ def models(session: nox.Session) -> None:
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
     session.run("python", "docs/generate.py")
     files = ("tests/frameworks/test_torch.py", "tests/transforms/test_check.py", "tests/backends/test_numpy_models.py")
-    pytest(session, "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    pytest(session, own(session), "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+
+
+@nox.session(venv_backend="none")
+def everything(session: nox.Session) -> None:
+    """Every night: the sessions of CI with every test of every matrix, the site, and whole models. Hours."""
+    os.environ[SAMPLE] = "1"
+    for name in (*nox.options.sessions, *itertools.chain.from_iterable(CI), "docs", "models"):
+        session.notify(name)
 
 
 @nox.session
@@ -444,7 +456,7 @@ def cuda(session: nox.Session) -> None:
     session.install("torch")
     session.install("-e", ".[cuda,torch,exports,test]")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    pytest(session, *CUDA, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    pytest(session, own(session), *CUDA, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
     results = ROOT / "benchmarks" / "results" / "conformance_cuda.json"
     matrix = ("--builder=refgrad", "--backend=ort-cuda", "--dtype=float32", "--memory=0", "--every=4")
     session.run(

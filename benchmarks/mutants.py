@@ -1,31 +1,39 @@
 """Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
+python benchmarks/mutants.py --tests [OPERATOR ...]    # results/mutants_tests.json: those that the tests of rules notice
 
 Minutes.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 from timing import RESULTS
 
+from refgrad.conformance.case import Case
 from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
+from refgrad.protos.domains import MICROSOFT
 
 WORKERS = 2
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path.append(str(TESTS / "helpers"))
 
 
 def main(operators: Sequence[str]) -> None:
     """Survey, and write what came out."""
     names = list(operators or (*ruled(), *defined()))
-    with ProcessPoolExecutor(WORKERS) as pool:
-        surveyed = pool.map(survey, [[name] for name in names])
-        found: list[Outcome] = [one for part in track(surveyed, "operators", len(names)) for one in part]
+    found = list(surveyed(names))
     for outcome in found:
         if not outcome.caught and not outcome.mutant.reason:
             print("no reason:", outcome.mutant, outcome.note)
@@ -33,5 +41,63 @@ def main(operators: Sequence[str]) -> None:
         (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
 
 
+def by_tests(operators: Sequence[str]) -> None:
+    """Survey with the tests of single cases that the sessions `tests`, `thorough` and `conformance` run."""
+    names = list(operators or (*ruled(), *defined()))
+    row = noticed(list(surveyed(names, (differences, body, judged))))
+    print(json.dumps(row, indent=1))
+    if not operators:
+        (RESULTS / "mutants_tests.json").write_text(json.dumps(row, indent=1) + "\n")
+
+
+def surveyed(names: Sequence[str], tests: Sequence[Callable[[Case], None]] = ()) -> Iterator[Outcome]:
+    """The outcome of every mutant of these operators."""
+    with ProcessPoolExecutor(WORKERS) as pool:
+        parts = pool.map(partial(survey, tests=tests), [[name] for name in names])
+        for part in track(parts, "operators", len(names)):
+            yield from part
+
+
+def noticed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The number of mutants that the judge catches, the number of these that a test notices, and the others."""
+    caught = [one for one in outcomes if one.caught]
+    missed = [asdict(one.mutant) for one in caught if not one.tested]
+    operators = len({one.mutant.operator for one in outcomes})
+    return {"operators": operators, "caught": len(caught), "noticed": len(caught) - len(missed), "missed": missed}
+
+
+def differences(case: Case) -> None:
+    """The test that compares the gradient of a case with differences, on the interpreter."""
+    from checking import assert_gradient
+
+    assert_gradient(case, directions=1, runtime=False)
+
+
+def body(case: Case) -> None:
+    """The test that compares the body of an operator of ONNX Runtime with its kernel; it passes for other operators."""
+    if case.node.domain == MICROSOFT:
+        _module("microsoft/test_rules_microsoft.py").test_a_body_computes_what_the_operator_does(case, 21)
+
+
+def judged(case: Case) -> None:
+    """The test in which the judge looks at control flow and sequences; it passes for other operators."""
+    module = _module("conformance/judging/test_structures_by_the_judge.py")
+    if case.name in {one.name for one in module.CASES}:
+        module.test_its_gradient_is_right(case)
+
+
+@cache
+def _module(file: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(file).stem, TESTS / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--tests"]:
+        by_tests(sys.argv[2:])
+    else:
+        main(sys.argv[1:])

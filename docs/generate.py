@@ -349,6 +349,8 @@ def mutants() -> str:
         "## Function bodies\n",
         "By family, the module in `refgrad/microsoft`. Of those that survived, some are equivalent.\n",
         _counts("family", dict(sorted(families.items())), ["operators", *COLUMNS, EQUIVALENT]),
+        "## What CI notices\n",
+        _of_tests(),
         "## Is a right rule ever called wrong?\n",
         _of_seeds(),
         "## Who said wrong\n",
@@ -390,6 +392,25 @@ def _counts(title: str, rows: Mapping[str, Counter[str]], columns: Sequence[str]
     total = sum(rows.values(), Counter[str]())
     shown = [[name, *(str(column[c] or "") for c in columns)] for name, column in rows.items()]
     return table((title, *columns), [*shown, ["all", *(str(total[c]) for c in columns)]])
+
+
+def _of_tests() -> str:
+    """Return what benchmarks/mutants.py --tests found of the tests that CI runs."""
+    row, every = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("mutants_tests", "mutants"))
+    rest = sum(count["mutants"] > 0 for count in every["operators"].values()) - row["operators"]
+    missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
+    return (
+        "CI samples the largest matrices of tests ([development](development.md)), but not those that find a wrong rule in one "
+        "case:\nthe gradient against differences, the body of an operator of ONNX Runtime against its kernel, the judge on "
+        "control flow and\nsequences. These tests were given the mutants that the suite catches "
+        "(`python benchmarks/mutants.py --tests`):\n"
+        f"{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
+        f"{row['noticed'] / row['caught']:.2%}.{f' {rest} operators were not measured yet.' if rest else ''}\n"
+        + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
+        + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
+        "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "
+        "faults in\n`test_locating.py` and `test_locating_findings.py`.\n"
+    )
 
 
 def _of_seeds() -> str:

@@ -18,7 +18,7 @@ import sys
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -97,7 +97,7 @@ class Outcome:
 
     `alone`: it is caught although refgrad's own gradient, which the judge uses, is broken in the same way. Otherwise the judge
     needed the unbroken gradient as a witness, as it has when it judges another builder. `tried` counts the cases whose
-    gradient model the mutant changes.
+    gradient model the mutant changes. `tested`: a test of the caller notices it, too.
     """
 
     mutant: Mutant
@@ -107,6 +107,7 @@ class Outcome:
     alone: bool = False
     tried: int = 0
     note: str = ""
+    tested: bool = False
 
     @property
     def caught(self) -> bool:
@@ -611,11 +612,15 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 
 
 def survey(
-    operators: Sequence[str] | None = None, seed: int = 0, progress: Callable[[int, int, str], None] | None = None
+    operators: Sequence[str] | None = None,
+    seed: int = 0,
+    tests: Sequence[Callable[[Case], None]] = (),
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
+    :param tests: tests of a case, for which mutants that are caught are planted again: `Outcome.tested` has the result.
     :param progress: called with the number of operators that are done, the number of all, and what is next.
     :raises OptionError: an operator has neither a rule nor a body.
     """
@@ -629,7 +634,7 @@ def survey(
         if progress is not None:
             caught = sum(one.caught for one in outcomes)
             progress(done, len(listed), f"{name}; {caught} of {len(outcomes)} mutants caught")
-        outcomes += _Operator(name, known[name], seed).outcomes()
+        outcomes += _Operator(name, known[name], seed, tests).outcomes()
     return outcomes
 
 
@@ -891,11 +896,24 @@ def _broken_anew(
     return broken(key, _Breaking((site, change), ranks))
 
 
+@np.errstate(all="ignore")
+def _passes(test: Callable[[Case], None], case: Case, context: AbstractContextManager[None]) -> bool:
+    with context:
+        try:
+            test(case)
+        except Exception:  # a broken rule may raise anything
+            return False
+    return True
+
+
 class _Operator:
     """The mutants of one rule or body and the cases that try them; those that have caught most are tried first."""
 
-    def __init__(self, operator: str, key: tuple[str, str], seed: int) -> None:
-        self.operator, self.key = operator, key
+    def __init__(
+        self, operator: str, key: tuple[str, str], seed: int, tests: Sequence[Callable[[Case], None]] = ()
+    ) -> None:
+        self.operator, self.key, self.tests = operator, key, tests
+        self.sound: dict[tuple[Any, str], bool] = {}  # by test and case: whether it passes with the unbroken rule
         self.subjects = []
         for case in every_case():
             if case.operator == operator and case.values == "smooth":
@@ -936,7 +954,8 @@ class _Operator:
             tried += 1
             if found.alone:
                 subject.catches += 1
-                yield replace(found, mutant=mutant, tried=tried)
+                tested = self._tested(subject, [one for one in concerned if one is not subject], breaking)
+                yield replace(found, mutant=mutant, tried=tried, tested=tested)
                 return
             if found.caught:
                 second.append(found)
@@ -944,9 +963,21 @@ class _Operator:
                     break
             note = note or found.note
         if second:
-            yield replace(second[0], mutant=mutant, tried=tried)
+            tested = self._tested(concerned[0], concerned[1:], breaking)
+            yield replace(second[0], mutant=mutant, tried=tried, tested=tested)
         elif tried:
             yield Outcome(mutant, tried=tried, note=note)
+
+    def _tested(self, first: _Subject, others: Sequence[_Subject], breaking: Callable[[_Subject], Any]) -> bool:
+        """True if a test of the caller fails for a mutant in one of the cases, and passes without it."""
+        for test in self.tests:
+            for subject in (first, *others):
+                key = test, subject.case.name
+                if key not in self.sound:
+                    self.sound[key] = _passes(test, subject.case, nullcontext())
+                if self.sound[key] and not _passes(test, subject.case, breaking(subject)):
+                    return True
+        return False
 
     def _returning(self, entry: str, change: str) -> Any:
         function, axes = RETURNED[change]

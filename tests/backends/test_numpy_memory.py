@@ -20,7 +20,7 @@ from refgrad.backends.numpy.memory import OBJECT, Watch
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import BackendError, OptionError
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 at_every_size = reuse.at_every_size
 
 NUMPY = get_backend("numpy")

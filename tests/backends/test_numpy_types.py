@@ -136,6 +136,7 @@ def retyped(operator: str) -> Iterator[tuple[NodeCase, np.dtype[Any], dict[str, 
                     yield case, kind, typed(case, names, kind)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operator", by_operator())
 def test_runs_in_every_type_of_the_schema(operator):
     wrong = []
@@ -211,6 +212,7 @@ def undefined(case: NodeCase, values: Mapping[str, np.ndarray]) -> bool:
     return False
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 @pytest.mark.parametrize("operator", [name for name in by_operator() if name not in NOT_COMPARED])
 def test_integers_are_those_of_onnx_runtime(operator):

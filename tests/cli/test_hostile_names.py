@@ -22,7 +22,7 @@ from refgrad import cli
 from refgrad.cli.output import Files
 from refgrad.conformance.reporting import html
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 TITLE, HIDE, TURN, ERASE = (
     "\x1b]0;owned\x07",

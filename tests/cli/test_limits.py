@@ -35,7 +35,7 @@ from refgrad.errors import (
 from refgrad.protos.files import fingerprint
 from refgrad.worker import limited
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 MIB = 1 << 20
 

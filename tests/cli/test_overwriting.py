@@ -21,7 +21,7 @@ from refgrad.cli.output import App, Files
 from refgrad.errors import OutputFileError
 from refgrad.protos import files
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
 SUFFIXES = {

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import parser
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are not POSIX")

@@ -18,7 +18,7 @@ from refgrad.errors import OutputFileError, RefgradError
 from refgrad.protos.files import new_folder
 from refgrad.show import demo
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 WRITING = [
     ["grad"],

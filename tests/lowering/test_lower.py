@@ -162,12 +162,14 @@ def needs_shapes(case: Case, how: str) -> bool:
 LOWERED = [case for case in CASES if case.grad not in NOT_LOWERED]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", LOWERED, ids=str)
 @pytest.mark.parametrize("kind", TOLERANCE, ids=lambda kind: kind.__name__)
 def test_gradient(case: Case, kind: Any):
     check_case(case, kind)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", ["dims", "rank"])
 @pytest.mark.parametrize("case", [c for c in LOWERED if c.grad not in POOLINGS], ids=str)
 def test_gradient_of_unknown_shapes(case: Case, how: str):
@@ -275,6 +277,7 @@ def first_cases() -> list[Model]:
     return [case for cases in found.values() for case in cases[:3]]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", first_cases(), ids=str)
 def test_gradient_in_the_dialect_of_onnx_runtime(case: Model):
     """What dialect "ort" writes, and what it becomes, both in double."""

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import venv
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,12 @@ NAME = "my.domain.SquaredHinge"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, make_environment):
     """The files of the page, and an environment with refgrad beside them."""
     made = tmp_path_factory.mktemp("squared_hinge")
     for name, text in FILES.items():
         (made / name).write_text(text, encoding="utf-8")
-    venv.create(made / "venv", with_pip=True)
+    make_environment(made / "venv")
     run("pip install -q " + f"{ROOT} hypothesis", made)
     return made
 

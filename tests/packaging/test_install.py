@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tomllib
-import venv
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,11 @@ def run(*command, cwd):
 
 
 @pytest.fixture(scope="module", params=["wheel", "editable", "none"])
-def python(request, tmp_path_factory):
+def python(request, tmp_path_factory, make_environment):
     """An interpreter with refgrad installed in one of the three ways."""
     folder = tmp_path_factory.mktemp(request.param)
-    venv.create(folder, with_pip=True)
+    make_environment(folder)
     executable = str(folder / "bin" / "python")
-    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    run(executable, "-m", "pip", "install", "-q", *requirements, cwd=folder)
     if request.param == "wheel":
         run(executable, "-m", "pip", "install", "-q", ".", cwd=ROOT)
     elif request.param == "editable":

@@ -74,7 +74,8 @@ def test_what_is_said_to_install_is_an_extra():
 
 def test_what_the_sessions_install_by_name_has_one():
     noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    arguments = ",".join(re.findall(r"(?:session\.install|\nTOOLS = )\(([^)]*)\)", noxfile))
+    installs = r'(?:session\.install\(|environment\(session, "\w+",|\nSTOCK = \()([^)]*)\)'
+    arguments = ",".join(re.findall(installs, noxfile))
     names = {name for name in re.findall(r'"([^"]+)"', arguments) if not name.startswith(("-", "."))}
     assert names
     assert names <= PINS.keys()

@@ -31,7 +31,7 @@ from refgrad.training.checkpoints import load_checkpoint
 from refgrad.training.data import ahead
 from refgrad.training.schedules import Progress
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 LINE = onnx.parser.parse_model(

@@ -22,6 +22,7 @@ from refgrad.protos import external
 from refgrad.protos.files import fingerprint
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.interpreter,
     pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there"),
 ]

@@ -20,7 +20,7 @@ from refgrad.protos import native
 from refgrad.protos.malformed import explained
 from refgrad.worker import Worker
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 DOOR = ROOT / "refgrad" / "protos" / "native.py"

@@ -16,7 +16,7 @@ import pytest
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 
 def test_results_come_back():

@@ -14,6 +14,8 @@ from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import every_node
 
+pytestmark = pytest.mark.slow
+
 HIDDEN = (0.0, 0.4, 0.8)
 
 

@@ -19,6 +19,8 @@ from refgrad.costs.layout import Layout, contiguous, merged
 from refgrad.costs.program import program
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {  # a graph, and its operations counted by hand
     "MatMul": ("(float[2,5,3] x, float[3,4] w) => (float[2,5,4] y) { y = MatMul(x, w) }", 2 * 3 * 2 * 5 * 4),
     "MatMul of vectors": ("(float[7] x, float[7] w) => (float y) { y = MatMul(x, w) }", 14),
@@ -353,6 +355,7 @@ def random_model(seed: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(60))
 def test_the_peak_of_random_graphs(seed):
     model = random_model(seed)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import get_backend
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

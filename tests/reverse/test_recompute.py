@@ -21,7 +21,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.reverse import recompute as repetition
 from refgrad.reverse.recompute import segments
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'
 

@@ -33,6 +33,9 @@ def test_what_a_budget_says(text, limit, sizes):
     assert (found.limit, dict(found.sizes)) == (limit, sizes)
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("text", ["", "much", "-1 GiB", "2 PiB", "2 GiB for", "2 GiB for N", "2 GiB for N=x", "/0/*"])
 def test_what_is_no_budget(text):
     with pytest.raises(OptionError, match="is no memory budget"):

@@ -13,6 +13,8 @@ from refgrad.backends import get_backend
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 LONG = 520  # not a multiple of the rows of a block
 

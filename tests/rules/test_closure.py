@@ -21,6 +21,7 @@ def test_every_family_of_rules_has_its_cases():
     assert families - {"call", "nondifferentiable"} <= {*FAMILIES, *of_runtime}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_emitted_has_a_verdict(family):
     cases = importlib.import_module(f"refgrad.conformance.cases.{family}").cases()

@@ -18,7 +18,7 @@ from refgrad.errors import OptionError, PluginError
 from refgrad.tables import plugins
 from refgrad.tables.registry import RULES
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 OPERATORS = '''
 """Cubed, of my.domain."""

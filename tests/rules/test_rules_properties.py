@@ -159,6 +159,7 @@ def single_outputs() -> Iterator[tuple[Case, str]]:
         yield from ((case, name) for name in floats)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("case", "output"), list(single_outputs()), ids=str)
 def test_one_output_alone(case: Case, output: str) -> None:
     """The others have no cotangent, which is not the same as one of zeros."""

@@ -40,12 +40,14 @@ def forgotten(case: Case, axes: int | None) -> Case:
     return Case(case.name, model, case.feeds, case.wrt, case.outputs)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
 def test_sizes_without_a_name(key: tuple[str, str]) -> None:
     for case in CASES[key]:
         assert_gradient(forgotten(case, None), "ort", directions=1, runtime=False)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
 def test_a_batch_of_unknown_size(key: tuple[str, str]) -> None:
     for case in CASES[key][:: max(1, len(CASES[key]) // FEW)]:

@@ -28,6 +28,8 @@ from refgrad.errors import FeedError, OptionError
 from refgrad.training import SGD, Constant, InverseScaling, Training, batches, convention, step_model
 from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((120, 4)).astype(np.float32)

@@ -76,6 +76,7 @@ def both_sides(case: Case) -> tuple[float, float, float]:
     return sum(map(np.sum, left)), sum(map(np.sum, right)), size
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", sorted(FIRST), ids=".".join)
 def test_the_adjoint_identity_of_every_operator(key: tuple[str, str]) -> None:
     left, right, size = both_sides(FIRST[key])

@@ -22,6 +22,7 @@ def named(test: NodeModel) -> str:
     return test.name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("folded", [False, True], ids=["inputs", "constants"])
 @pytest.mark.parametrize("test", JUDGED, ids=named)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN are among the feeds

@@ -25,7 +25,7 @@ from refgrad.errors import InvalidModelError
 from refgrad.protos.malformed import explained
 from refgrad.worker import Worker
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 FOUND = sorted(

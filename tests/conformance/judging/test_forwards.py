@@ -19,7 +19,7 @@ from refgrad.conformance.oracles import analytic, forwards
 from refgrad.conformance.running.sources import tables
 from refgrad.extend import case, forward, kernel, rule
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 
 @cache

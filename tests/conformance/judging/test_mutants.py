@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from checking import assert_gradient
 
+from refgrad.conformance.case import Case
 from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, Trial
 from refgrad.conformance.judging.verdicts import ResultRow
@@ -106,6 +108,24 @@ def test_mutants_survive_cases_that_show_nothing(monkeypatch: pytest.MonkeyPatch
     outcomes = {one.mutant: one.caught for one in survey(["Mul"])}
     assert outcomes[Mutant("Mul", "A", "other sign")]
     assert [caught for mutant, caught in outcomes.items() if mutant.change == "ReduceMean"] == [False]
+
+
+def test_a_test_is_given_the_mutants_that_are_caught() -> None:
+    """One that compares with differences notices them, one that always passes or always fails notices none."""
+
+    def differences(case: Case) -> None:
+        assert_gradient(case, directions=1, runtime=False)
+
+    def passes(case: Case) -> None:
+        pass
+
+    def fails(case: Case) -> None:
+        raise AssertionError
+
+    caught = [one for one in survey(["Neg"], tests=(passes, fails, differences)) if one.caught]
+    assert len(caught) >= 5
+    assert all(one.tested for one in caught)
+    assert not any(one.tested for one in survey(["Neg"], tests=(passes, fails)))
 
 
 def test_an_operator_without_a_rule_is_named() -> None:

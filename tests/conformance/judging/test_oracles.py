@@ -460,6 +460,7 @@ def spoke(operator: str) -> dict[str, list[Sequence[object]]]:
 OPERATORS = sorted({one.operator for one in every_case()})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_witnesses_agree(operator: str) -> None:
     """A derivative by complex step is what differences of the same direction give, and so with both forwards."""
@@ -482,6 +483,7 @@ def test_witnesses_agree(operator: str) -> None:
 LONELY: dict[str, str] = {}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_two_witnesses_speak(operator: str) -> None:
     """Of some case of each operator, of every input."""

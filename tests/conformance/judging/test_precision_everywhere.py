@@ -12,6 +12,7 @@ from refgrad.conformance.precision.scan import EXECUTORS, scan
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.name)
 def test_every_error_has_a_reason(function: Function) -> None:
     for measured in scan([function], executors=[name for name in EXECUTORS if name in available()]):

@@ -1,0 +1,79 @@
+"""Sampling of test matrices: with REFGRAD_SAMPLE=8 pytest runs one of eight tests of every matrix. By default it runs all.
+
+A test function marked `matrix` asks the same question of many cases. Its tests are sorted by operator, the first word of their
+names, and every eighth one runs. An operator with eight cases keeps at least one. A hash of the package selects the tests.
+Nothing is random: the same package runs the same tests on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+VARIABLE = "REFGRAD_SAMPLE"
+ROOT = Path(__file__).parent.parent
+SOURCES = ("refgrad", "backends", "conformance")
+
+
+def share() -> int:
+    """The number N in "one of N tests", from the environment.
+
+    :raises pytest.UsageError: it is not a positive integer.
+    """
+    text = os.environ.get(VARIABLE) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise pytest.UsageError(
+            f"{VARIABLE}={text!r} is not a positive integer: 1 runs all tests, 8 one of eight of every matrix."
+        )
+    return int(text)
+
+
+@cache
+def content() -> str:
+    """The first eight digits of a hash of the package's files. Another hash selects another sample."""
+    found = sha256()
+    for folder in SOURCES:
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in {".py", ".toml", ".json"}:
+                found.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
+    return found.hexdigest()[:8]
+
+
+def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
+    """The sampled names: one of `one_of` tests `module::function[operator-form]` of each function, and at least one."""
+    functions: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        functions[name.partition("[")[0]].append(name)
+    chosen: set[str] = set()
+    for function, same in functions.items():
+        same.sort(key=lambda name: (name.partition("[")[2].partition("-")[0], _number(name, content)))
+        chosen.update(same[_number(function, content) % min(one_of, len(same)) :: one_of])
+    return chosen
+
+
+def _number(name: str, content: str) -> int:
+    return int(sha256(f"{content} {name}".encode()).hexdigest(), 16)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that are not in the sample."""
+    if share() == 1:
+        return
+    matrices = [item.nodeid for item in items if item.get_closest_marker("matrix")]
+    gone = {*matrices} - kept(matrices, share(), content())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in gone])
+    items[:] = [item for item in items if item.nodeid not in gone]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print which sample runs."""
+    said = session.config.pluginmanager.get_plugin("terminalreporter")
+    if share() > 1 and said is not None and not hasattr(session.config, "workerinput"):
+        said.write_line(f"One of {share()} tests of a matrix, those of the content {content()}. All: {VARIABLE}=1.")
