@@ -26,8 +26,8 @@ made = collections.Counter()
 class Watch:
     at = ""
 
-    def pytest_pycollect_makemodule(self, module_path, parent):
-        Watch.at = module_path.name
+    def pytest_collectstart(self, collector):
+        Watch.at = collector.name
 
 def counted(what, function):
     def call(*arguments, **options):
