@@ -42,7 +42,10 @@ ESTIMATORS: dict[
     "LogisticRegression, 3 classes": (lambda of: of.linear_model.LogisticRegression(), THREE),
     "SGDClassifier": (lambda of: of.linear_model.SGDClassifier(loss="log_loss", random_state=0), TWO),
     "SGDClassifier, 3 classes": (lambda of: of.linear_model.SGDClassifier(loss="log_loss", random_state=0), THREE),
-    "MLPRegressor": (lambda of: of.neural_network.MLPRegressor((5,), max_iter=5, random_state=0), NUMBERS),
+    "MLPRegressor": (
+        lambda of: of.neural_network.MLPRegressor(hidden_layer_sizes=(5,), max_iter=5, random_state=0),
+        NUMBERS,
+    ),
     "MLPClassifier": (lambda of: of.neural_network.MLPClassifier((5,), max_iter=5, random_state=0), TWO),
     "MLPClassifier, 3 classes": (lambda of: of.neural_network.MLPClassifier((5,), max_iter=5, random_state=0), THREE),
     "Pipeline": (lambda of: scaled(of, of.linear_model.Ridge()), NUMBERS),
