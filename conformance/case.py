@@ -52,9 +52,9 @@ class Case:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:  # called where the case has no such attribute, or not yet
-            if name not in ("model", "feeds") or self._recipe is None:
+            if name not in ("model", "feeds") or self.recipe is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            model, feeds = self._recipe.made
+            model, feeds = self.recipe.made
             self.__dict__.setdefault("model", model)
             self.__dict__.setdefault("feeds", feeds)
             return self.__dict__[name]
@@ -66,7 +66,8 @@ class Case:
         }
 
     @property
-    def _recipe(self) -> Recipe | None:
+    def recipe(self) -> Recipe | None:
+        """How its model is made; None of a case that was given one."""
         return self.__dict__.get("_recipe")
 
     def changed(self, **changes: Any) -> Case:
@@ -80,15 +81,15 @@ class Case:
     @property
     def operator(self) -> str:
         """What the case is about: "Conv", "com.microsoft.Gelu", or "model" of several nodes and none called `NODE`."""
-        if self._recipe is not None:
-            return self._recipe.operator
+        if self.recipe is not None:
+            return self.recipe.operator
         return qualified(self.subject) if self.subject is not None else MODEL
 
     @property
     def opset(self) -> int:
         """The version of the operator's domain that the model imports; for a whole model the version of ai.onnx."""
-        if self._recipe is not None:
-            return self._recipe.opset
+        if self.recipe is not None:
+            return self.recipe.opset
         versions = versions_of(self.model)
         domain = self.operator.rpartition(".")[0]
         return versions.get(domain, versions.get("", 1))
@@ -96,8 +97,8 @@ class Case:
     @property
     def dtype(self) -> str:
         """The type of the first float that is fed, "" where none is."""
-        if self._recipe is not None:
-            return self._recipe.dtype
+        if self.recipe is not None:
+            return self.recipe.dtype
         return first_float(self.feeds)
 
     @property
@@ -114,8 +115,8 @@ class Case:
     @property
     def static(self) -> bool:
         """Whether every input is declared with its size."""
-        if self._recipe is not None:
-            return self._recipe.static
+        if self.recipe is not None:
+            return self.recipe.static
         tensors = (value.type.tensor_type for value in self.model.graph.input)
         return all(dim.HasField("dim_value") for tensor in tensors for dim in tensor.shape.dim)
 

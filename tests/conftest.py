@@ -7,9 +7,10 @@ Nothing is random: the same package runs the same tests on every machine.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -77,3 +78,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     said = session.config.pluginmanager.get_plugin("terminalreporter")
     if share() > 1 and said is not None and not hasattr(session.config, "workerinput"):
         said.write_line(f"One of {share()} tests of a matrix, those of the content {content()}. All: {VARIABLE}=1.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the collector of garbage, which would look at 50,000 tests again and again, and never at them later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

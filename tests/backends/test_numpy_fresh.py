@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ import onnx
 import pytest
 import reuse
 from onnx import TensorProto, numpy_helper
-from onnx.backend.test import loader
+from onnx_tests import loaded
 from training_operators import CASES, build, typed
 
 from refgrad.backends import get_backend
@@ -121,10 +120,7 @@ def test_of_gradient_kernels(watch: Watch):
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_of_node_tests(watch: Watch, part: int):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tests = loader.load_model_tests(kind="node")
-    for test in tests[part::PARTS]:
+    for test in list(loaded().values())[part::PARTS]:
         if test.model is not None and test.data_sets:
             names = [value.name for value in test.model.graph.input]
             run(test.model, {n: _value(x) for n, x in zip(names, test.data_sets[0][0], strict=False)})

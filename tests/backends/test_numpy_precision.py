@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from numpy_nodes import ONNXRUNTIME, RANDOM, by_operator, model_of, models
+from numpy_nodes import ONNXRUNTIME, RANDOM, by_operator, model_of, models, operators
 from onnx import numpy_helper, parser
 from runtime import needs_runtime
 
@@ -247,7 +247,7 @@ def test_every_value_is_double_and_that_of_float32_but_for_its_rounding(part, na
     "operator",
     [
         name
-        for name in by_operator()
+        for name in operators()
         if name.rpartition(".")[2] not in (*RANDOM, *SINGLE) and not name.startswith("ai.onnx.ml")
     ],
 )

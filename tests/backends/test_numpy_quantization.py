@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import re
-import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
-from onnx.backend.test import loader
+from onnx_tests import loaded, names
 from runtime import needs_runtime, overflows
 
 from refgrad.backends import get_backend
@@ -25,19 +24,18 @@ RNG = np.random.default_rng(0)
 F32 = np.float32
 
 
-def node_tests() -> list[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tests = loader.load_model_tests(kind="node")
-    return [test for test in tests if any(part in test.name for part in ("quantize", "qlinear", "integer"))]
+QUANTIZED = [
+    name for name in names()["backend"]["node"] if any(part in name for part in ("quantize", "qlinear", "integer"))
+]
 
 
 def as_array(value: Any) -> np.ndarray:
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
-@pytest.mark.parametrize("test", node_tests(), ids=lambda test: test.name)
-def test_node_tests_of_quantization(test: Any) -> None:
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_node_tests_of_quantization(name: str) -> None:
+    test = loaded()[name]
     given, expected = test.data_sets[0]
     feeds = {value.name: as_array(x) for value, x in zip(test.model.graph.input, given, strict=True)}
     results = get_backend("numpy").prepare(test.model).run(feeds)

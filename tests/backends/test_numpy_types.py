@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from numpy_nodes import FLOATS, ONNXRUNTIME, RANDOM, SIXTEEN_BIT, NodeCase, by_operator, model_of, models
+from numpy_nodes import FLOATS, ONNXRUNTIME, RANDOM, SIXTEEN_BIT, NodeCase, by_operator, model_of, models, operators
 from onnx import helper, parser
 
 from refgrad.backends import available, get_backend
@@ -136,8 +136,12 @@ def retyped(operator: str) -> Iterator[tuple[NodeCase, np.dtype[Any], dict[str, 
                     yield case, kind, typed(case, names, kind)
 
 
+def test_the_operators_are_known_before_their_models():
+    assert operators() == tuple(by_operator())
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("operator", by_operator())
+@pytest.mark.parametrize("operator", operators())
 def test_runs_in_every_type_of_the_schema(operator):
     wrong = []
     for case, kind, values in retyped(operator):
@@ -214,7 +218,7 @@ def undefined(case: NodeCase, values: Mapping[str, np.ndarray]) -> bool:
 
 @pytest.mark.matrix
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
-@pytest.mark.parametrize("operator", [name for name in by_operator() if name not in NOT_COMPARED])
+@pytest.mark.parametrize("operator", [name for name in operators() if name not in NOT_COMPARED])
 def test_integers_are_those_of_onnx_runtime(operator):
     wrong, seen = [], set()
     for case, kind, values in retyped(operator):

@@ -13,7 +13,7 @@ import onnx
 import onnx.backend.base
 import pytest
 from onnx import helper, parser
-from onnx.backend.test import loader
+from onnx_tests import collected, loaded, names
 
 from refgrad.backends import onnx_backend
 from refgrad.backends.numpy import registry
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.interpreter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "executors.md").read_text()
 
-TESTS = {(kind, name): run for kind, tests in backend_tests().items() for name, run in tests.items()}
+TESTS = [(kind, name) for kind, found in names()["backend"].items() for name in found]
 JUDGED = [key for key in TESTS if key[1] not in LEFT_OUT]
 
 ADD = """<ir_version: 8, opset_import: ["" : 17]>
@@ -34,10 +34,10 @@ ADD = """<ir_version: 8, opset_import: ["" : 17]>
     <float[2] w = {1, 2}> { s = Add(x, y) z = Mul(s, w) }"""
 
 
-@pytest.mark.parametrize("test", JUDGED, ids="-".join)
-def test_passes(test: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("kind", "name"), JUDGED)
+def test_passes(kind: str, name: str) -> None:
     try:
-        TESTS[test]()
+        backend_tests()[kind][name]()
     except unittest.SkipTest as reason:
         pytest.fail(f"not run: {reason}")
 
@@ -45,14 +45,14 @@ def test_passes(test: tuple[str, str]) -> None:
 @pytest.mark.parametrize("name", sorted(LEFT_OUT.keys() - RANDOM))
 def test_what_is_left_out_would_fail(name: str) -> None:
     """Once it passes, the reason no longer holds."""
-    [run] = [run for key, run in TESTS.items() if key[1] == name]
+    [run] = [tests[name] for tests in backend_tests().values() if name in tests]
     with pytest.raises((AssertionError, BackendError, unittest.SkipTest)):
         run()
 
 
 @pytest.mark.parametrize("name", sorted(RANDOM))
 def test_random_numbers_are_of_the_right_kind(name: str) -> None:
-    [test] = [test for test in loader.load_model_tests(kind="node") if test.name == name]
+    test = loaded()[name]
     for inputs, expected in test.data_sets:
         [got] = onnx_backend.run_model(test.model, inputs)
         assert (got.shape, got.dtype) == (expected[0].shape, expected[0].dtype)
@@ -61,18 +61,22 @@ def test_random_numbers_are_of_the_right_kind(name: str) -> None:
 
 def test_float16_of_the_test_that_is_left_out_is_no_less_exact() -> None:
     name = "test_attention_4d_causal_fp16_expanded"
-    [test] = [test for test in loader.load_model_tests(kind="node") if test.name == name]
+    test = loaded()[name]
     [(inputs, [expected])] = test.data_sets
     [exact] = onnx_backend.run_model(test.model, inputs, precision="float64")
     [got] = onnx_backend.run_model(test.model, inputs)
     assert np.abs(got - exact).max() <= np.abs(expected - exact).max()
 
 
+def test_the_names_are_those_of_onnx() -> None:
+    assert names() == collected(), "python tests/helpers/onnx_tests.py writes them anew"
+
+
 def test_the_numbers() -> None:
     for kind in KINDS:
-        names = [name for of, name in TESTS if of == kind]
-        left_out = LEFT_OUT.keys() & set(names)
-        print(f"{kind}: {len(names) - len(left_out)} passed, {len(left_out)} left out, {len(names)} in all")
+        every = [name for of, name in TESTS if of == kind]
+        left_out = LEFT_OUT.keys() & set(every)
+        print(f"{kind}: {len(every) - len(left_out)} passed, {len(left_out)} left out, {len(every)} in all")
     assert len(LEFT_OUT.keys() - {name for _, name in TESTS}) == 0
     if onnx.__version__ == "1.23.2":
         assert [len(backend_tests()[kind]) for kind in KINDS] == [1884, 23, 82, 35]
@@ -91,11 +95,11 @@ def test_the_numbers() -> None:
 def test_a_wrong_kernel_is_caught(
     operator: str, name: str, planted: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TESTS["node", name]()
+    backend_tests()["node"][name]()
     monkeypatch.setitem(registry._all(), ("", operator), [])
     registry.kernel(operator)(planted)
     with pytest.raises(AssertionError):
-        TESTS["node", name]()
+        backend_tests()["node"][name]()
 
 
 def test_a_test_that_is_not_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:

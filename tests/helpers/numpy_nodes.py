@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.backend.test import loader
+from onnx_tests import loaded, names
 
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.running.nodemodels import as_array
@@ -36,6 +35,25 @@ TYPES = {
 }
 SIXTEEN_BIT = (TYPES["tensor(float16)"], TYPES["tensor(bfloat16)"])
 FLOATS = (*SIXTEEN_BIT, TYPES["tensor(float)"], TYPES["tensor(double)"])
+_QUANTIZED = (  # their cases quantize the inputs
+    *(
+        "MatMulInteger16",
+        "MulInteger",
+        "NhwcMaxPool",
+        "QLinearAdd",
+        "QLinearAveragePool",
+        "QLinearConcat",
+        "QLinearConv",
+    ),
+    *("QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid"),
+    *("QLinearSoftmax", "QLinearWhere", "QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization"),
+    *("QOrderedLongformerAttention", "QOrderedMatMul", "QuantizeLinear", "QuantizeWithOrder", "ReduceSumInteger"),
+)
+NEVER_ALONE = {  # operators with a case, none of which is a node of arrays alone
+    *("ConcatFromSequence", "If", "Loop", "Optional", "Scan", "SequenceAt", "SequenceConstruct", "SequenceErase"),
+    *("SequenceInsert", "SequenceMap"),
+    *(f"com.microsoft.{name}" for name in _QUANTIZED),
+}
 RANDOM = frozenset(name for _, name in randomness.RANDOM)
 
 
@@ -85,12 +103,9 @@ def model_of(case: NodeCase, values: Mapping[str, np.ndarray], node: onnx.NodePr
 @cache
 def node_tests() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
     """The node tests of onnx: name, model, feeds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tests = loader.load_model_tests(kind="node")
     pictures = find_spec("PIL") is not None  # Pillow reads them, and is optional
     found = []
-    for test in tests:
+    for test in loaded().values():
         if test.model is not None and test.data_sets and (pictures or "image_decoder" not in test.name):
             inputs = zip(test.model.graph.input, test.data_sets[0][0], strict=False)
             feeds = {value.name: as_array(x) for value, x in inputs if x is not None}
@@ -105,26 +120,38 @@ def models() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
     return (*((case.name, case.model, dict(case.feeds)) for case in cases), *node_tests())
 
 
+def alone(name: str, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> NodeCase | None:
+    """The node of a model; None of several nodes, without a schema, or where it reads or holds other things than arrays."""
+    node, *others = model.graph.node
+    if others and not (len(others) == 1 and list(others[0].input[1:]) == ["one_row"]):
+        return None
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer} | feeds
+    opsets = {imported.domain: imported.version for imported in model.opset_import}
+    schema = find_schema(node.op_type, node.domain, opsets.get(node.domain, 1))
+    plain = all(isinstance(values.get(i), np.ndarray) for i in node.input if i)
+    if schema is None or not plain or any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+        return None
+    return NodeCase(name, node, opsets, schema, {i: values[i] for i in node.input if i})
+
+
 @cache
 def node_cases() -> tuple[NodeCase, ...]:
     """Each node once that differs from the others in its operator, attributes, or the shapes and types of its inputs."""
     found: dict[Any, NodeCase] = {}
-    for name, model, feeds in models():
-        node, *others = model.graph.node
-        if others and not (len(others) == 1 and list(others[0].input[1:]) == ["one_row"]):
+    for case in (alone(*each) for each in models()):
+        if case is None:
             continue
-        values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer} | feeds
-        opsets = {imported.domain: imported.version for imported in model.opset_import}
-        schema = find_schema(node.op_type, node.domain, opsets.get(node.domain, 1))
-        plain = all(isinstance(values.get(i), np.ndarray) for i in node.input if i)
-        if schema is None or not plain or any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
-            continue
-        values = {i: values[i] for i in node.input if i}
+        node, values = case.node, case.values
         shapes = tuple((values[i].shape, str(values[i].dtype)) if i else None for i in node.input)
         attributes = tuple(sorted(a.SerializeToString() for a in node.attribute))
-        key = node.domain, node.op_type, schema.since_version, attributes, shapes, len(node.output)
-        found.setdefault(key, NodeCase(name, node, opsets, schema, values))
+        key = node.domain, node.op_type, case.schema.since_version, attributes, shapes, len(node.output)
+        found.setdefault(key, case)
     return tuple(found.values())
+
+
+def operator_of(case: NodeCase) -> str:
+    """The operator with its domain."""
+    return f"{case.node.domain}.{case.node.op_type}".lstrip(".")
 
 
 @cache
@@ -132,8 +159,16 @@ def by_operator() -> dict[str, list[NodeCase]]:
     """`node_cases` by operator."""
     found: dict[str, list[NodeCase]] = {}
     for case in node_cases():
-        found.setdefault(f"{case.node.domain}.{case.node.op_type}".lstrip("."), []).append(case)
+        found.setdefault(operator_of(case), []).append(case)
     return dict(sorted(found.items()))
+
+
+@cache
+def operators() -> tuple[str, ...]:
+    """The operators of `by_operator`, known before a model is made."""
+    found = {case.operator for case in every_case() if case.values != "special"} - NEVER_ALONE
+    pictures = find_spec("PIL") is not None
+    return tuple(sorted(found | {name for name in names()["alone"] if pictures or name != "ImageDecoder"}))
 
 
 ENDED = "it ended the process"

@@ -29,12 +29,14 @@ def assert_surrogate(case: Case, quantization: str, runtime: bool = True) -> Non
     for source, name in names_of(model, "gradients").items():
         got, at = gradients[name], feeds.get(source, surrogate.constants.get(source))
         assert at is not None
-        assert got.shape == at.shape
+        assert got.shape == at.shape, f"{case} ({quantization}): {name}"
         direction = rng.standard_normal(got.shape) * np.abs(at)
         expected = directional(surrogate, feeds | {source: at}, {source: direction}, cotangents, step=1e-4)
         size = max(float(np.linalg.norm(got * at)), abs(expected.value), 1e-3)
-        assert expected.error <= 1e-4 * size, f"differences of {name} do not settle: {expected}"
-        assert abs(np.sum(got * direction) - expected.value) <= 1e-5 * size + expected.error, name
+        assert expected.error <= 1e-4 * size, f"{case}: differences of {name} do not settle: {expected}"
+        assert abs(np.sum(got * direction) - expected.value) <= 1e-5 * size + expected.error, (
+            f"{case} ({quantization}): {name}"
+        )
     if runtime and "ort-cpu" in available() and all(array.size for array in case.feeds.values()):
         _assert_runtime(case, model, seeds, gradients)
 

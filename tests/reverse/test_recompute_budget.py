@@ -1,5 +1,7 @@
 """A memory budget for a gradient: what is predicted to fit does fit, and nothing is repeated for nothing."""
 
+from functools import cache
+
 import onnx
 import pytest
 from measuring import feeds_of, layers, measured, parsed
@@ -7,13 +9,22 @@ from measuring import feeds_of, layers, measured, parsed
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
+from refgrad.costs.cost import Cost
 from refgrad.errors import OptionError
 from refgrad.reverse.budget import budget
 
 MIB = 2**20
 MODEL = layers(6)
-PLAIN = refgrad.cost(refgrad.gradient(MODEL))
-ALL = refgrad.cost(refgrad.gradient(MODEL, recompute=True))
+
+
+@cache
+def cost(recompute: bool) -> Cost:
+    return refgrad.cost(refgrad.gradient(MODEL, recompute=recompute))
+
+
+def limit_of(share: float) -> int:
+    """A budget between what is needed where all is repeated, share 0, and where nothing is."""
+    return round(cost(True).peak * 1.3 + share * (cost(False).peak - cost(True).peak))
 
 
 @pytest.mark.parametrize(
@@ -44,14 +55,14 @@ def test_what_is_no_budget(text):
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
 def test_a_run_keeps_the_budget(share):
-    limit = round(ALL.peak * 1.3 + share * (PLAIN.peak - ALL.peak))
+    limit = limit_of(share)
     made = refgrad.gradient(MODEL, recompute=str(limit))
     assert measured(made, feeds_of(made)) <= limit
-    assert PLAIN.flops < refgrad.cost(made).flops <= ALL.flops
+    assert cost(False).flops < refgrad.cost(made).flops <= cost(True).flops
 
 
 def test_a_larger_budget_takes_fewer_operations():
-    limits = [round(ALL.peak * 1.3 + share * (PLAIN.peak - ALL.peak)) for share in (0.2, 0.5, 0.8)]
+    limits = [limit_of(share) for share in (0.2, 0.5, 0.8)]
     counts = [refgrad.cost(refgrad.gradient(MODEL, recompute=str(limit))).flops for limit in limits]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
@@ -62,7 +73,7 @@ def test_nothing_is_repeated_for_nothing():
 
 
 def test_the_values_are_the_same():
-    limit = round(ALL.peak * 1.3 + 0.3 * (PLAIN.peak - ALL.peak))
+    limit = limit_of(0.3)
     stored, again = (refgrad.gradient(MODEL, recompute=choice) for choice in (False, str(limit)))
     results = [get_backend("numpy").prepare(model).run(feeds_of(model)) for model in (stored, again)]
     for name, value in results[0].items():
@@ -105,13 +116,13 @@ def test_shapes_that_depend_on_values():
 
 @pytest.mark.parametrize("cotangent", ["input", "ones", "yield"])
 def test_the_other_dialect(cotangent):
-    limit = str(round(ALL.peak * 1.3 + 0.3 * (PLAIN.peak - ALL.peak)))
+    limit = str(limit_of(0.3))
     made = refgrad.gradient(MODEL, dialect="ort", cotangent=cotangent, recompute=limit)
     assert any(node.name.endswith("_again") or "_again" in node.name for node in made.graph.node)
 
 
 def test_a_split():
-    limit = str(round(ALL.peak * 1.5))
+    limit = str(round(cost(True).peak * 1.5))
     assert refgrad.split(MODEL, recompute=limit).saved != refgrad.split(MODEL).saved
 
 

@@ -47,7 +47,7 @@ def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
 
 
 def test_every_operator_has_a_case() -> None:
-    assert {name for domain, name in BODY if domain == ML} == {case.node.op_type for case in CASES}
+    assert {f"{ML}.{name}" for domain, name in BODY if domain == ML} == {case.operator for case in CASES}
 
 
 def one(text: str, inputs: str = "float[2,3] x", output: str = "float[a,b] y") -> ModelProto:

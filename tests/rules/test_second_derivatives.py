@@ -20,12 +20,14 @@ def small(case: Case) -> bool:
     return bool(floats) and all(0 < array.size <= LARGE for array in floats)
 
 
-CASES = {key: cases[:: max(1, len(cases) // FEW)][:FEW] for key, cases in by_operator(small).items()}
+CASES = by_operator(lambda case: bool(case.dtype))
 
 
 @pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
 def test_second_derivative_agrees_with_differences(key: tuple[str, str]) -> None:
-    for case in CASES[key]:
+    cases = list(filter(small, CASES[key]))
+    assert cases
+    for case in cases[:: max(1, len(cases) // FEW)][:FEW]:
         assert_second_derivative(case, directions=1)
 
 

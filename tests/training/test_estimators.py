@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,10 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import numpy_helper
-from skl2onnx import to_onnx
-from sklearn.base import clone
-from sklearn.datasets import make_regression
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDClassifier, SGDRegressor
-from sklearn.metrics import log_loss, mean_squared_error
-from sklearn.model_selection import GridSearchCV
-from sklearn.neural_network import MLPClassifier, MLPRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
 
 from refgrad.backends import available, get_backend
 from refgrad.errors import FeedError, OptionError
 from refgrad.training import SGD, Constant, InverseScaling, Training, batches, convention, step_model
-from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
 
 pytestmark = pytest.mark.slow
 
@@ -44,20 +34,29 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 30,
 }
 
-ESTIMATORS = {
-    "LinearRegression": (LinearRegression(), NUMBERS),
-    "Ridge": (Ridge(), NUMBERS),
-    "SGDRegressor": (SGDRegressor(random_state=0), NUMBERS),
-    "LogisticRegression": (LogisticRegression(), TWO),
-    "LogisticRegression, 3 classes": (LogisticRegression(), THREE),
-    "SGDClassifier": (SGDClassifier(loss="log_loss", random_state=0), TWO),
-    "SGDClassifier, 3 classes": (SGDClassifier(loss="log_loss", random_state=0), THREE),
-    "MLPRegressor": (MLPRegressor(hidden_layer_sizes=(5,), max_iter=5, random_state=0), NUMBERS),
-    "MLPClassifier": (MLPClassifier((5,), max_iter=5, random_state=0), TWO),
-    "MLPClassifier, 3 classes": (MLPClassifier((5,), max_iter=5, random_state=0), THREE),
-    "Pipeline": (make_pipeline(StandardScaler(), Ridge()), NUMBERS),
-    "Pipeline, 3 classes": (make_pipeline(StandardScaler(), LogisticRegression()), THREE),
+ESTIMATORS: dict[
+    str, tuple[Callable[[Any], Any], np.ndarray]
+] = {  # made of scikit-learn, which is imported by the test
+    "LinearRegression": (lambda of: of.linear_model.LinearRegression(), NUMBERS),
+    "Ridge": (lambda of: of.linear_model.Ridge(), NUMBERS),
+    "SGDRegressor": (lambda of: of.linear_model.SGDRegressor(random_state=0), NUMBERS),
+    "LogisticRegression": (lambda of: of.linear_model.LogisticRegression(), TWO),
+    "LogisticRegression, 3 classes": (lambda of: of.linear_model.LogisticRegression(), THREE),
+    "SGDClassifier": (lambda of: of.linear_model.SGDClassifier(loss="log_loss", random_state=0), TWO),
+    "SGDClassifier, 3 classes": (lambda of: of.linear_model.SGDClassifier(loss="log_loss", random_state=0), THREE),
+    "MLPRegressor": (
+        lambda of: of.neural_network.MLPRegressor(hidden_layer_sizes=(5,), max_iter=5, random_state=0),
+        NUMBERS,
+    ),
+    "MLPClassifier": (lambda of: of.neural_network.MLPClassifier((5,), max_iter=5, random_state=0), TWO),
+    "MLPClassifier, 3 classes": (lambda of: of.neural_network.MLPClassifier((5,), max_iter=5, random_state=0), THREE),
+    "Pipeline": (lambda of: scaled(of, of.linear_model.Ridge()), NUMBERS),
+    "Pipeline, 3 classes": (lambda of: scaled(of, of.linear_model.LogisticRegression()), THREE),
 }
+
+
+def scaled(of: Any, estimator: Any) -> Any:
+    return of.pipeline.make_pipeline(of.preprocessing.StandardScaler(), estimator)
 
 
 @pytest.mark.filterwarnings("ignore:The y_prob values do not sum to one")  # to rounding in float32
@@ -65,7 +64,17 @@ ESTIMATORS = {
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_what_skl2onnx_writes_is_trained_as_it_is(name: str, opset: int) -> None:
     """The loss ends no higher than where scikit-learn left it, but for what the steps of Adam leave (1e-3)."""
-    estimator, y = ESTIMATORS[name]
+    import sklearn.linear_model
+    import sklearn.neural_network
+    import sklearn.pipeline
+    import sklearn.preprocessing
+    from skl2onnx import to_onnx
+    from sklearn.metrics import log_loss, mean_squared_error
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
+    make, y = ESTIMATORS[name]
+    estimator = make(sklearn)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         estimator.fit(X, y)
@@ -90,6 +99,12 @@ def test_what_skl2onnx_writes_is_trained_as_it_is(name: str, opset: int) -> None
 
 
 def test_the_coefficients_of_a_regression_are_found() -> None:
+    from skl2onnx import to_onnx
+    from sklearn.datasets import make_regression
+    from sklearn.linear_model import LinearRegression
+
+    from refgrad.training.estimators import OnnxRegressor
+
     x, y, coefficients = make_regression(200, 5, noise=0, bias=3, coef=True, random_state=0)
     start = LinearRegression().fit(x, np.zeros(200))
     settings = {"optimizer": "sgd", "learning_rate_init": 0.05, "alpha": 0, "max_iter": 100, "batch_size": 20, "tol": 0}
@@ -124,6 +139,10 @@ SOLVERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_networks_are_trained_as_scikit_learn_trains_them(solver: str, classes: int) -> None:
     """30 epochs, shuffled, short last batches, a penalty: the weights and the curve of the loss to 1e-12."""
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
     theirs, ours = SOLVERS[solver]
     rng = np.random.default_rng(0)
     x = rng.standard_normal((100, 5))
@@ -179,15 +198,28 @@ def _network(coefs: list[np.ndarray], intercepts: list[np.ndarray], classes: int
 
 @pytest.fixture(scope="module")
 def line() -> onnx.ModelProto:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LinearRegression
+
     return to_onnx(LinearRegression().fit(X, np.zeros(120)), X)
 
 
 @pytest.fixture(scope="module")
 def classifier() -> onnx.ModelProto:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
     return to_onnx(LogisticRegression(C=1e-3).fit(X, THREE), X)
 
 
 def test_clone_pipeline_grid_search_and_pickle(line: onnx.ModelProto) -> None:
+    from sklearn.base import clone
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    from refgrad.training.estimators import OnnxRegressor
+
     estimator = OnnxRegressor(line, **SETTINGS | {"learning_rate_init": 0.1})
     assert clone(estimator).get_params()["max_iter"] == 20
     assert estimator.set_params(max_iter=30).max_iter == 30
@@ -204,6 +236,8 @@ def test_clone_pipeline_grid_search_and_pickle(line: onnx.ModelProto) -> None:
 
 
 def test_warm_start_goes_on_and_fit_begins_anew(line: onnx.ModelProto) -> None:
+    from refgrad.training.estimators import OnnxRegressor
+
     cold, warm = OnnxRegressor(line, **SETTINGS), OnnxRegressor(line, warm_start=True, **SETTINGS)
     assert cold.fit(X, NUMBERS).loss_curve_ == warm.fit(X, NUMBERS).loss_curve_
     first = list(cold.loss_curve_)
@@ -213,6 +247,11 @@ def test_warm_start_goes_on_and_fit_begins_anew(line: onnx.ModelProto) -> None:
 
 
 def test_early_stopping_keeps_the_best_weights(classifier: onnx.ModelProto) -> None:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LinearRegression
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
     settings = SETTINGS | {"max_iter": 300, "learning_rate_init": 0.1, "n_iter_no_change": 3}
     trained = OnnxClassifier(classifier, early_stopping=True, validation_fraction=0.2, **settings).fit(X, THREE)
     assert trained.n_iter_ < 300
@@ -224,6 +263,10 @@ def test_early_stopping_keeps_the_best_weights(classifier: onnx.ModelProto) -> N
 
 
 def test_samples_of_weight_0_do_not_count(classifier: onnx.ModelProto, line: onnx.ModelProto) -> None:
+    from sklearn.base import clone
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
     weight = np.repeat([1.0, 0.0], 60)
     spoilt = NUMBERS.copy()
     spoilt[60:] = 1e3
@@ -238,6 +281,11 @@ def test_samples_of_weight_0_do_not_count(classifier: onnx.ModelProto, line: onn
 
 
 def test_labels_of_any_form_train_alike(line: onnx.ModelProto, classifier: onnx.ModelProto) -> None:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
     whole = np.round(NUMBERS)
     curves = [
         OnnxRegressor(line, **SETTINGS).fit(X, y).loss_curve_
@@ -253,6 +301,11 @@ def test_labels_of_any_form_train_alike(line: onnx.ModelProto, classifier: onnx.
 
 @pytest.mark.filterwarnings("ignore:The loss log_loss compares probabilities")
 def test_what_does_not_fit_is_named(line: onnx.ModelProto, classifier: onnx.ModelProto) -> None:
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LinearRegression
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
     with pytest.raises(FeedError, match="The label 'd' is none of the model's classes: 'a', 'b', 'c'"):
         OnnxClassifier(classifier).fit(X, np.where(THREE == "a", "d", THREE))
     scores = to_onnx(LinearRegression().fit(X, NUMBERS), X)
@@ -310,21 +363,19 @@ NOT_DONE = {
 }
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        OnnxRegressor(onnx.parser.parse_model(ANY_FEATURES.format(size=1, a="1", b="0")), max_iter=5),
-        OnnxClassifier(
-            onnx.parser.parse_model(ANY_FEATURES.format(size=3, a="1, 0, -1", b="0, 0, 0")),
-            loss="cross_entropy",
-            max_iter=5,
-        ),
-    ],
-    ids=["regressor", "classifier"],
-)
+@pytest.mark.parametrize("kind", ["regressor", "classifier"])
 @pytest.mark.filterwarnings("ignore")
-def test_the_checks_of_scikit_learn(estimator):
+def test_the_checks_of_scikit_learn(kind: str) -> None:
     """On models that take any number of features; the checks vary it."""
+    from sklearn.utils.estimator_checks import check_estimator
+
+    from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
+
+    if kind == "regressor":
+        estimator = OnnxRegressor(onnx.parser.parse_model(ANY_FEATURES.format(size=1, a="1", b="0")), max_iter=5)
+    else:
+        model = onnx.parser.parse_model(ANY_FEATURES.format(size=3, a="1, 0, -1", b="0, 0, 0"))
+        estimator = OnnxClassifier(model, loss="cross_entropy", max_iter=5)
     results = check_estimator(estimator, expected_failed_checks=NOT_DONE, on_skip=None, on_fail=None)
     failed = [(one["check_name"], one["exception"]) for one in results if one["status"] == "failed"]
     assert not failed

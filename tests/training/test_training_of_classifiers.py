@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,34 +21,38 @@ from refgrad.cli import app
 from refgrad.errors import FeedError, OptionError
 from refgrad.training import SGD, Adam, Arrays, Training, batches, lora, merge_adapters, step_model
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [
+    pytest.mark.interpreter,
+    pytest.mark.skipif(not all(map(find_spec, ("sklearn", "skl2onnx"))), reason="scikit-learn is not installed"),
+]
 
-sklearn = pytest.importorskip("sklearn")
-skl2onnx = pytest.importorskip("skl2onnx")
-from sklearn.datasets import load_digits  # noqa: E402
-from sklearn.linear_model import LogisticRegression  # noqa: E402
-from sklearn.neural_network import MLPClassifier  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
 
-X, DIGITS = load_digits(return_X_y=True)
-X = (X[:600] / 16).astype(np.float32)
-DIGITS = DIGITS[:600]
-TWO = (DIGITS > 4).astype(np.int64)
+@cache
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, the digits on them, and whether these are above 4."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return (x[:600] / 16).astype(np.float32), y[:600], (y[:600] > 4).astype(np.int64)
 
 
 def converted(classifier: object, y: np.ndarray, zipmap: bool = False) -> onnx.ModelProto:
+    from skl2onnx import to_onnx
+
+    X, _, _ = digits()
     fitted = classifier.fit(X[:80], y[:80])  # type: ignore[attr-defined]
     options = {} if zipmap else {"zipmap": False}
-    return skl2onnx.to_onnx(fitted, X[:1], options=options, target_opset=18)  # type: ignore[no-any-return]
+    return to_onnx(fitted, X[:1], options=options, target_opset=18)  # type: ignore[no-any-return]
 
 
-def probabilities(model: onnx.ModelProto, x: np.ndarray = X) -> np.ndarray:
+def probabilities(model: onnx.ModelProto) -> np.ndarray:
+    X, _, _ = digits()
     name = next(v.name for v in model.graph.output if v.name.startswith(("probab", "output_prob")))
-    return np.asarray(get_backend("numpy").prepare(model).run({"X": x}, [name])[name])
+    return np.asarray(get_backend("numpy").prepare(model).run({"X": X}, [name])[name])
 
 
 def trained(model: onnx.ModelProto, y: np.ndarray, loss: str = "log_loss", epochs: int = 30) -> Training:
+    X, _, _ = digits()
     step = step_model(model, loss, Adam())
     training, rng = Training(step, 0.02), np.random.default_rng(0)
     data = Arrays(step, {"X": X, "label": y})
@@ -56,6 +62,9 @@ def trained(model: onnx.ModelProto, y: np.ndarray, loss: str = "log_loss", epoch
 
 
 def test_two_classes_of_a_logistic_regression_add_up_to_one() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    _, _, TWO = digits()
     model = converted(LogisticRegression(C=0.01), TWO)
     training = trained(model, TWO)
     made = training.write_to(model)
@@ -71,6 +80,9 @@ def test_two_classes_of_a_logistic_regression_add_up_to_one() -> None:
 
 
 def test_one_step_of_two_classes_is_that_of_one_score() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    X, _, TWO = digits()
     model = converted(LogisticRegression(), TWO)
     step = step_model(model, "log_loss", SGD())
     [w] = [value for name, value in step.weights.items() if "coef" in name]
@@ -93,6 +105,7 @@ COLUMNS = """
 @pytest.mark.parametrize("size", ["10", "M"])
 @pytest.mark.parametrize("last", ["probabilities = Identity(s)", "probabilities = Cast<to = 1>(s)"])
 def test_columns_that_do_not_add_up_are_each_a_yes_or_no(size: str, last: str) -> None:
+    X, DIGITS, _ = digits()
     model = onnx.parser.parse_model(COLUMNS.format(size=size, last=last))
     w = np.random.default_rng(0).standard_normal((64, 10)).astype(np.float32) / 8
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
@@ -105,10 +118,13 @@ def test_columns_that_do_not_add_up_are_each_a_yes_or_no(size: str, last: str) -
     np.testing.assert_allclose(training.weights["w"], w - 0.1 * slope, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "classifier", [LogisticRegression(), MLPClassifier((8,), max_iter=5)], ids=["linear", "network"]
-)
-def test_probabilities_are_no_logits(classifier: object) -> None:
+@pytest.mark.parametrize("kind", ["linear", "network"])
+def test_probabilities_are_no_logits(kind: str) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neural_network import MLPClassifier
+
+    _, DIGITS, _ = digits()
+    classifier = LogisticRegression() if kind == "linear" else MLPClassifier((8,), max_iter=5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few iterations
         model = converted(classifier, DIGITS)
@@ -119,6 +135,11 @@ def test_probabilities_are_no_logits(classifier: object) -> None:
 
 
 def test_maps_are_left_out_and_the_only_output_of_floats_is_taken() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    X, DIGITS, _ = digits()
     model = converted(make_pipeline(StandardScaler(), LogisticRegression()), DIGITS, zipmap=True)
     training = trained(model, DIGITS, epochs=5)
     made = training.write_to(model)
@@ -129,6 +150,9 @@ def test_maps_are_left_out_and_the_only_output_of_floats_is_taken() -> None:
 
 
 def test_the_label_may_be_called_as_an_output_is() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    X, DIGITS, _ = digits()
     model = converted(LogisticRegression(), DIGITS)
     assert "label" in [value.name for value in model.graph.output]
     step = step_model(model, "squared_error", SGD())
@@ -150,6 +174,9 @@ def refused(why: str, *arguments: object) -> None:
 
 @pytest.mark.parametrize("names", [[1, 2, 3], ["a", "b", "c"], [0, 1, 2]], ids=str)
 def test_the_shell_takes_the_classes_of_the_model(tmp_path: Path, names: list[object]) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    X, DIGITS, _ = digits()
     y = np.array(names)[DIGITS % 3]
     model = converted(LogisticRegression(C=0.001), y)
     onnx.save(model, tmp_path / "m.onnx")
@@ -203,6 +230,7 @@ def arrays(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def test_adapters_and_other_weights_are_trained_together(tmp_path: Path) -> None:
+    X, DIGITS, _ = digits()
     onnx.save(network(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=X, y=DIGITS)
     run(
@@ -227,6 +255,7 @@ def test_adapters_and_other_weights_are_trained_together(tmp_path: Path) -> None
 
 
 def test_a_training_with_adapters_that_is_resumed_ends_where_it_would_have(tmp_path: Path) -> None:
+    X, DIGITS, _ = digits()
     onnx.save(network(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=X, y=DIGITS)
     common = [
@@ -249,6 +278,7 @@ def test_a_training_with_adapters_that_is_resumed_ends_where_it_would_have(tmp_p
 
 
 def test_merged_adapters_are_what_was_trained() -> None:
+    X, DIGITS, _ = digits()
     adapted = lora(network(), ["head", "body"], rank=3, alpha=5)
     step = step_model(adapted, "cross_entropy", Adam())
     training = Training(step, 0.01)
@@ -263,6 +293,7 @@ def test_merged_adapters_are_what_was_trained() -> None:
 
 
 def test_batches_of_a_fixed_size(tmp_path: Path) -> None:
+    X, DIGITS, _ = digits()
     onnx.save(network("6"), tmp_path / "m.onnx")
     common = [
         "train",
@@ -287,6 +318,7 @@ MODES = """
 
 
 def test_what_is_written_is_for_inference(tmp_path: Path) -> None:
+    X, DIGITS, _ = digits()
     model = onnx.parser.parse_model(MODES)
     start = {
         "scale": np.ones(64),
@@ -339,6 +371,7 @@ def test_what_is_written_is_for_inference(tmp_path: Path) -> None:
 
 
 def test_what_is_evaluated_has_no_penalty() -> None:
+    X, DIGITS, _ = digits()
     data = {"x": X, "label": DIGITS}
     plain = Training(step_model(network(), "cross_entropy"), 0.1).evaluate(batches(data, 600))
     step = step_model(network(), "cross_entropy", penalty={"*": (0.1, 0.1)})

@@ -7,6 +7,7 @@ moves by a thousandth.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -81,14 +82,20 @@ def with_constants(every: list[Case]) -> Iterator[Case]:
     """The cases again whose inputs that hold no floats can be initializers, one for each set of such inputs."""
     seen = set()
     for one in every:
-        names = [n for n, a in one.feeds.items() if a.dtype.kind in "iub" and not n.endswith("_shape")]
+        names = _of_integers(one)
         key = one.operator, *names
         if not names or key in seen:
             continue
         seen.add(key)
-        feeds = {name: array for name, array in one.feeds.items() if name not in names}
         recipe = Recipe(partial(_with_constants, one, tuple(names)), one.operator, one.opset, one.dtype, one.static)
-        yield recipe.case(f"{one}-constant={','.join(names)}", feeds, one.wrt)
+        yield recipe.case(f"{one}-constant={','.join(names)}", wrt=one.wrt)
+
+
+def _of_integers(one: Case) -> list[str]:
+    """The inputs that hold no floats. Those of `rounding` are known before the model is made."""
+    rounds = one.recipe.make if one.recipe is not None else None
+    feeds = rounds.whole if isinstance(rounds, _Rounding) else one.feeds
+    return [n for n, a in feeds.items() if a.dtype.kind in "iub" and not n.endswith("_shape")]
 
 
 def _with_constants(one: Case, names: Sequence[str]) -> tuple[ModelProto, Feeds]:
@@ -132,20 +139,32 @@ def rounding(op_type: str, *inputs: Any, quantize: Sequence[str] = (), shapes: s
     name = "-".join(filter(None, (made.name, ",".join(quantize))))
     first = next((n for n, array in made.feeds.items() if n in quantize or is_float(array)), "")
     dtype = "float32" if first in ("", *quantize) else made.feeds[first].dtype.name
-    recipe = Recipe(partial(_rounding, made, tuple(quantize)), made.operator, made.opset, dtype, made.static)
+    recipe = Recipe(_Rounding(made, tuple(quantize)), made.operator, made.opset, dtype, made.static)
     return recipe.case(name)
 
 
-def _rounding(made: Case, quantize: Sequence[str]) -> tuple[ModelProto, Feeds]:
-    model = ModelProto()
-    model.CopyFrom(made.model)
-    feeds = dict(made.feeds)
-    for name in quantize:
-        feeds[name] = _quantized_of_floats(model, name, feeds[name])
-    names = [value.name for value in model.graph.output if "mask_index" not in value.name]
-    if any(_read_back(model, name) for name in names):
-        feeds["t"] = np.array(0.7, np.float32)
-    return model, feeds
+@dataclass(frozen=True)
+class _Rounding:
+    """The model of `made` with floats in place of the inputs in `quantize`, and its feeds."""
+
+    made: Case
+    quantize: tuple[str, ...]
+
+    @property
+    def whole(self) -> Feeds:
+        """The feeds that stay as they are."""
+        return {name: array for name, array in self.made.feeds.items() if name not in self.quantize}
+
+    def __call__(self) -> tuple[ModelProto, Feeds]:
+        model = ModelProto()
+        model.CopyFrom(self.made.model)
+        feeds = dict(self.made.feeds)
+        for name in self.quantize:
+            feeds[name] = _quantized_of_floats(model, name, feeds[name])
+        names = [value.name for value in model.graph.output if "mask_index" not in value.name]
+        if any(_read_back(model, name) for name in names):
+            feeds["t"] = np.array(0.7, np.float32)
+        return model, feeds
 
 
 def _quantized_of_floats(model: ModelProto, name: str, whole: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.running.sources import tables
 from refgrad.protos.walk import attribute_value, versions_of
 from refgrad.tables.kinks import KINKS
-from refgrad.tables.registry import BODY, RULES, STRUCTURES
+from refgrad.tables.registry import BODY, DIALECTS, RULES, STRUCTURES
 from refgrad.tables.schemas import find_schema
 from refgrad.transforms import ortbuilder
 
@@ -195,23 +195,19 @@ class Form:
         return cls(node, dict(given))
 
 
-def _by_operator() -> dict[str, list[Form]]:
-    found: defaultdict[str, list[Form]] = defaultdict(list)
-    for case in tables():
-        if case.operator != "model" and case.values == "smooth":
-            found[case.operator].append(Form.of(case))
-    return dict(found)
+def forms_of(operator: str) -> list[Form]:
+    """The smooth cases of an operator."""
+    return [Form.of(case) for case in tables([operator]) if case.operator == operator and case.values == "smooth"]
 
 
-BY_OPERATOR = _by_operator()
 OPERATORS = sorted({*RULES, *STRUCTURES, *BODY})
 NAMES = {key: qualified(helper.make_node(key[1], [], [], domain=key[0])) for key in OPERATORS}
 COVERED = [key for key in OPERATORS if NAMES[key] not in NO_CASES]
-FED = [key for key in COVERED if NAMES[key] not in READS_SEQUENCES + READS_INTEGERS]
 
 
 def test_every_operator_with_a_derivative_has_cases() -> None:
-    assert {NAMES[key] for key in OPERATORS} - BY_OPERATOR.keys() == NO_CASES.keys()
+    have = {case.operator for case in tables() if case.values == "smooth"}
+    assert {NAMES[key] for key in OPERATORS} - have == NO_CASES.keys()
 
 
 def test_no_reason_is_left_over() -> None:
@@ -220,70 +216,74 @@ def test_no_reason_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("key", COVERED, ids="-".join)
-def test_every_attribute_is_set_to_another_value_than_its_default(key: tuple[str, str]) -> None:
-    missing = []
-    for name, attribute in find_schema(key[1], key[0]).attributes.items():
-        usual = attribute_value(attribute.default_value) if attribute.default_value.name else None
-        given = [attribute_value(a) for form in BY_OPERATOR[NAMES[key]] for a in form.node.attribute if a.name == name]
-        if (all(value == usual for value in given)) != ((NAMES[key], name) in NOT_SET):
-            missing.append(name)
-    assert missing == []
-
-
-@pytest.mark.parametrize("key", COVERED, ids="-".join)
-def test_every_optional_input_is_given_and_left_out(key: tuple[str, str]) -> None:
-    wrong = []
-    for formal in find_schema(key[1], key[0]).inputs:
-        if formal.option == OpSchema.FormalParameterOption.Optional:
-            kinds = {formal.name in form.given for form in BY_OPERATOR[NAMES[key]]}
-            expected = {False, True}
-            expected -= {True} if (NAMES[key], formal.name) in NOT_GIVEN else set()
-            expected -= {False} if (NAMES[key], formal.name) in NOT_LEFT_OUT else set()
-            if kinds != expected:
-                wrong.append(formal.name)
+def test_the_cases_have_every_form_of_an_operator(key: tuple[str, str]) -> None:
+    name, schema, forms = NAMES[key], find_schema(key[1], key[0]), forms_of(NAMES[key])
+    wrong = [*attributes_without_another_value(name, schema, forms), *optional_inputs(name, schema, forms)]
+    wrong += fed_or_constant_alone(name, schema, forms)
+    if name not in READS_SEQUENCES + READS_INTEGERS:
+        wrong += sizes_and_ranks(name, schema, forms)
+    if key in RULES and RULES[key].broadcast:
+        wrong += not_broadcast(name, RULES[key].wrt, forms)
     assert wrong == []
 
 
-@pytest.mark.parametrize("key", COVERED, ids="-".join)
-def test_every_input_that_is_no_float_is_fed_and_constant(key: tuple[str, str]) -> None:
-    wrong = []
-    schema = find_schema(key[1], key[0])
+def attributes_without_another_value(name: str, schema: OpSchema, forms: list[Form]) -> Iterator[str]:
+    """Each attribute is set to another value than its default."""
+    for attribute, declared in schema.attributes.items():
+        usual = attribute_value(declared.default_value) if declared.default_value.name else None
+        given = [attribute_value(a) for form in forms for a in form.node.attribute if a.name == attribute]
+        if (all(value == usual for value in given)) != ((name, attribute) in NOT_SET):
+            yield f"the attribute {attribute} is set to {given or 'nothing'}"
+
+
+def optional_inputs(name: str, schema: OpSchema, forms: list[Form]) -> Iterator[str]:
+    """Each optional input is given and left out."""
+    for formal in schema.inputs:
+        if formal.option == OpSchema.FormalParameterOption.Optional:
+            kinds = {formal.name in form.given for form in forms}
+            expected = {False, True}
+            expected -= {True} if (name, formal.name) in NOT_GIVEN else set()
+            expected -= {False} if (name, formal.name) in NOT_LEFT_OUT else set()
+            if kinds != expected:
+                yield f"the input {formal.name} is given: {kinds} instead of {expected}"
+
+
+def fed_or_constant_alone(name: str, schema: OpSchema, forms: list[Form]) -> Iterator[str]:
+    """Each input that is no float is fed and constant."""
     constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     for formal in schema.inputs:
         types = constraints.get(formal.type_str, {formal.type_str})
         tensors = {kind for kind in types if kind.startswith("tensor(")}
-        if tensors and not tensors & FLOATS and (NAMES[key], formal.name) not in NOT_GIVEN:
-            kinds = {constant for form in BY_OPERATOR[NAMES[key]] for _, constant in form.given.get(formal.name, [])}
+        if tensors and not tensors & FLOATS and (name, formal.name) not in NOT_GIVEN:
+            kinds = {constant for form in forms for _, constant in form.given.get(formal.name, [])}
             if kinds != {False, True}:
-                wrong.append(formal.name)
-    assert wrong == []
+                yield f"the input {formal.name} is constant: {kinds}"
 
 
-@pytest.mark.parametrize("key", FED, ids="-".join)
-def test_there_is_a_case_of_nothing(key: tuple[str, str]) -> None:
-    sizes = {array.size for form in BY_OPERATOR[NAMES[key]] for each in form.given.values() for array, _ in each}
-    assert (0 in sizes) != (NAMES[key] in NOT_EMPTY)
+def sizes_and_ranks(name: str, schema: OpSchema, forms: list[Form]) -> Iterator[str]:
+    """There is a case of no elements, and one of the smallest rank."""
+    sizes = {array.size for form in forms for each in form.given.values() for array, _ in each}
+    if (0 in sizes) == (name in NOT_EMPTY):
+        yield f"an empty tensor: {0 in sizes}"
+    first = schema.inputs[0].name
+    smallest = min(form.given[first][0][0].ndim for form in forms if first in form.given)
+    if smallest != SMALLEST.get(name, 0):
+        yield f"the smallest rank is {smallest} instead of {SMALLEST.get(name, 0)}"
 
 
-@pytest.mark.parametrize("key", FED, ids="-".join)
-def test_there_is_a_case_of_the_smallest_rank(key: tuple[str, str]) -> None:
-    first = find_schema(key[1], key[0]).inputs[0].name
-    ranks = {form.given[first][0][0].ndim for form in BY_OPERATOR[NAMES[key]] if first in form.given}
-    assert min(ranks) == SMALLEST.get(NAMES[key], 0)
-
-
-@pytest.mark.parametrize("key", [key for key in COVERED if key in RULES and RULES[key].broadcast], ids="-".join)
-def test_every_input_is_broadcast(key: tuple[str, str]) -> None:
+def not_broadcast(name: str, wrt: Iterable[str], forms: list[Form]) -> Iterator[str]:
     """Each float input is smaller than another one of its case, once of the same rank and once of a smaller one."""
     found: defaultdict[str, set[bool]] = defaultdict(set)
-    for form in BY_OPERATOR[NAMES[key]]:
+    for form in forms:
         shapes = {f"{name} {k}": a.shape for name, each in form.given.items() for k, (a, _) in enumerate(each)}
-        for name, shape in shapes.items():
+        for each, shape in shapes.items():
             for other in shapes.values():
                 if len(shape) <= len(other) and np.broadcast_shapes(shape, other) != shape:
-                    found[name.split()[0]].add(len(shape) == len(other))
-    ways = {name: {False, True} for name in RULES[key].wrt} | ONE_WAY.get(NAMES[key], {})
-    assert {name: found[name] for name in ways} == ways
+                    found[each.split()[0]].add(len(shape) == len(other))
+    ways = {each: {False, True} for each in wrt} | ONE_WAY.get(name, {})
+    for each, expected in ways.items():
+        if found[each] != expected:
+            yield f"the input {each} is broadcast along axes of size 1: {found[each]} instead of {expected}"
 
 
 # Kinks and special numbers
@@ -300,9 +300,9 @@ def test_every_kink_has_a_case_and_what_is_beside_it() -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in kinks.cases() if case.values == "smooth"], ids=str)
-@pytest.mark.parametrize("dialect", ["onnx", "ort"])
-def test_beside_a_kink_there_is_a_derivative(case: Case, dialect: str) -> None:
-    assert_gradient(case, dialect)
+def test_beside_a_kink_there_is_a_derivative(case: Case) -> None:
+    for dialect in DIALECTS:
+        assert_gradient(case, dialect)
 
 
 # In float32 the result that the gradient is computed from is no number that it could be computed from.
@@ -348,19 +348,18 @@ def _agree(got: np.ndarray, limit: np.ndarray) -> bool:
     return np.allclose(np.where(large, limit, got), limit, rtol=2e-6, atol=1e-37)
 
 
-@pytest.mark.parametrize("dialect", ["onnx", "ort"])
 @pytest.mark.parametrize("row", special.rows(), ids=lambda row: special.case(row).name)
-def test_the_limit(row: Special, dialect: str) -> None:
+def test_the_limit(row: Special) -> None:
     name = special.case(row).name
-    wide = all(_agree(*pair) for pair in _gradients(row, dialect, "numpy", np.float64))
-    assert wide == (name not in IN_FLOAT64)
-    narrow = all(_agree(*pair) for pair in _gradients(row, dialect, "numpy", np.float32))
-    assert narrow == (name not in IN_FLOAT32)
-    if "ort-cpu" in available() and (dialect == "onnx" or ortbuilder.available()) and row.opset <= 21:
-        known = name in IN_FLOAT32 or (ortbuilder.available() and (dialect, name) in OF_RUNTIME)
-        if row.domain and not ortbuilder.available():
-            return
-        assert all(_agree(*pair) for pair in _gradients(row, dialect, "ort-cpu", np.float32)) or known
+    for dialect in DIALECTS:
+        wide = all(_agree(*pair) for pair in _gradients(row, dialect, "numpy", np.float64))
+        assert wide == (name not in IN_FLOAT64), dialect
+        narrow = all(_agree(*pair) for pair in _gradients(row, dialect, "numpy", np.float32))
+        assert narrow == (name not in IN_FLOAT32), dialect
+        runs = "ort-cpu" in available() and (ortbuilder.available() or (dialect == "onnx" and not row.domain))
+        if runs and row.opset <= 21:
+            known = name in IN_FLOAT32 or (ortbuilder.available() and (dialect, name) in OF_RUNTIME)
+            assert all(_agree(*pair) for pair in _gradients(row, dialect, "ort-cpu", np.float32)) or known, dialect
 
 
 def test_a_wrong_limit_is_seen() -> None:
@@ -377,11 +376,11 @@ def test_a_wrong_limit_is_seen() -> None:
 NOT_ON_RUNTIME = ("LayerNormalization-2x3,3,3-stash_type=16-static-opset21",)
 
 
-@pytest.mark.parametrize("dialect", ["onnx", "ort"])
 @pytest.mark.parametrize("case", list(rare.cases()), ids=str)
-def test_gradient_of_a_rare_form(case: Case, dialect: str) -> None:
+def test_gradient_of_a_rare_form(case: Case) -> None:
     runs = case.name not in NOT_ON_RUNTIME and all(array.size for array in case.feeds.values())
-    assert_gradient(case, dialect, runtime=runs)
+    for dialect in DIALECTS:
+        assert_gradient(case, dialect, runtime=runs)
 
 
 def test_a_rare_form_is_of_an_operator_of_onnx_or_onnx_runtime() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
+from onnx_tests import names
 
 from refgrad.backends import available, get_backend
 from refgrad.conformance.running.nodemodels import NodeModel, departure, excluded, node_models, wrong
@@ -14,25 +16,25 @@ from refgrad.tables.registry import RULES, STRUCTURES, rule
 
 pytestmark = pytest.mark.slow
 
-MODELS = node_models()
-JUDGED = [test for test in MODELS if excluded(test) is None]
 
-
-def named(test: NodeModel) -> str:
-    return test.name
+@cache
+def models() -> Mapping[str, NodeModel]:
+    return {test.name: test for test in node_models()}
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("folded", [False, True], ids=["inputs", "constants"])
-@pytest.mark.parametrize("test", JUDGED, ids=named)
+@pytest.mark.parametrize("name", names()["judged"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN are among the feeds
-def test_gradient_agrees_with_differences(test: NodeModel, folded: bool) -> None:
+def test_gradient_agrees_with_differences(name: str, folded: bool) -> None:
+    test = models()[name]
     assert not wrong(test.folded() if folded else test)
 
 
 @pytest.mark.skipif("ort-cpu" not in available(), reason="ONNX Runtime is not installed")
-@pytest.mark.parametrize("test", [test for test in JUDGED if test.structured], ids=named)
-def test_onnxruntime_computes_the_gradient_of_a_structure(test: NodeModel) -> None:
+@pytest.mark.parametrize("name", names()["structured"])
+def test_onnxruntime_computes_the_gradient_of_a_structure(name: str) -> None:
+    test = models()[name]
     try:
         assert departure(test, "ort-cpu") <= test.tolerance
     except BackendError:
@@ -49,22 +51,25 @@ def test_onnxruntime_computes_the_gradient_of_a_structure(test: NodeModel) -> No
     ],
 )
 def test_cotangents_have_the_type_of_the_output(name: str, tolerance: float) -> None:
-    [test] = [test for test in MODELS if test.name == name]
+    test = models()[name]
     assert test.tolerance == tolerance
     assert departure(test, "numpy") <= tolerance
 
 
 def test_nothing_is_left_out() -> None:
-    assert len(MODELS) >= 1370
-    assert sum(test.structured for test in JUDGED) >= 60
-    assert len(MODELS) - len(JUDGED) <= 5
+    judged = [name for name, test in models().items() if excluded(test) is None]
+    assert judged == names()["judged"]
+    assert [name for name in judged if models()[name].structured] == names()["structured"]
+    assert len(models()) >= 1370
+    assert len(names()["structured"]) >= 60
+    assert len(models()) - len(judged) <= 5
 
 
-@pytest.mark.parametrize("test", [test for test in MODELS if excluded(test)], ids=named)
-def test_an_excluded_model_is_refused(test: NodeModel) -> None:
+@pytest.mark.parametrize("name", names()["excluded"])
+def test_an_excluded_model_is_refused(name: str) -> None:
     """Once its gradient can be built, the exclusion has to go."""
     with pytest.raises(RefgradError):
-        wrong(test)
+        wrong(models()[name])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_an_excluded_model_is_refused(test: NodeModel) -> None:
     ],
 )
 def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[..., str], monkeypatch: Any) -> None:
-    [test] = [test for test in MODELS if test.name == name]
+    test = models()[name]
     assert not wrong(test)
     monkeypatch.setitem(RULES, ("", operator), RULES["", operator])
     rule(operator, replace=True, wrt=RULES["", operator].wrt)(planted)
@@ -99,7 +104,7 @@ def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[...,
 )
 def test_a_wrong_structure_is_caught(operator: str, name: str, monkeypatch: Any) -> None:
     """One whose last adjoint is zero."""
-    [test] = [test for test in MODELS if test.name == name]
+    test = models()[name]
     assert not wrong(test)
     right = STRUCTURES["", operator].differentiate
 

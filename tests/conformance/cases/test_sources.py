@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes
@@ -30,8 +32,12 @@ from refgrad.errors import FeedError, InvalidModelError, OptionError, RefgradErr
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 NAME = re.compile(r"[A-Za-z0-9_.,=x-]+")
-TABLES = list(tables())
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+
+@cache
+def every() -> tuple[Case, ...]:
+    return tuple(tables())
 
 
 def named(cases: list[Case], beginning: str) -> Case:
@@ -41,8 +47,9 @@ def named(cases: list[Case], beginning: str) -> Case:
 # Names
 
 
-@pytest.mark.parametrize("cases", [TABLES, list(node_tests())], ids=["tables", "node tests"])
-def test_a_name_is_plain_and_one_case_s_and_says_operator_opset_and_type(cases: list[Case]) -> None:
+@pytest.mark.parametrize("source", [tables, node_tests], ids=["tables", "node tests"])
+def test_a_name_is_plain_and_one_case_s_and_says_operator_opset_and_type(source: Callable[[], Iterable[Case]]) -> None:
+    cases = list(source())
     assert len({case.name for case in cases}) == len(cases) > 1000
     for case in cases:
         assert NAME.fullmatch(case.name), case.name
@@ -51,13 +58,13 @@ def test_a_name_is_plain_and_one_case_s_and_says_operator_opset_and_type(cases: 
 
 
 def test_the_name_of_a_case_of_the_tables_has_the_domain_of_its_operator() -> None:
-    for case in TABLES:
+    for case in every():
         domain = case.operator.rpartition(".")[0]
         assert not domain or case.name.startswith(f"{case.operator}-"), case.name
 
 
 def test_names_are_the_same_in_every_run() -> None:
-    assert [case.name for case in tables()] == [case.name for case in TABLES]
+    assert [case.name for case in tables()] == [case.name for case in every()]
 
 
 # Opsets
@@ -99,8 +106,8 @@ def test_the_newest_is_the_newest_version_of_every_operator() -> None:
         if not schema.deprecated:
             key = schema.domain, schema.name
             newest[key] = max(newest[key], schema.since_version)
-    chosen = list(select(TABLES))
-    assert {case.operator for case in chosen} == {case.operator for case in TABLES}
+    chosen = list(select(every()))
+    assert {case.operator for case in chosen} == {case.operator for case in every()}
     for case in chosen:
         domain, _, op_type = case.operator.rpartition(".")
         if onnx.defs.has(op_type, domain):
@@ -110,12 +117,12 @@ def test_the_newest_is_the_newest_version_of_every_operator() -> None:
 
 def test_a_range_has_every_version_in_force_there_and_no_other() -> None:
     since = defaultdict(set)
-    for case in select(TABLES, ["Clip", "Relu", "ReduceSum"], "11-13"):
+    for case in select(every(), ["Clip", "Relu", "ReduceSum"], "11-13"):
         assert 11 <= case.opset <= 13
         since[case.operator].add(onnx.defs.get_schema(case.operator, case.opset, "").since_version)
     assert since == {"Clip": {11, 12, 13}, "Relu": {6, 13}, "ReduceSum": {11, 13}}
-    assert {case.opset for case in select(TABLES, ["Relu"], "21")} == {21}
-    assert {case.opset for case in select(TABLES, ["com.microsoft.Gelu"], "13-14")} == {1}
+    assert {case.opset for case in select(every(), ["Relu"], "21")} == {21}
+    assert {case.opset for case in select(every(), ["com.microsoft.Gelu"], "13-14")} == {1}
 
 
 # Types
@@ -193,7 +200,7 @@ def test_an_operator_without_a_type_has_no_case_of_it() -> None:
 def test_every_operator_is_asked_in_every_opset_and_type_that_it_has() -> None:
     """One case of each operator, opset and type: legal, and asked without complaint. Every case has a name of its own."""
     seen, wrong, names = set(), [], list[str]()
-    for moved in select(TABLES, opset="all"):
+    for moved in select(every(), opset="all"):
         names.append(moved.name)
         for dtype in DTYPES if moved.values == "smooth" else ():
             key = moved.operator, moved.opset, dtype
@@ -207,7 +214,7 @@ def test_every_operator_is_asked_in_every_opset_and_type_that_it_has() -> None:
     assert wrong == []
     assert len(seen) > 2000
     assert len(set(names)) == len(names)
-    assert set(names) > {case.name for case in select(TABLES)}
+    assert set(names) > {case.name for case in select(every())}
 
 
 # Selection
@@ -215,11 +222,11 @@ def test_every_operator_is_asked_in_every_opset_and_type_that_it_has() -> None:
 
 def test_selection() -> None:
     operators = ["Relu", "com.microsoft.Gelu"]
-    chosen = list(select(TABLES, operators, dtype="float16, float64", names="*static*"))
+    chosen = list(select(every(), operators, dtype="float16, float64", names="*static*"))
     assert {case.operator for case in chosen} == set(operators)
     assert {case.dtype for case in chosen} == {"float16", "float64"}
     assert all("static" in case.name for case in chosen)
-    assert {case.values for case in select(TABLES, values="kink")} == {"kink"}
+    assert {case.values for case in select(every(), values="kink")} == {"kink"}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +252,7 @@ def test_selection() -> None:
 )
 def test_a_wrong_selection_is_refused_at_once(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as raised:
-        select(TABLES, **arguments)
+        select(every(), **arguments)
     assert message in str(raised.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from importlib.util import find_spec
 
 import pytest
 
@@ -15,15 +16,20 @@ from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
 from refgrad.tables import plugins
 
-distributed = pytest.importorskip("distributed")
-# The collector closes sockets of the cluster.
-pytestmark = [pytest.mark.interpreter, pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.interpreter,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("distributed") is None, reason="Dask is not installed"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the collector closes sockets of the cluster
+]
 
 PLAN = Plan(("refgrad",))
 
 
 @pytest.fixture(scope="module")
 def cluster():
+    import distributed
+
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=logging.CRITICAL
     ) as started:
