@@ -79,6 +79,11 @@ class Point:
         declared = {value.name: describe(value).dtype for value in gradient.graph.input}
         cotangents = {}
         for output, seed_name in seeds_of.items():
+            if not isinstance(results[output], np.ndarray):
+                raise FeedError(
+                    f"The output {output!r} is a sequence or an optional, for which no cotangent is drawn. Give outputs that "
+                    "are tensors, or a part of the model that ends in some: refgrad.select_model_inputs_outputs."
+                )
             cotangent = np.asarray(rng.standard_normal(results[output].shape))
             cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
         return cls(model, prepared, names, seeds_of, given, cotangents, weights | widened(given), described)

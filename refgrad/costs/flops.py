@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from refgrad.costs.program import Step, Tensor
+from refgrad.costs.program import Step, Tensor, fitting
+from refgrad.errors import InvalidModelError
 from refgrad.protos.domains import MICROSOFT
 
 # What only moves data, makes it of nothing, or says what it is.
@@ -35,9 +36,12 @@ def flops(step: Step) -> int:
     count = _COUNTS.get(step.op_type)
     if count is not None and step.domain in ("", MICROSOFT):
         try:
-            return count(step)
-        except (IndexError, AttributeError, KeyError):  # an input that the operator requires is missing or unknown
-            return 0
+            with fitting(step):
+                return count(step)
+        except InvalidModelError as error:
+            if isinstance(error.__cause__, IndexError | AttributeError | KeyError):
+                return 0  # an input that the operator requires is missing or unknown
+            raise
     if step.op_type in MOVING:
         return 0
     if step.op_type in _COMBINING:

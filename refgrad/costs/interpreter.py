@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from refgrad.costs.layout import Layout, contiguous, merged
-from refgrad.costs.program import Program, Step, Tensor
+from refgrad.costs.program import Program, Step, Tensor, fitting
 from refgrad.protos.walk import positions_needed
 
 # Operators whose kernels may return a view of an input, or the input itself.
@@ -174,7 +174,8 @@ class _Run:
         """Take the step; the most bytes that are alive meanwhile."""
         before = self._alive
         inputs = [self._array(name) if name else None for name in step.inputs]
-        results, scratch = self._results(index, step, inputs)
+        with fitting(step):
+            results, scratch = self._results(index, step, inputs)
         for name, array in zip(step.outputs, results, strict=True):
             if name:
                 self._arrays[name] = array

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MOST_AXES = 64  # of an array of NumPy
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -84,8 +86,11 @@ def contiguous(shape: tuple[int, ...]) -> Layout:
 def merged(shape: tuple[int, ...], layouts: Sequence[Layout]) -> Layout:
     """A new array whose axes lie in memory as those of the operands do; where these disagree, in their order.
 
-    It is how NumPy lays out results in order "K" (`npyiter_find_best_axis_ordering`).
+    It is how NumPy lays out results in order "K" (`npyiter_find_best_axis_ordering`). An array of more axes than NumPy has is
+    in their order.
     """
+    if len(shape) > _MOST_AXES:
+        return contiguous(shape)
     operands = [layout.broadcast(shape).strides for layout in layouts if len(layout.shape) <= len(shape)]
     axes: list[int] = []  # the fastest first
     for axis in reversed(range(len(shape))):

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.costs.program import Program, Step, Tensor
+from refgrad.costs.program import Program, Step, Tensor, fitting
 from refgrad.protos.domains import MICROSOFT
 
 _ALIASES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
@@ -79,7 +79,9 @@ def _run(program: Program, arena: _Arena) -> tuple[tuple[int, ...], list[int]]:
             chunks[name] = arena.allocate(program.types[name].nbytes if name in program.types else 0)
         if step.bodies:
             most = _bodies(step, arena)
-        own = arena.allocate(_scratch(step))
+        with fitting(step):
+            scratch = _scratch(step)
+        own = arena.allocate(scratch)
         alive[k] = max(arena.held, most)
         arena.free(own)
         for name in plan.freed.get(index, ()):

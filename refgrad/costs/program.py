@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from onnx import (
 )
 
 from refgrad.costs.folding import folded
-from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.completion import infer_completely
 from refgrad.protos import native
 from refgrad.protos.external import array_of
@@ -35,6 +36,7 @@ from refgrad.tables.randomness import may_draw
 from refgrad.tables.schemas import find_schema
 
 ANY = "*"  # the size of every dimension without a number
+_KINDS = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _FOLDED = 1024  # elements of a value that is followed
 _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
 
@@ -60,6 +62,25 @@ class Tensor:
     def nbytes(self) -> int:
         """The bytes of its elements. Those of strings are not counted."""
         return self.size * self.itemsize
+
+
+@contextmanager
+def fitting(step: Step) -> Iterator[None]:
+    """While this lasts the cost of a step is computed, by formulas of inputs that fit together.
+
+    :raises InvalidModelError: a formula fails; the error names the node and the shapes.
+    """
+    try:
+        yield
+    except RefgradError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        operator = f"{step.domain}.{step.op_type}" if step.domain else step.op_type
+        shapes = ", ".join("unknown" if one is None else str(list(one.shape)) for one in step.given) or "none"
+        raise InvalidModelError(
+            f"The cost of node {step.name!r} ({operator}) cannot be computed ({type(error).__name__}: {error}). Its inputs "
+            f"have the shapes {shapes}. Check that these and its attributes fit together: a run would tell."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +284,7 @@ def _program(
 
 def _tensor(value: ValueInfoProto) -> Tensor | None:
     kind, shape = type_of(value)
-    if not kind or shape is None:
+    if kind not in _KINDS or shape is None:
         return None
     sizes = [dim for dim in shape if isinstance(dim, int)]
     return Tensor(kind, tuple(sizes)) if len(sizes) == len(shape) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Protocol
@@ -10,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError, choices, did_you_mean
+from refgrad.errors import BrokenRuleError, InvalidModelError, RuleError, UnknownOperatorError, choices, did_you_mean
 from refgrad.protos.walk import attribute_of
 from refgrad.tables.registry import LOWERINGS
 from refgrad.tables.schemas import find_schema, type_name
@@ -175,7 +176,13 @@ def numbers(op: Asked, value: float | Sequence[int] | np.ndarray | np.generic, d
     given = np.asarray(value)
     if given.dtype.kind == "f" and dtype.kind in "iub" and not all(map(float.is_integer, given.ravel().tolist())):
         raise not_integers(op, value, dtype)
-    return np.asarray(value, dtype=dtype)
+    try:
+        return np.asarray(value, dtype=dtype)
+    except OverflowError as error:
+        raise InvalidModelError(
+            f"{_place(op)} needs the number {reprlib.repr(value)}, which {dtype.name} cannot hold: the sizes that the model "
+            "declares are too large."
+        ) from error
 
 
 def not_integers(op: Asked, value: object, dtype: np.dtype) -> BrokenRuleError:

@@ -6,16 +6,29 @@ operand is a tensor of data. Shapes have few elements, so an operand that has ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+import numpy as np
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from refgrad.protos import native
 from refgrad.protos.types import UNNAMED, Shape, type_of
-from refgrad.protos.walk import captured, graphs, subgraphs
+from refgrad.protos.walk import attribute_value, captured, graphs, subgraphs
 
 _LARGEST = 256  # elements of an operand whose numbers are propagated
 _LARGEST_RANK = 1024  # of what onnx infers
+_WRITTEN = 1 << 20  # elements of a vector in a function, where nothing is hidden
 _ROUNDS = 4
 _HIDDEN = "refgrad.hidden."  # the prefix of inputs that stand for operands that are hidden
 
@@ -67,7 +80,38 @@ def infer_shapes(model: ModelProto, shaped: bool = True, trusting: bool = False)
     return known
 
 
+def _writes_out(function: FunctionProto) -> bool:
+    """Whether a call of a function may make onnx write out a vector of more elements than shapes have."""
+    bounds: dict[str, float] = {}
+    numbers: dict[str, Sequence[int]] = {}
+    for node in function.node:
+        read = [bounds.get(name, _LARGEST_RANK) for name in node.input]
+        bound: float = _LARGEST_RANK
+        if node.op_type == "Constant":
+            value = next(
+                (attribute_value(a) for a in node.attribute if a.name in ("value", "value_ints", "value_int")), None
+            )
+            known = numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value or 0)
+            bound = known.size
+            numbers[node.output[0]] = (
+                known.ravel().tolist() if known.size <= _LARGEST and known.dtype.kind == "i" else ()
+            )
+        elif node.op_type == "ConstantOfShape" and node.input[0] in numbers:
+            bound = float(math.prod(map(abs, numbers[node.input[0]])))
+        elif node.op_type == "Concat":
+            bound = sum(read)
+        elif node.op_type in _NO_LARGER and read:
+            bound = read[0]
+        elif node.op_type in _ELEMENTWISE:
+            bound = max(read, default=bound)
+        if bound > _WRITTEN:
+            return True
+        bounds.update(dict.fromkeys(node.output, bound))
+    return False
+
+
 def _inferred(model: ModelProto, data: bool, trusting: bool) -> GraphProto:
+    data = data and not any(map(_writes_out, model.functions))
     inferred: ModelProto
     try:
         inferred = native.infer_shapes(model, data_prop=data, strict_mode=not trusting)

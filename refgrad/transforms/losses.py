@@ -140,6 +140,7 @@ def add_loss_output(
     made.graph.node.extend(writer.nodes)
     made.graph.initializer.extend(writer.constants)
     made.graph.input.extend(helper.make_tensor_value_info(name, of, dims) for name, (of, dims) in inputs.items())
+    made.graph.name = made.graph.name or "loss"
     outputs = list(made.graph.output)
     del made.graph.output[:]
     made.graph.output.append(helper.make_tensor_value_info(loss_name, kind, [1, 1]))

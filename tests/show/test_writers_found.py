@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 # Files that print or write text: the functions of refgrad.escaping that they use, or why they need none.
 WRITERS: dict[str, tuple[str, ...] | str] = {
-    "refgrad/cli/conformance.py": ("printable",),
+    "refgrad/cli/conformance.py": "JSON of ASCII",
     "refgrad/cli/containment.py": "a pipe to the process that prints it",
     "refgrad/cli/debugging.py": "what conformance.reporting returns",
     "refgrad/cli/listings.py": "what refgrad.show returns, and JSON of ASCII",
@@ -102,7 +102,9 @@ COMMANDS = {
     ("refgrad/cli/teaching.py", "asked.number + 1"),
     ("refgrad/teaching/judging.py", "number"),
     ("refgrad/teaching/judging.py", "target"),  # of shell_path
-    ("conformance/running/results.py", "_options(options)"),  # of shlex.quote, and of shell_line where it is shown
+    # of shlex.quote, and of shell_line where it is shown
+    ("conformance/running/results.py", "_options([*options, *self._around()])"),
+    ("conformance/running/results.py", "_options([*self._selecting(row.case), *sides, *self._around()])"),
 }
 _COMMAND = re.compile(
     r"(?<!>)\brefgrad (conformance|grad|run|check|teach|show|walk|explain|recipe|train|nan|compare|reduce|preflight)\b"
