@@ -167,6 +167,11 @@ def _set_sizes(graph: GraphProto, sizes: Any) -> None:
                 f"Input {value.name!r} is not a tensor: how many elements it holds is known in a run alone, and so is the "
                 "cost of the model."
             )
+        if (kind := value.type.tensor_type.elem_type) not in _KINDS:
+            raise InvalidModelError(
+                f"Input {value.name!r} has the element type {kind}, which onnx {onnx.__version__} does not know. Declare one "
+                "of onnx.TensorProto.DataType."
+            )
         if not value.type.tensor_type.HasField("shape"):
             raise OptionError(
                 f"Input {value.name!r} declares no shape. Declare its dimensions, by names where the sizes are not known."

@@ -39,6 +39,7 @@ from refgrad.conformance.case import Case as Model
 from refgrad.conformance.case import is_float
 from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError, BuilderError, InvalidModelError, LoweringError
+from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import FORMS, form
 from refgrad.protos.walk import graphs
 from refgrad.tables.definitions import DEFINITIONS
@@ -452,6 +453,16 @@ def test_functions_are_lowered():
     )
     feeds = {"dy": np.array([1.0, 2.0], np.float32), "y": np.array([-0.5, 0.25], np.float32)}
     check_lowered(model, feeds, on_numpy(model, feeds), 1e-6)
+
+
+@pytest.mark.parametrize("opset", [13, 16, 17, 18])
+@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMax"])
+def test_a_reduction_in_a_body_has_the_form_of_its_opset(op_type: str, opset: int):
+    body = FunctionEmitter(opset, "own", "node")
+    body.reduce(op_type, "x", [0])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", body.nodes[-1].output[0]))
+    graph = helper.make_graph(body.nodes, "g", [x], [y])
+    onnx.checker.check_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
 
 
 def test_a_model_that_imports_no_operators_of_onnx():

@@ -43,6 +43,11 @@ HOSTILE = {
             on = Identity(go)  u = Mul(t, t) }>
         m = ReduceMax<keepdims=0>(y)  z = Mul(e, m) }""",
 }
+IN_FUNCTIONS = {  # each result and each number of a shape in a function that is kept
+    "Concat": _doubled("v0 = Shape(x)"),
+    "ConstantOfShape": """a = Constant<value_ints=[2147483647]>()  k = ConstantOfShape(a)  l = Concat<axis=0>(k, k)
+        z = Expand(x, l)""",
+}
 
 
 def _nodes(model: ModelProto) -> int:
@@ -53,6 +58,28 @@ def test_no_size_takes_memory():
     with Worker(seconds=30, memory=MEMORY) as worker:
         for text in HOSTILE.values():
             assert worker.call(_nodes, _model(text))
+
+
+def _of_function(body: str, declared: str = "float", node: str = "ReduceSum<keepdims=0>") -> ModelProto:
+    return parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        m (float[N] x) => ({declared} y) {{ w = own.f(x)  y = {node}(w) }}
+        <domain: "own", opset_import: ["": 18]> f (x) => (z) {{ {body} }}"""
+    )
+
+
+def test_no_size_in_a_function_takes_memory():
+    with Worker(seconds=30, memory=MEMORY) as worker:
+        for body in IN_FUNCTIONS.values():
+            assert [value.name for value in worker.call(infer_shapes, _of_function(body)).output] == ["y"]
+
+
+def test_a_function_of_shapes_is_propagated_through():
+    body = """s = Shape(x)  a = Constant<value_ints=[2]>()  k = ConstantOfShape<value=int64[1] {3}>(a)
+        l = Concat<axis=0>(k, s)  z = Expand(x, l)"""
+    model = _of_function(body, "float[a, b, c]", "Neg")
+    expected = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    assert _known(infer_shapes(model)) == _known(expected)
 
 
 ORDINARY = {

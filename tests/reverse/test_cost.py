@@ -515,3 +515,30 @@ def test_a_product_and_what_is_fused_with_it_are_one_node_on_onnxruntime(nodes, 
     """The row that is added to a product, and the Transpose of a Gemm, take no memory of their own."""
     model = parsed(f"g (float[512, 512] x, float[512, 512] w, float[512] b) => (float[512, 512] y) {{ {nodes} }}")
     assert max(node.alive for node in refgrad.cost(model, runtime="onnxruntime").nodes) == held * 2**20
+
+
+MISFITS = {  # nodes that onnx's inference lets pass and no runtime computes
+    "a kernel of another rank": """m (float[1,1,7,5] x, float[1,1,3,3,1] w) => (float[1,1,4,3] y) {
+        y = Conv <strides = [2, 2], kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w) }""",
+    "an operand less than the equation has": """m (float[3] x) => (float y) {
+        y = Einsum <equation = "i,i->"> (x) }""",
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_node_whose_inputs_do_not_fit_is_named(name):
+    with pytest.raises(InvalidModelError, match=r"(Conv|Einsum).*|fit"):
+        refgrad.cost(parsed(MISFITS[name]))
+
+
+@pytest.mark.parametrize("kind", [127, 1000])
+def test_an_input_of_a_type_that_does_not_exist_is_refused(kind):
+    model = parsed("m (float[2,2] x, float[2,2] w) => (float[4,2] y) { y = Concat <axis = 0> (x, w) }")
+    model.graph.input[1].type.tensor_type.elem_type = kind
+    with pytest.raises(InvalidModelError, match=f"Input 'w' has the element type {kind}"):
+        refgrad.cost(model)
+
+
+def test_an_array_of_more_axes_than_numpy_has_lies_in_their_order():
+    shape = (2, 3, *[1] * 500)
+    assert merged(shape, [Layout(shape, (1, 2, *[0] * 500))]) == contiguous(shape)
