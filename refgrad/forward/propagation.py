@@ -19,10 +19,10 @@ from onnx import (
     TypeProto,
     ValueInfoProto,
     helper,
-    numpy_helper,
 )
 
 from refgrad.protos import native
+from refgrad.protos.external import array_of
 from refgrad.protos.types import UNNAMED, Shape, type_of
 from refgrad.protos.walk import attribute_value, captured, graphs, subgraphs
 
@@ -91,7 +91,7 @@ def _writes_out(function: FunctionProto) -> bool:
             value = next(
                 (attribute_value(a) for a in node.attribute if a.name in ("value", "value_ints", "value_int")), None
             )
-            known = numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value or 0)
+            known = array_of(value) if isinstance(value, TensorProto) else np.asarray(value or 0)
             bound = known.size
             numbers[node.output[0]] = (
                 known.ravel().tolist() if known.size <= _LARGEST and known.dtype.kind == "i" else ()

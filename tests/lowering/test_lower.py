@@ -323,6 +323,8 @@ def test_what_the_builders_of_onnx_runtime_write(builder: str):
             subject = case.model.graph.node[-1]
             if not case.static or subject.op_type in BUILT_WRONG:
                 continue
+            if case.operator.startswith(MICROSOFT) and subject.domain != MICROSOFT:
+                continue  # a quantized operator, whose result is read behind it: the builders know no gradient of it
             if (subject.domain, subject.op_type) == (MICROSOFT, "Pad"):
                 continue  # it gives the Pad of ai.onnx these pads, of shape (1, 2·rank), which the specification does not have
             report = refgrad.preflight(case.model, case.wrt, case.outputs)
