@@ -38,7 +38,9 @@ def counted(what, function):
 make = Recipe.__dict__["made"]
 make.func = counted("a model of a case", make.func)
 loader.load_model_tests = counted("the node tests of onnx", loader.load_model_tests)
-code = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "--ignore=tests/frameworks", "tests"], plugins=[Watch()])
+rewritten = "ignore::pytest.PytestAssertRewriteWarning"  # refgrad is imported before
+options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-W", rewritten, "--ignore=tests/frameworks"]
+code = pytest.main([*options, "tests"], plugins=[Watch()])
 print(json.dumps([int(code), made, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
 
