@@ -90,8 +90,6 @@ def compare(
     if (model is None) == (case is None):
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
     with Bar("making the case" if case else "comparing") as bar:
-        if source and case is None:
-            raise OptionError("--source says where a case comes from: give --case NAME too.")
         chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtype, values)
         given: dict[str, Any] | None
         if chosen is not None:
