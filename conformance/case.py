@@ -60,7 +60,7 @@ class Case:
             return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the model, or where there is none yet the recipe, so that who reads it makes the model."""
+        """Pickle the model if it is made, else the recipe: the process that reads the case makes the model."""
         return {
             name: value for name, value in self.__dict__.items() if name != "_recipe" or "model" not in self.__dict__
         }
@@ -126,7 +126,7 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model and the feeds of a case are made, and what can be said of it before they are."""
+    """A function that makes the model and the feeds of a case, and what a selection reads before it is called."""
 
     make: Callable[[], tuple[ModelProto, Feeds]]
     operator: str
@@ -140,7 +140,7 @@ class Recipe:
         return self.make()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: what is made can be made again."""
+        """Pickle the fields alone: the other process makes the model again."""
         return {name: value for name, value in self.__dict__.items() if name != "made"}
 
     def case(self, name: str, feeds: Feeds | None = None, wrt: tuple[str, ...] | None = None) -> Case:
@@ -204,7 +204,7 @@ def node_case(
 
 @dataclass(frozen=True)
 class _Node:
-    """What `node_case` is given."""
+    """The arguments of `node_case`. It makes the model of the case."""
 
     op_type: str
     domain: str
@@ -234,7 +234,7 @@ class _Node:
 
     @cached_property
     def feeds(self) -> Feeds:
-        """What the model is fed: inputs, and the shapes of those that it reshapes."""
+        """The feeds of the model: its inputs, and with unknown shapes a shape for each of them."""
         shapes = {f"{n}_shape": np.array(array.shape, dtype=np.int64) for n, array in self.fed.items()}
         return {**self.fed, **(shapes if self.shapes == "unknown" else {})}
 
@@ -244,7 +244,7 @@ class _Node:
         return self.shapes == "static" or not any(array.ndim for array in self.feeds.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the fields, since a schema cannot be."""
+        """Pickle the fields alone: a schema cannot be pickled."""
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
 
     def made(self) -> tuple[ModelProto, Feeds]:

@@ -1,7 +1,7 @@
 """Tables of cases, a file per family. `every_case` has them all, `of_operators` those that are asked for.
 
-The cases of an operator stand in the file that is named as the one of its rule, its body or its structure, and in the tables
-that go across all operators (`ACROSS`). So it takes two or three files to find them, and a model is made when it is read.
+The cases of Conv are in convolution.py, as its rule is, and in the tables of all operators (`ACROSS`). `of_operators` reads
+these files alone. Reading a case's model makes it.
 """
 
 from __future__ import annotations

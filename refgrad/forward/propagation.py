@@ -24,7 +24,7 @@ from onnx import (
 from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.types import UNNAMED, Shape, type_of
-from refgrad.protos.walk import attribute_value, captured, graphs, subgraphs
+from refgrad.protos.walk import attribute_value, captured, graphs, nested, subgraphs
 
 _LARGEST = 256  # elements of an operand whose numbers are propagated
 _LARGEST_RANK = 1024  # of what onnx infers
@@ -84,10 +84,10 @@ def _writes_out(function: FunctionProto) -> bool:
     """Whether a call of a function may make onnx write out a vector of more elements than shapes have."""
     bounds: dict[str, float] = {}
     numbers: dict[str, Sequence[int]] = {}
-    for node in function.node:
+    for node in nested(function.node):
         read = [bounds.get(name, _LARGEST_RANK) for name in node.input]
         bound: float = _LARGEST_RANK
-        if node.op_type == "Constant":
+        if node.op_type == "Constant" and node.output:
             value = next(
                 (attribute_value(a) for a in node.attribute if a.name in ("value", "value_ints", "value_int")), None
             )
@@ -96,7 +96,7 @@ def _writes_out(function: FunctionProto) -> bool:
             numbers[node.output[0]] = (
                 known.ravel().tolist() if known.size <= _LARGEST and known.dtype.kind == "i" else ()
             )
-        elif node.op_type == "ConstantOfShape" and node.input[0] in numbers:
+        elif node.op_type == "ConstantOfShape" and node.input and node.input[0] in numbers:
             bound = float(math.prod(map(abs, numbers[node.input[0]])))
         elif node.op_type == "Concat":
             bound = sum(read)

@@ -7,6 +7,7 @@ import pytest
 from onnx import ModelProto, parser
 
 import refgrad
+from refgrad.errors import RefgradError
 from refgrad.forward.propagation import infer_shapes
 from refgrad.protos.types import is_unnamed, type_of
 from refgrad.protos.walk import graphs
@@ -116,3 +117,19 @@ def test_as_much_is_known_as_without_bounds(name):
     expected = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     assert _known(infer_shapes(model)) == _known(expected)
     assert [value.name for value in infer_shapes(model).input] == [value.name for value in model.graph.input]
+
+
+@pytest.mark.parametrize("op_type", ["Constant", "ConstantOfShape", "Concat", "Add", "Slice"])
+def test_nodes_of_a_function_without_inputs_or_outputs_are_an_error_of_the_model(op_type):
+    model = _of_function("s = Shape(x)  z = Expand(x, s)")
+    model.functions[0].node.add(op_type=op_type)
+    with pytest.raises(RefgradError):
+        refgrad.gradient(model)
+
+
+def test_no_size_in_a_body_of_a_function_takes_memory():
+    body = f"""c = Constant<value=bool {{1}}>()
+        z = If (c) <then_branch = t () => (u) {{ {IN_FUNCTIONS["ConstantOfShape"].replace("z =", "u =")} }},
+                    else_branch = e () => (v) {{ v = Identity(x) }}>"""
+    with Worker(seconds=30, memory=MEMORY) as worker:
+        assert [value.name for value in worker.call(infer_shapes, _of_function(body)).output] == ["y"]
