@@ -35,7 +35,8 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
             return function(*arguments, **keywords)
         except Exception as error:
             is_raised = isinstance(error, BrokenRuleError) and error.__cause__ is not None
-            if isinstance(error, RefgradError | OSError | MemoryError | Warning) and not is_raised:
+            overflows = isinstance(error.__cause__, OverflowError)  # a declaration that no tensor has says more
+            if isinstance(error, RefgradError | OSError | MemoryError | Warning) and not (is_raised or overflows):
                 raise
             if reason := _reason((*arguments, keywords.get("model"))):
                 raise InvalidModelError(reason) from error
