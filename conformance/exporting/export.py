@@ -39,7 +39,7 @@ from refgrad.conformance.exporting.known import known_failures
 from refgrad.conformance.exporting.models import models_in
 from refgrad.conformance.exporting.names import named_tests
 from refgrad.conformance.oracles import get_oracle
-from refgrad.conformance.running.runner import in_lanes
+from refgrad.conformance.running.runner import Lanes
 from refgrad.conformance.running.sources import select
 from refgrad.errors import OptionError, OutputFileError, WorkerError
 from refgrad.escaping import is_printable, json_text
@@ -186,13 +186,11 @@ def _tests_of(
 ) -> Iterator[tuple[str, Case, Expected | str]]:
     """Each case with its name and the test that it makes, as they come; whole models last, and one at a time."""
     small = [item for section, named in cases.items() if section != MODELS for item in named.items()]
-    for (name, case), found in in_lanes(lambda item, worker: _test_of(item[1], oracles, worker), small):
-        yield name, case, found
     large = cases.get(MODELS, {}).items()
-    for (name, case), found in in_lanes(
-        lambda item, worker: _test_of(item[1], oracles, worker), large, _MODEL_SECONDS, lanes=1
-    ):
-        yield name, case, found
+    for items, limits in ((small, ()), (large, (_MODEL_SECONDS, 0, 1))):
+        with Lanes(*limits) as lanes:
+            for (name, case), found in lanes.each(lambda item, worker: _test_of(item[1], oracles, worker), items):
+                yield name, case, found
 
 
 def _test_of(case: Case, oracles: Sequence[str], worker: Worker) -> Expected | str:

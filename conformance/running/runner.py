@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from types import TracebackType
 from typing import Any, TypeVar
 
 from refgrad import errors
@@ -242,44 +243,49 @@ def _no_answer(error: WorkerError) -> tuple[Any, ...]:
     return (verdicts.WRONG, (ANSWER,), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
 
 
-def in_lanes(
-    task: Callable[[Item, Worker], Result],
-    items: Iterable[Item],
-    seconds: float = SECONDS,
-    memory: int = 0,
-    lanes: int | None = None,
-) -> Generator[tuple[Item, Result], None, None]:
-    """What `task` returns for every item, as it comes: each lane is a thread with a worker of its own.
+class Lanes:
+    """Threads, each with a worker of its own, which end with the block.
 
     :param seconds: the time limit of each call of a worker; `memory` is in bytes, of each process, 0 for none.
-    :param lanes: by default one for each core.
+    :param count: how many; by default one for each core.
     """
-    own, workers, ended = threading.local(), list[Worker](), threading.Event()
 
-    def run_one(item: Item) -> Result:
-        if not hasattr(own, "worker"):
-            own.worker = Worker(seconds, memory)
-            workers.append(own.worker)
-            if ended.is_set():
-                own.worker.stop()
-        return task(item, own.worker)
+    def __init__(self, seconds: float = SECONDS, memory: int = 0, count: int | None = None) -> None:
+        self._limits = seconds, memory
+        self._count = count or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._count)
+        self._own, self._workers, self._ended = threading.local(), list[Worker](), threading.Event()
 
-    left, count = iter(items), lanes or os.cpu_count() or 1
-    pool = ThreadPoolExecutor(count)
-    running: dict[Future[Result], Item] = {}
-    try:
+    def each(self, task: Callable[[Item, Worker], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+        """Every item with what `task` returns for it, as it comes."""
+        left = iter(items)
+        running: dict[Future[Result], Item] = {}
         while True:
-            for item in islice(left, count * _AHEAD - len(running)):
-                running[pool.submit(run_one, item)] = item
+            for item in islice(left, self._count * _AHEAD - len(running)):
+                running[self._pool.submit(self._run, task, item)] = item
             if not running:
                 return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future.result()
-    finally:
-        ended.set()
-        for worker in workers:
+
+    def _run(self, task: Callable[[Item, Worker], Result], item: Item) -> Result:
+        if not hasattr(self._own, "worker"):
+            self._own.worker = Worker(*self._limits)
+            self._workers.append(self._own.worker)
+            if self._ended.is_set():
+                self._own.worker.stop()
+        return task(item, self._own.worker)
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for worker in self._workers:
             worker.stop()
-        pool.shutdown(cancel_futures=True)
-        for worker in workers:
+        self._pool.shutdown(cancel_futures=True)
+        for worker in self._workers:
             worker.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.running.cluster import run_on_cluster
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.results import About, Results
-from refgrad.conformance.running.runner import Plan, in_lanes, run_case
+from refgrad.conformance.running.runner import Lanes, Plan, run_case
 from refgrad.conformance.systems import builders, executors
 from refgrad.conformance.systems.builders import get_builder
 from refgrad.conformance.systems.executors import get_executor
@@ -28,7 +28,7 @@ def run_suite(
     cases: Iterable[Case],
     plan: Plan,
     *,
-    lanes: int | None = None,
+    lanes: Lanes | int | None = None,
     cluster: str | None = None,
     journal: Journal | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -36,7 +36,7 @@ def run_suite(
 ) -> Results:
     """Ask everybody in `plan` about every case.
 
-    :param lanes: how many processes work at a time; by default one for each core.
+    :param lanes: the processes that work, or how many do at a time; by default one for each core.
     :param cluster: the address of a Dask scheduler, whose workers do it instead.
     :param journal: where verdicts are kept as they come; the cases in it are not asked again.
     :param settings: what the results say of the run besides the plan.
@@ -92,8 +92,11 @@ def require(plan: Plan) -> None:
 
 
 def _asked(
-    cases: list[Case], plan: Plan, lanes: int | None, cluster: str | None
+    cases: list[Case], plan: Plan, lanes: Lanes | int | None, cluster: str | None
 ) -> Generator[tuple[Case, list[ResultRow]], None, None]:
     if cluster:
-        return run_on_cluster(cluster, cases, plan)
-    return in_lanes(lambda case, worker: run_case(case, plan, worker), cases, plan.seconds, plan.memory, lanes)
+        yield from run_on_cluster(cluster, cases, plan)
+        return
+    given = nullcontext(lanes) if isinstance(lanes, Lanes) else Lanes(plan.seconds, plan.memory, lanes)
+    with given as workers:
+        yield from workers.each(lambda case, worker: run_case(case, plan, worker), cases)

@@ -28,7 +28,7 @@ from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.limitations import Limitations
 from refgrad.conformance.running.results import About, Results, load, merge
-from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
+from refgrad.conformance.running.runner import MEMORY, ORACLES, Lanes, Plan
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices
 from refgrad.protos.files import fingerprint, refuse_replacing, replacing
@@ -191,21 +191,21 @@ def run(
         if resume and journal is None:
             raise OptionError("--resume needs a journal: --journal FILE.")
         kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
-        with kept as written:
+        with kept as written, Lanes(plan.seconds, plan.memory, workers) as lanes:
             results = run_suite(
                 cases,
                 plan,
-                lanes=workers,
+                lanes=lanes,
                 cluster=cluster,
                 journal=written,
                 settings=asked,
                 progress=reporting.Progress(cases, bar),
             )
-        for path in output or ():
-            bar(len(cases), len(cases), f"writing {path}")
-            reports.write(results, path, cases)
-        bar(len(cases), len(cases), "comparing independent forwards")
-        fallen = reporting.wrong_forwards(cases, plan)
+            for path in output or ():
+                bar(len(cases), len(cases), f"writing {path}")
+                reports.write(results, path, cases)
+            bar(len(cases), len(cases), "comparing independent forwards")
+            fallen = reporting.wrong_forwards(cases, plan, lanes)
     operators = {name: about.operator for name, about in results.cases.items()}
     whole = not (ops or case) and every == 1
     stale = known.stale(results.rows, operators, complete=whole)

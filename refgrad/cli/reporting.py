@@ -14,7 +14,7 @@ from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INC
 from refgrad.conformance.reporting import groups, terminal
 from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.results import Results
-from refgrad.conformance.running.runner import Plan, in_lanes
+from refgrad.conformance.running.runner import Lanes, Plan
 from refgrad.errors import WorkerError, abridged
 from refgrad.worker import Worker
 
@@ -56,7 +56,7 @@ def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def wrong_forwards(cases: list[Case], plan: Plan) -> dict[str, str]:
+def wrong_forwards(cases: list[Case], plan: Plan, lanes: Lanes) -> dict[str, str]:
     """The operators whose independent forward is not that of the operator, with the reason.
 
     Their oracles are silent where they compute something else, so no verdict tells.
@@ -66,7 +66,7 @@ def wrong_forwards(cases: list[Case], plan: Plan) -> dict[str, str]:
     if not {"complex-step", "reference"} & set(plan.oracles):
         return {}
     said: dict[str, str] = {}
-    for case, why in in_lanes(_of_forward, forwards.few(cases), plan.seconds, plan.memory):
+    for case, why in lanes.each(_of_forward, forwards.few(cases)):
         if why:
             said.setdefault(case.operator, why)
     return said

@@ -18,7 +18,7 @@ from killing import differing
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.running.journal import Journal
-from refgrad.conformance.running.runner import Plan, in_lanes
+from refgrad.conformance.running.runner import Lanes, Plan
 from refgrad.conformance.running.sources import select, tables
 from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
@@ -201,15 +201,15 @@ def absolute(used):
 
 
 def test_workers_end_with_the_run(absolute, used):
-    assert dict(in_lanes(absolute, range(-8, 0), lanes=2)) == {number: -number for number in range(-8, 0)}
+    with Lanes(count=2) as lanes:
+        assert dict(lanes.each(absolute, range(-8, 0))) == {number: -number for number in range(-8, 0)}
     assert used
     assert all(isinstance(worker, Worker) and worker._process is None for worker in used.values())
 
 
 def test_an_abandoned_run_ends_its_workers(absolute, used):
-    running = in_lanes(absolute, count(), lanes=2)
-    next(running)
-    running.close()
+    with Lanes(count=2) as lanes:
+        next(lanes.each(absolute, count()))
     assert all(worker._process is None for worker in used.values())
 
 
