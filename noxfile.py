@@ -44,7 +44,7 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "tract": ("tract", "numpy"),
 }
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
-WORKERS = os.environ.get("REFGRAD_WORKERS", "2")  # 1 where two lines of sessions run at once
+WORKERS = os.environ.get("REFGRAD_WORKERS", "2")
 SLOW = {  # the session that runs the slow tests of these folders; `thorough` runs the others
     "conformance": ("tests/conformance/judging/", "tests/conformance/reporting/", "tests/conformance/running/"),
     "lowered": ("tests/lowering/",),
@@ -223,8 +223,8 @@ def training(session: nox.Session) -> None:
     """What needs ONNX Runtime's training operators and its own builder (Python < 3.13)."""
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
-    folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, own(session), *QUICK, *without("browser", "interpreter", "jax", "stock"), **folders)
+    env = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY), "REFGRAD_SAMPLE_ALL": "1"}
+    pytest(session, own(session), *QUICK, *without("browser", "interpreter", "jax", "stock"), **env)
 
 
 @nox.session

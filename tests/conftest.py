@@ -3,6 +3,9 @@
 A test function marked `matrix` asks the same question of many cases. Its tests are sorted by operator, the first word of their
 names, and every eighth one runs. An operator with eight cases keeps at least one. A hash of the package selects the tests.
 Nothing is random: the same package runs the same tests on every machine.
+
+With REFGRAD_SAMPLE_ALL=1 every test with parameters is taken for one of a matrix: the session `training` repeats on an older
+release of ONNX Runtime what other sessions ask. All tests of the dialect "ort" run, and those marked `training`: only there.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "REFGRAD_SAMPLE"
+ALL = "REFGRAD_SAMPLE_ALL"
 ROOT = Path(__file__).parent.parent
 SOURCES = ("refgrad", "backends", "conformance")
 
@@ -67,17 +71,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the tests that are not in the sample."""
     if share() == 1:
         return
-    matrices = [item.nodeid for item in items if item.get_closest_marker("matrix")]
+    matrices = [item.nodeid for item in items if _is_sampled(item)]
     gone = {*matrices} - kept(matrices, share(), content())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in gone])
     items[:] = [item for item in items if item.nodeid not in gone]
+
+
+def _is_sampled(item: pytest.Item) -> bool:
+    if item.get_closest_marker("matrix"):
+        return True
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    repeated = parameters and parameters.get("dialect") != "ort" and not item.get_closest_marker("training")
+    return bool(os.environ.get(ALL) and repeated)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Print which sample runs."""
     said = session.config.pluginmanager.get_plugin("terminalreporter")
     if share() > 1 and said is not None and not hasattr(session.config, "workerinput"):
-        said.write_line(f"One of {share()} tests of a matrix, those of the content {content()}. All: {VARIABLE}=1.")
+        which = "with parameters" if os.environ.get(ALL) else "of a matrix"
+        said.write_line(f"One of {share()} tests {which}, those of the content {content()}. All: {VARIABLE}=1.")
 
 
 @pytest.hookimpl(wrapper=True)

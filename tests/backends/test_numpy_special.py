@@ -151,6 +151,7 @@ def differing(got: np.ndarray, expected: np.ndarray, eps: float, tiny: float, ze
     return ~(same & (signs | np.isnan(got)))
 
 
+@pytest.mark.matrix
 @needs_runtime
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("body", "numbers"), CASES, ids=[f"{body}-{len(numbers)}" for body, numbers in CASES])

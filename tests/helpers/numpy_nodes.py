@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx_tests import loaded, names
 
+from refgrad.conformance.case import Case, qualified
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.running.nodemodels import as_array
 from refgrad.tables import randomness
@@ -113,11 +114,18 @@ def node_tests() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
     return tuple(found)
 
 
+def models(part: slice = slice(None)) -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any]]]:
+    """The conformance cases but for the special ones, whose values depend on the type, then the node tests of onnx.
+
+    Only the models in `part` of them are made.
+    """
+    for one in (*_ordinary(), *node_tests())[part]:
+        yield (one.name, one.model, dict(one.feeds)) if isinstance(one, Case) else one
+
+
 @cache
-def models() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
-    """The conformance cases but for the special ones, whose values depend on the type, and the node tests of onnx."""
-    cases = (case for case in every_case() if case.values != "special")
-    return (*((case.name, case.model, dict(case.feeds)) for case in cases), *node_tests())
+def _ordinary() -> tuple[Case, ...]:
+    return tuple(case for case in every_case() if case.values != "special")
 
 
 def alone(name: str, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> NodeCase | None:
@@ -134,38 +142,33 @@ def alone(name: str, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> NodeCa
     return NodeCase(name, node, opsets, schema, {i: values[i] for i in node.input if i})
 
 
-@cache
-def node_cases() -> tuple[NodeCase, ...]:
-    """Each node once that differs from the others in its operator, attributes, or the shapes and types of its inputs."""
-    found: dict[Any, NodeCase] = {}
-    for case in (alone(*each) for each in models()):
+def node_cases(operator: str) -> Iterator[NodeCase]:
+    """Each node of an operator that differs from those before in its attributes, or the shapes and types of its inputs."""
+    seen = set()
+    for case in (alone(*each) for each in _models_of(operator)):
         if case is None:
             continue
         node, values = case.node, case.values
         shapes = tuple((values[i].shape, str(values[i].dtype)) if i else None for i in node.input)
         attributes = tuple(sorted(a.SerializeToString() for a in node.attribute))
-        key = node.domain, node.op_type, case.schema.since_version, attributes, shapes, len(node.output)
-        found.setdefault(key, case)
-    return tuple(found.values())
+        key = case.schema.since_version, attributes, shapes, len(node.output)
+        if key not in seen:
+            seen.add(key)
+            yield case
 
 
-def operator_of(case: NodeCase) -> str:
-    """The operator with its domain."""
-    return f"{case.node.domain}.{case.node.op_type}".lstrip(".")
-
-
-@cache
-def by_operator() -> dict[str, list[NodeCase]]:
-    """`node_cases` by operator."""
-    found: dict[str, list[NodeCase]] = {}
-    for case in node_cases():
-        found.setdefault(operator_of(case), []).append(case)
-    return dict(sorted(found.items()))
+def _models_of(operator: str) -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any]]]:
+    for case in _ordinary():
+        if case.operator == operator:
+            yield case.name, case.model, dict(case.feeds)
+    for name, model, feeds in node_tests():
+        if qualified(model.graph.node[0]) == operator:
+            yield name, model, feeds
 
 
 @cache
 def operators() -> tuple[str, ...]:
-    """The operators of `by_operator`, known before a model is made."""
+    """The operators that have a node in `node_cases`, known before a model is made."""
     found = {case.operator for case in every_case() if case.values != "special"} - NEVER_ALONE
     pictures = find_spec("PIL") is not None
     return tuple(sorted(found | {name for name in names()["alone"] if pictures or name != "ImageDecoder"}))

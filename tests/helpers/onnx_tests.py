@@ -40,8 +40,9 @@ def collected() -> dict[str, Any]:
     "judged" has those whose gradient is judged, "structured" those with structures among these, "excluded" the others;
     "alone" the operators of node tests of one node, as in numpy_nodes.
     """
-    from numpy_nodes import alone, node_tests, operator_of
+    from numpy_nodes import alone, node_tests
 
+    from refgrad.conformance.case import qualified
     from refgrad.conformance.exporting.backendtests import backend_tests
     from refgrad.conformance.running.nodemodels import excluded, node_models
 
@@ -53,7 +54,7 @@ def collected() -> dict[str, Any]:
         "judged": judged,
         "structured": [name for name in judged if models[name].structured],
         "excluded": [name for name in models if name not in judged],
-        "alone": sorted({operator_of(case) for case in map(alone, *zip(*node_tests(), strict=True)) if case}),
+        "alone": sorted({qualified(case.node) for case in map(alone, *zip(*node_tests(), strict=True)) if case}),
     }
 
 

@@ -53,6 +53,7 @@ UNHEEDED = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", [case for case in CASES if case.static], ids=str)
 def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
     if case.node.op_type in LOSSES and "reduction=none" in str(case):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 CONFTEST = ROOT / "tests" / "conftest.py"
 FILE = """
 import pytest
+from pytest import mark
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", [f"{op}-{form}" for op in ("Add", "Conv", "Mul") for form in range(20)])
@@ -25,6 +27,16 @@ def test_of_a_matrix(case):
 
 @pytest.mark.parametrize("case", range(40))
 def test_of_no_matrix(case):
+    assert case >= 0
+
+@pytest.mark.parametrize("dialect", ["onnx", "ort"])
+@pytest.mark.parametrize("case", range(10))
+def test_of_a_dialect(case, dialect):
+    assert dialect
+
+@mark.training
+@pytest.mark.parametrize("case", range(10))
+def test_of_the_training_wheel(case):
     assert case >= 0
 """
 
@@ -38,14 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "refgrad" / "rules.py").write_text("1\n")
     (made / "tests" / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"), encoding="utf-8")
     (made / "tests" / "test_it.py").write_text(FILE)
-    (made / "pytest.ini").write_text("[pytest]\nmarkers = matrix\n")
+    (made / "pytest.ini").write_text("[pytest]\nmarkers =\n    matrix\n    training\n")
     return made
 
 
-def run(folder: Path, sample: str | None) -> tuple[set[str], str, int]:
+def run(folder: Path, sample: str | None, every: bool = False) -> tuple[set[str], str, int]:
     """The tests that passed, what was printed, and the exit status."""
-    env = {name: value for name, value in os.environ.items() if name != "REFGRAD_SAMPLE"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("REFGRAD_SAMPLE")}
     env |= {} if sample is None else {"REFGRAD_SAMPLE": sample}
+    env |= {"REFGRAD_SAMPLE_ALL": "1"} if every else {}
     command = (sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", "tests")
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return set(re.findall(r"^PASSED \S*::(\S+)", done.stdout, re.MULTILINE)), done.stdout + done.stderr, done.returncode
@@ -54,7 +67,7 @@ def run(folder: Path, sample: str | None) -> tuple[set[str], str, int]:
 @pytest.mark.parametrize("sample", [None, "1"])
 def test_all_run_where_none_is_sampled(folder: Path, sample: str | None) -> None:
     passed, said, status = run(folder, sample)
-    assert len(passed) == 100
+    assert len(passed) == 130
     assert "One of" not in said
     assert status == 0
 
@@ -62,11 +75,21 @@ def test_all_run_where_none_is_sampled(folder: Path, sample: str | None) -> None
 def test_a_matrix_keeps_a_share_with_tests_of_every_operator(folder: Path) -> None:
     passed, said, _ = run(folder, "8")
     matrix = {name for name in passed if name.startswith("test_of_a_matrix")}
-    assert len(passed) - len(matrix) == 40
+    assert len(passed) - len(matrix) == 70
     assert len(matrix) in (7, 8)
     assert {name.partition("[")[2].partition("-")[0] for name in matrix} == {"Add", "Conv", "Mul"}
     assert re.search(r"One of 8 tests of a matrix, those of the content [0-9a-f]{8}", said)
     assert run(folder, "8")[0] == passed
+
+
+def test_all_tests_with_parameters_can_be_sampled_but_for_those_that_only_one_session_asks(folder: Path) -> None:
+    passed, said, _ = run(folder, "8", every=True)
+    count = Counter(name.partition("[")[0] for name in passed)
+    assert "One of 8 tests with parameters" in said
+    assert count["test_of_no_matrix"] == 5
+    assert count["test_of_the_training_wheel"] == 10
+    assert sum(name.endswith("-ort]") for name in passed) == 10
+    assert count["test_of_a_dialect"] in (11, 12)
 
 
 def test_another_content_keeps_other_tests_until_all_had_their_turn() -> None:

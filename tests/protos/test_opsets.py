@@ -58,6 +58,7 @@ def test_the_interpreter_runs_the_versions_that_meant_something_else(op_type: st
             np.testing.assert_allclose(*(next(iter(x.values())) for x in (got, expected)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conversion_keeps_the_values(case: Case) -> None:
     """ONNX Runtime has operators of these opsets itself, in most types."""
@@ -68,6 +69,7 @@ def test_conversion_keeps_the_values(case: Case) -> None:
     assert_same_values(case.model, dict(case.feeds))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", [case for case in CASES if case.dtype], ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     assert_gradient(replace(case, model=converted(case.model)), directions=1, runtime=False)

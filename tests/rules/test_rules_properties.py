@@ -111,6 +111,7 @@ def one_case_per_operator() -> Iterator[Case]:
             yield case
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", TYPES, ids=TensorProto.DataType.Name)
 @pytest.mark.parametrize("case", list(one_case_per_operator()), ids=str)
 def test_types(case: Case, kind: int) -> None:
@@ -125,6 +126,7 @@ def test_types(case: Case, kind: int) -> None:
     assert {value.type.tensor_type.elem_type for value in gradient.graph.output} == {kind}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("opset", [16, 18, onnx.defs.onnx_opset_version()])
 @pytest.mark.parametrize("case", list(one_case_per_operator()), ids=str)
 def test_opsets(case: Case, opset: int) -> None:

@@ -54,6 +54,7 @@ def test_gradient_on_a_runtime_is_the_adjoint_of_what_it_computes(case: Case) ->
     np.testing.assert_allclose(np.vdot(d_x, case.feeds["X"]), np.vdot(d_y, y), rtol=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 @pytest.mark.parametrize(
     "case",

@@ -23,6 +23,7 @@ def small(case: Case) -> bool:
 CASES = by_operator(lambda case: bool(case.dtype))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
 def test_second_derivative_agrees_with_differences(key: tuple[str, str]) -> None:
     cases = list(filter(small, CASES[key]))

@@ -48,6 +48,7 @@ def retyped(case: Case, kind: int) -> Case | None:
     return Case(case.name, model, feeds, case.wrt, case.outputs)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", TYPES, ids=TensorProto.DataType.Name)
 @pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
 def test_gradient_in_a_short_type(key: tuple[str, str], kind: int) -> None:

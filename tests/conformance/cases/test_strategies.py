@@ -61,6 +61,7 @@ def agrees(case: Case) -> bool:
     return max(errors(case), default=0) <= 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operator", strategies.operators())
 def test_a_drawn_case_is_valid_and_has_the_gradient_that_differences_say(operator: str):
     @seed(1)
