@@ -31,6 +31,7 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("file", FOUND, ids=lambda file: file.stem)
 def test_no_command_dies_of_what_once_ended_a_process(file: Path, worker: Worker) -> None:
     assert worker.call(commands.typed, file.read_bytes(), commands.COMMANDS).faults == ()
