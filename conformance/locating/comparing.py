@@ -177,7 +177,7 @@ def compare(
     *,
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
-    cotangent: str = "",
+    cotangent: str | Mapping[str, Any] = "",
     seed: int = 0,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
@@ -190,8 +190,8 @@ def compare(
         them; a `Live`. `b` as well.
     :param feeds: the inputs; by default those that a recording has, or random ones.
     :param wrt: the inputs and initializers to differentiate by; by default every float one, or those that a recording has.
-    :param cotangent: "ones" or "random"; by default what a recording has for the outputs, ones with a recording that has
-        nothing, and random ones otherwise.
+    :param cotangent: "ones", "random" or arrays by output; by default what a recording has for the outputs, ones with a
+        recording that has nothing, and random ones otherwise.
     :param search: look for the nodes at fault.
     :param progress: called with what is done, how far it is, and how far it goes.
     :raises OptionError: a side that is none. :raises FeedError: feeds that do not fit.
@@ -208,8 +208,8 @@ def compare(
     >>> [(tensor.name, tensor.verdict) for tensor in found.tensors], found.ok
     ([('x', 'they agree')], True)
     """
-    if cotangent not in ("", "ones", "random"):
-        raise OptionError(f"cotangent={cotangent!r} is not known. There are 'ones' and 'random'.")
+    if isinstance(cotangent, str) and cotangent not in ("", "ones", "random"):
+        raise OptionError(f"cotangent={cotangent!r} is not known. There are 'ones', 'random' and arrays by output.")
     proto = load_model(model)
     sides = [side.for_model(proto) if isinstance(side, Recording) else side for side in (side_of(a), side_of(b))]
     recorded = [side for side in sides if isinstance(side, Recording)]
@@ -270,16 +270,18 @@ def _narrowed(value: np.ndarray, declared: Value) -> np.ndarray:
     return value
 
 
-def _cotangents(point: Point, recorded: Sequence[Recording], kind: str) -> dict[str, np.ndarray]:
-    """The cotangents, in the model's types: recorded ones, ones or random ones."""
+def _cotangents(point: Point, recorded: Sequence[Recording], kind: str | Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The cotangents, in the model's types: those given or recorded, ones or random ones."""
+    given = [kind] if isinstance(kind, Mapping) else [] if kind else [one.gradients for one in recorded]
     made = {}
     for output, name in point.seeds_of.items():
         value = point.cotangents[name]
-        held = next((one.gradients[output] for one in recorded if output in one.gradients), None)
-        if held is not None and not kind:
+        held = next((np.asarray(one[output]) for one in given if output in one), None)
+        if held is not None:
             if held.shape != value.shape:
+                which = "" if isinstance(kind, Mapping) else "recorded "
                 raise FeedError(
-                    f"The recorded cotangent of {output!r} has the shape {held.shape}, and {value.shape} is due."
+                    f"The {which}cotangent of {output!r} has the shape {held.shape}, and {value.shape} is due."
                 )
             value = held.astype(value.dtype)
         elif kind == "ones" or (recorded and not kind):

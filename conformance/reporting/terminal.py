@@ -60,8 +60,13 @@ def show(
     asked = len(results.cases), len({about.operator for about in results.cases.values()})
     _print(
         console,
-        f"{len(results.faults)} faults in {len(results.rows)} verdicts on {asked[0]} cases of {asked[1]} operators",
+        f"{_count(len(results.faults), 'fault')} in {_count(len(results.rows), 'verdict')} on {_count(asked[0], 'case')} of "
+        f"{_count(asked[1], 'operator')}",
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _show_totals(results: Results, console: Console) -> None:

@@ -15,6 +15,7 @@ from refgrad.protos.walk import attribute_value, versions_of
 from refgrad.tables.schemas import find_schema
 
 _LONGEST = 40  # characters of an attribute that is told
+_NOT_EMPTY = "all inputs with elements"
 _AXES = ("axis", "axes", "batch_axis", "time_axis", "batch_dims")
 
 
@@ -31,8 +32,8 @@ def common(some: Collection[Case], others: Collection[Case]) -> str:
         for chosen in combinations(shared, count):
             if not any(set(chosen) <= known for known in of_others):
                 return f"for {' and '.join(chosen)}"
-    among = {trait: sum(trait in known for known in of_others) for trait in shared}
-    rarest = min(shared, key=lambda trait: among[trait], default="")
+    among = {trait: sum(trait in known for known in of_others) for trait in shared if trait != _NOT_EMPTY}
+    rarest = min(among, key=lambda trait: among[trait], default="")
     return f"only for {rarest}" if rarest and 2 * among[rarest] <= len(of_others) else ""
 
 
@@ -83,7 +84,7 @@ def traits(case: Case) -> Iterator[str]:
         yield "constant inputs"
     yield f"opset {case.opset}"
     if not any(value.size == 0 for value in read.values()):
-        yield "inputs that are not empty"
+        yield _NOT_EMPTY
 
 
 def _of_attributes(attributes: Mapping[str, Any]) -> Iterator[str]:

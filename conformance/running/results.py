@@ -196,7 +196,7 @@ class Results:
                     note = notes.setdefault(row.note, len(notes))
                     key = (place, _written(row.relative), _written(row.allowed), note)
                     details.setdefault(key, []).append(number)
-                if row.side or row.forward:
+                if row.side or row.forward or row.forward_note:
                     note = notes.setdefault(row.forward_note, len(notes))
                     sides.append((place, number, row.side, _LETTER_OF.get(row.forward, ""), note))
             pairs.append({"builder": builder, "executor": executor, "verdicts": "".join(letters), "witnesses": seen})

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from refgrad import errors
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging import verdicts
-from refgrad.conformance.judging.forward import forward
+from refgrad.conformance.judging.forward import forward_fault
 from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.judging.verdicts import BUILDER, EXECUTOR, ResultRow, says_unsupported
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
@@ -101,11 +101,17 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
 def _forward(question: Question, executor: str, worker: Worker) -> tuple[str, str]:
     """The verdict on what an executor computes of the model itself, and why; two empty texts where it is right."""
     try:
-        found: tuple[str, str] = worker.call(forward, executor, question)
-        return found
+        got = worker.call(run, executor, question.model, dict(question.feeds))
     except WorkerError as error:
+        if error.raised == AnswerError.__name__:
+            return verdicts.WRONG, str(error)
         failed = verdicts.UNSUPPORTED if says_unsupported(str(error), error.raised) else verdicts.CRASHED
         return _ENDED.get(error.verdict, failed), _told(error)
+    try:
+        fault = worker.call(forward_fault, question, got)
+    except WorkerError as error:  # the executor is not to blame
+        return "", f"its results of the model were not compared: {error}"
+    return (verdicts.WRONG, fault) if fault else ("", "")
 
 
 def _side(

@@ -25,6 +25,7 @@ from refgrad.conformance.locating import comparing
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.questions.point import inputs_of
+from refgrad.conformance.questions.question import ask
 from refgrad.conformance.reporting import comparisons
 from refgrad.conformance.systems.executors import imported
 from refgrad.conformance.tracing.nonfinite import nonfinite
@@ -104,7 +105,7 @@ def compare(
             given,
             wrt=names(wrt) or (chosen.wrt if chosen else None),
             outputs=names(outputs) or (chosen.outputs if chosen else None),
-            cotangent=cotangent or "",
+            cotangent=cotangent or ("" if chosen is None or recorded else ask(chosen, seed).cotangents),  # as in a run
             seed=seed,
             size=size,
             sizes=sizes,

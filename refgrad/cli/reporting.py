@@ -119,6 +119,12 @@ def remarks(
         yield f"The limitation {entry} {why}. Remove it."
     if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
         yield f"No case of {abridged(unverified)} was verified: every one is inconclusive."
+    if uncompared := [row for row in results.rows if row.forward_note and not row.forward]:
+        first = uncompared[0]
+        yield (
+            f"{len(uncompared)} results of a model were not compared, such as those of {first.executor} in {first.case}: "
+            f"{first.forward_note}"
+        )
 
 
 def undecided(results: Results, operators: Mapping[str, str]) -> bool:

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import runtimes
 
+_BUGS = (AttributeError, LookupError, NameError, RecursionError, TypeError, ZeroDivisionError)
 _UNSUPPORTED = (  # what runtimes say of something that they do not support
     "not implemented",
     "not_implemented",
@@ -147,6 +148,9 @@ def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str
 
 
 def _says_unsupported(error: Exception) -> bool:
+    """Whether the runtime says that it does not support something. What Python raises of a bug says nothing of the kind."""
+    if isinstance(error, _BUGS):
+        return False
     said = f"{type(error).__name__}: {error}".lower()
     return isinstance(error, NotImplementedError) or any(phrase in said for phrase in _UNSUPPORTED)
 

@@ -16,10 +16,11 @@ from planting import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
-from refgrad.conformance import compare
+from refgrad.conformance import compare, select, tables
 from refgrad.conformance.locating.comparing import Comparison
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
+from refgrad.conformance.questions.question import ask
 from refgrad.conformance.reporting import comparisons
 from refgrad.errors import FeedError, OptionError
 
@@ -163,6 +164,26 @@ def test_a_fault_among_many_kinks_is_seen() -> None:
 
 
 # Recordings
+
+
+def test_cotangents_are_given_by_output() -> None:
+    model, feeds = network()
+    held = recorded(model, feeds)
+    gradients = {name: value for name, value in held.items() if name not in feeds and name != "y_grad"}
+    given = {"y": held["y_grad"]}
+    assert compare(model, "refgrad@numpy", gradients, feeds, cotangent=given).ok
+    assert not compare(model, "refgrad@numpy", gradients, feeds, cotangent="random").ok
+    with pytest.raises(FeedError, match=r"The cotangent of 'y' has the shape \(3,\)"):
+        compare(model, "refgrad@numpy", gradients, feeds, cotangent={"y": np.ones(3)})
+
+
+def test_a_case_is_compared_at_the_cotangents_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("refgrad.cli.debugging.comparing.compare", lambda *_, **given: seen.append(given["cotangent"]))
+    sides = ("--a", "refgrad@numpy", "--b", "refgrad:ort@numpy")
+    main(["compare", "--case", "Tanh-scalar-static-opset16-float32", *sides])  # there is nothing to print
+    [case] = select(tables(["Tanh"]), names="Tanh-scalar-static-opset16-float32")
+    assert seen == [ask(case).cotangents]
 
 
 def test_a_recording_brings_its_inputs_and_cotangents() -> None:

@@ -153,7 +153,7 @@ def test_a_case_folder_without_outputs_is_named(tmp_path, capsys):
 
 def test_who_is_named_twice_is_asked_once(capsys, one):
     assert run("run", "--case", one, "--builder", "refgrad,refgrad", "--backend", "numpy, numpy", "--workers", 1) == 0
-    assert "0 faults in 1 verdicts on 1 cases" in capsys.readouterr().out
+    assert "0 faults in 1 verdict on 1 case of 1 operator" in capsys.readouterr().out
 
 
 def test_malformed_journals_are_refused_with_the_line(tmp_path, capsys, one):

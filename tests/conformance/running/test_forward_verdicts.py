@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
+import failing
 import numpy as np
 import pytest
 
+from refgrad.cli.reporting import remarks
 from refgrad.conformance.case import node_case
 from refgrad.conformance.judging.verdicts import says_unsupported
 from refgrad.conformance.running.journal import Journal
+from refgrad.conformance.running.limitations import Limitations
 from refgrad.conformance.running.results import load
 from refgrad.conformance.running.runner import Plan
 from refgrad.conformance.running.suite import run_suite
@@ -82,6 +85,7 @@ def test_a_wrong_result_is_named_with_its_element():
         node_case("TopK", X, np.array([2]), opset=11, outputs=2),
         node_case("QuantizeLinear", X, np.float32(0.1), np.uint8(3), opset=21),
         node_case("ReduceMax", X[:, :0], np.array([0]), opset=20),
+        node_case("Exp", np.float32(0.5)),
     ],
     ids=str,
 )
@@ -91,6 +95,26 @@ def test_who_computes_the_model_is_right(executor, case):
         pytest.importorskip("onnxruntime")
     for found in rows(executor, case=case):
         assert found.forward in ("", "not supported"), found
+        assert found.forward or not found.forward_note, found
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
+def test_a_wrong_result_of_any_shape_is_seen(shape):
+    found = row("Shifted", case=node_case("Exp", np.full(shape, 0.5, np.float32)))
+    assert (found.forward, bool(found.forward_note)) == ("wrong" if 0 not in shape else "", 0 not in shape), found
+
+
+def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
+    monkeypatch.setattr("refgrad.conformance.running.runner.forward_fault", failing.broken)
+    plan = Plan(("refgrad",), ("failing:Shifted",))
+    results = run_suite([node_case("Exp", X)], plan, lanes=1)
+    results.save(tmp_path / "results.json")
+    [found] = load(tmp_path / "results.json").rows
+    assert (found.verdict, found.forward) == ("agreed", "")
+    assert found.forward_note == "its results of the model were not compared: this always fails"
+    assert list(remarks(results, {found.case: "Exp"}, Limitations(), [], [])) == [
+        f"1 results of a model were not compared, such as those of failing:Shifted in {found.case}: {found.forward_note}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +132,9 @@ def test_who_computes_the_model_is_right(executor, case):
         ("index 3 is out of bounds", "IndexError", False),
         ("Non-zero status code returned while running Pad node", "Fail", False),
         ("the model has opset 21", "ValueError", False),
+        ("'numpy.float64' object does not support item assignment", "TypeError", False),
+        ("'<' not supported between instances of 'list' and 'int'", "TypeError", False),
+        ("the operator Exp is not supported", "ValueError", True),
     ],
 )
 def test_an_error_says_that_something_is_not_supported(message, raised, expected):
