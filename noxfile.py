@@ -1,4 +1,4 @@
-"""Every check that CI runs, each a session that anyone can run alone: `nox -s tests`.
+"""The sessions of nox: tests, measurements, builds. Anyone can run each alone: `nox -s tests`.
 
 ONNX Runtime and its training wheel own the same module, so each has an environment of its own.
 """
@@ -26,7 +26,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of thousands of processe
 SAMPLE = "REFGRAD_SAMPLE"  # see tests/conftest.py
 os.environ.setdefault(SAMPLE, "8")  # of so many tests of a matrix, the sessions of CI run one
 STOCK = ("mypy", "pre-commit", "types-networkx", "types-protobuf", "-e", ".[ort,test]")
-TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
+TORCH_MODELS = ROOT / "build" / "torch_models"  # whole models; `torch` and others write them, many sessions read them
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 RUNTIMES = ROOT / "build" / "runtimes"  # written by the session of that name
@@ -140,7 +140,7 @@ def onnxruntime_headers(session: nox.Session) -> dict[str, str]:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Every hook of pre-commit: ruff's rules, ruff's format, and that the generated tables are fresh."""
+    """Every hook of pre-commit: ruff's rules and format, the workflows, and that the generated tables are fresh."""
     run = environment(session, "stock", *STOCK)
     run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
 
@@ -165,7 +165,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def thorough(session: nox.Session) -> None:
-    """The rest of the tests on these two: operators in every form, type and size, onnx's node tests."""
+    """The slow tests on the interpreter and stock onnxruntime: operators in every variant, type and size, onnx's node tests."""
     run = environment(session, "stock", *STOCK)
     pytest(session, run, *QUICK, *slow("thorough"))
 
@@ -188,7 +188,7 @@ def jets(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lowered(session: nox.Session) -> None:
-    """Every operator lowered, and what those of training computed in the session `training`, on stock onnxruntime."""
+    """Every training operator lowered, and what the session `training` computed, on stock onnxruntime."""
     run = environment(session, "stock", *STOCK)
     pytest(session, run, *QUICK, *slow("lowered"), REFGRAD_PARITY=str(PARITY))
 
@@ -201,7 +201,7 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Mutated models for ten minutes, then random graphs: `nox -s fuzz -- --jobs 2 --seconds 3600 --seed 7 --graphs`."""
+    """Mutated models for ten minutes, then random graphs for five. For graphs alone: `nox -s fuzz -- --graphs --jobs 2`."""
     run = environment(session, "stock", *STOCK)
     fuzzing = ("python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing")
     run(*fuzzing, *session.posargs)
@@ -318,7 +318,7 @@ def distributions(session: nox.Session) -> None:
         session.run("refgrad", "demo")
 
 
-RELEASES = (  # the test files that notice a release of a dependency: of typer and rich, onnx and numpy, and so on
+RELEASES = (  # the test files that fail first when a dependency changes
     *("cli", "ranges", "reports", "validity", "backends", "split", "backends_onnxruntime", "numpy_text", "state_dict"),
     *("written_artifacts", "estimators", "conformance_builders", "strategies", "cluster", "export", "pytest_plugin"),
 )
@@ -337,7 +337,7 @@ def lowest(session: nox.Session, *but: str) -> dict[str, str]:
 
 @nox.session(python="3.11")
 def oldest(session: nox.Session) -> None:
-    """The lowest releases that pyproject.toml admits, on the oldest Python: the tests that notice first."""
+    """The lowest releases that pyproject.toml admits, on the oldest Python: the tests that are most sensitive."""
     session.install("-e", ".[ort,test]", env=lowest(session))
     found = [str(file) for name in RELEASES for file in (ROOT / "tests").rglob(f"test_{name}.py")]
     session.run("python", "-m", "pytest", "-q", *QUICK, *(session.posargs or found))
@@ -345,7 +345,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def oldest_frameworks(session: nox.Session) -> None:
-    """The lowest releases of torch and JAX that pyproject.toml admits, and of what exports models; gigabytes on Linux."""
+    """The lowest releases of torch, JAX and the exporters, with a recent onnxruntime. It downloads gigabytes on Linux."""
     session.install("-e", ".[ort,torch,exports,jax,test]", env=lowest(session, "onnxruntime"))  # old ones lack kernels
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     found = session.posargs or [*marked("torch"), *marked("jax")]

@@ -114,7 +114,7 @@ class Case:
 
     @property
     def static(self) -> bool:
-        """Whether every input is declared with its size."""
+        """True if every input is declared with its size."""
         if self.recipe is not None:
             return self.recipe.static
         tensors = (value.type.tensor_type for value in self.model.graph.input)
@@ -240,7 +240,7 @@ class _Node:
 
     @property
     def static(self) -> bool:
-        """Whether every input is declared with its size."""
+        """True if every input is declared with its size."""
         return self.shapes == "static" or not any(array.ndim for array in self.feeds.values())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Sampling of test matrices: with REFGRAD_SAMPLE=8 pytest runs one of eight tests of every matrix. By default it runs all.
 
 A test function marked `matrix` asks the same question of many cases. Its tests are sorted by operator, the first word of their
-names, and every eighth one runs. An operator with eight cases keeps at least one. A hash of the package selects the tests.
+parameters, and every eighth one runs. An operator with eight cases keeps at least one. A hash of the package selects the tests.
 Nothing is random: the same package runs the same tests on every machine.
 
-With REFGRAD_SAMPLE_ALL=1 every test with parameters is taken for one of a matrix: the session `training` repeats on an older
-release of ONNX Runtime what other sessions ask. All tests of the dialect "ort" run, and those marked `training`: only there.
+With REFGRAD_SAMPLE_ALL=1 every test with parameters is sampled, except those of dialect "ort" or marked `training`. The session
+`training` sets it: other sessions run these tests on a newer ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the collector of garbage, which would look at 50,000 tests again and again, and never at them later."""
+    """Collect tests without garbage collection, which would scan 50,000 tests repeatedly. Later collections skip them."""
     gc.disable()
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""Tables of cases, a file per family. `every_case` has them all, `of_operators` those that are asked for.
+"""Tables of cases, a file per family: `every_case` has the built-in ones, `of_operators` also `FURTHER` and other packages'.
 
 The cases of Conv are in convolution.py, as its rule is, and in the tables of all operators (`ACROSS`). `of_operators` reads
 these files alone. Reading a case's model makes it.

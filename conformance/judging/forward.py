@@ -1,4 +1,4 @@
-"""Does an executor compute the model itself? A wrong gradient of a wrong model is the executor's fault, not the builder's."""
+"""The check of an executor on the model itself. If it is wrong there, a wrong gradient is not the builder's fault."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from refgrad.errors import RefgradError
 from refgrad.protos.walk import every_node
 from refgrad.tables.randomness import may_draw
 
-_LEAST = 1e-3  # relative to the largest element of a result: below that two executors round differently
-_STEPS = 32  # so many units of rounding are no fault in a narrow type either
+_LEAST = 1e-3  # allowed error, relative to the largest element of a result
+_STEPS = 32  # allowed error in units of rounding, if larger: for narrow types
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _NARROW = 0.25  # as _LEAST, for floats of 8 bits
 
 
 def forward_fault(question: Question, got: Mapping[str, Any]) -> str:
-    """What is wrong with what an executor computes of the model itself; "" where nothing is.
+    """The first error in an executor's results of the model itself, or "".
 
-    It is right where it agrees, but for rounding, with the interpreter in the model's own types or in float64.
+    They are right if they agree, except for rounding, with the interpreter in the model's own types or in float64.
 
     :param got: the results by output.
     """
@@ -51,7 +51,7 @@ def _expected(model: ModelProto, feeds: Mapping[str, Any]) -> Iterator[Mapping[s
 
 
 def _difference(name: str, got: Any, expected: Any, allowed: float) -> str:
-    """How far a result is from the expected one, "" where it is that one but for rounding, or is no tensor of numbers."""
+    """The difference from the expected result, or "" if it is within rounding or not numeric."""
     if not isinstance(expected, np.ndarray) or not isinstance(got, np.ndarray):
         return ""
     if got.shape != expected.shape:
@@ -79,4 +79,4 @@ def _allowed(dtype: str, relative: float, largest: float) -> float:
         return _NARROW * largest
     return (
         0.0 if dtype in ("bool", "int32", "int64", "uint32", "uint64") else 1.0
-    )  # a number may be rounded differently
+    )  # small integers may be rounded to a neighbour

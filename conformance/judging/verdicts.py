@@ -33,7 +33,7 @@ PHRASES = (
     "notimplemented",  # Python's exception
     "unimplemented",
     "not supported",
-    "not support ",  # does, do
+    "not support ",  # "does not support", "do not support"
     "unsupported",
     "only support",
     "are supported",
@@ -64,7 +64,7 @@ BUILDER, EXECUTOR = "builder", "executor"  # the sides that can be at fault
 
 
 def says_unsupported(message: str, raised: str = "") -> bool:
-    """True if an error says that something is not supported. What Python raises of a bug says nothing of the kind.
+    """True if an error says that something is not supported. Python's exceptions for bugs, such as TypeError, never do.
 
     :param raised: the name of the exception's class.
     """

@@ -39,7 +39,7 @@ class Group:
     """The rows with one fault: `verdict` on `what`, "forward" or "gradient", of one operator, by one side.
 
     `side` is "builder" or "executor" with its `name`; "" where it is not known, then `name` has both. `rows` are sorted, the
-    smallest case first. `asked` is the number of cases of the operator that had an answer from the side. `when` says what the
+    smallest case first. `asked` is the number of cases of the operator that the side was asked about. `when` says what the
     cases have in common that the others do not, "" where nothing separates them. `command` shows the smallest case.
     """
 
@@ -65,14 +65,14 @@ class Group:
 
     @property
     def note(self) -> str:
-        """What differs in the smallest case."""
+        """The difference in the smallest case."""
         row = self.smallest
         note = row.forward_note if self.what == MODEL else row.note
         return " ".join(note.split()) or VERDICTS[self.verdict]
 
     @property
     def is_fault(self) -> bool:
-        """False if all gradients are right nevertheless, or have no answer."""
+        """True if a gradient of the group is wrong, crashed, timed out or ran out of memory."""
         return any(row.verdict in FAULTS for row in self.rows)
 
     @property
@@ -89,7 +89,7 @@ class Group:
             said += "" if self.is_fault or self.verdict not in FAULTS else ", without a wrong gradient"
         else:
             said = f"the gradient of {self.operator} {words}"
-            # Only the runner, which names a side, has run the operator itself.
+            # Only rows with a `side` come from a runner that also ran the operator itself.
             judged = all(row.side == EXECUTOR for row in self.rows)
             said += ", though the operator itself is right" if judged else ""
         return f"{said}, {self.when}" if self.when else said
@@ -176,7 +176,7 @@ def lacking(results: Results) -> list[Group]:
 
 
 def without_answer(groups: Iterable[Group], verbose: bool = False) -> Iterator[str]:
-    """A line for each side and the operators that it does not answer for (`lacking`); with `verbose` for each operator."""
+    """A line for each side and verdict with the operators concerned (`lacking`); with `verbose` a line for each operator."""
     if verbose:
         for group in groups:
             cases = f"{group.cases} of {group.asked} cases"
@@ -197,7 +197,7 @@ def _heading(group: Group) -> str:
 def _side(row: ResultRow, of_case: Sequence[ResultRow]) -> str:
     """The side at fault, as far as other verdicts on the same case tell; "" where they do not.
 
-    Who is right elsewhere is not at fault here. What is known of a side on this case holds for its other rows, too.
+    A side that is right in another row of this case is not at fault.
     """
     if row.verdict not in FAULTS:
         return ""
@@ -214,7 +214,7 @@ def _side(row: ResultRow, of_case: Sequence[ResultRow]) -> str:
 
 
 def _keys(row: ResultRow, side: str, operator: str) -> Iterator[Key]:
-    """The sides at fault and what each gets wrong: both may be."""
+    """The group of each side at fault; a row may belong to two."""
     if row.forward in FAULTS:
         yield EXECUTOR, row.executor, operator, MODEL, row.forward
         if side == EXECUTOR:
@@ -256,7 +256,7 @@ def _is_by(row: ResultRow, key: Key) -> bool:
 
 
 def _size(row: ResultRow, known: Mapping[str, Case]) -> tuple[int, int, int, str]:
-    """How large a case is: numbers that are fed, nodes, and the length of its name."""
+    """The size of a case: fed numbers, nodes, and the length of its name."""
     if row.case not in known:
         return 0, 0, len(row.case), row.case
     case = known[row.case]

@@ -49,14 +49,14 @@ def show(
     if len(groups) > len(shown):
         rest = Counter(group.name for group in groups[len(shown) :])
         of = ", ".join(f"{count} of {name}" for name, count in rest.most_common(_NAMES))
-        _print(console, f"and {len(groups) - len(shown)} groups of faults more ({of}): --verbose")
+        _print(console, f"and {len(groups) - len(shown)} more groups of faults ({of}): --verbose prints them")
     lines = list(without_answer(without, verbose))
     for line in lines if verbose else lines[:LINES_SHOWN]:
         _print(console, line)
     if not verbose and len(lines) > LINES_SHOWN:
-        _print(console, f"and {len(lines) - LINES_SHOWN} lines more: --verbose")
+        _print(console, f"and {len(lines) - LINES_SHOWN} more lines: --verbose prints them")
     if groups:
-        _print(console, f"Once more, alone: {shell_line(results.command(groups[0].smallest))}")
+        _print(console, f"To repeat the first: {shell_line(results.command(groups[0].smallest))}")
     asked = len(results.cases), len({about.operator for about in results.cases.values()})
     _print(
         console,

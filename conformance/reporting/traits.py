@@ -1,4 +1,4 @@
-"""What the cases with a verdict have in common that the others do not: an attribute, a negative axis, an empty input."""
+"""The traits that cases with a verdict share and others lack: an attribute, a negative axis, an empty input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refgrad.protos.walk import attribute_value, versions_of
 from refgrad.tables.schemas import find_schema
 
 _LONGEST = 40  # characters of an attribute that is told
-_NOT_EMPTY = "all inputs with elements"
+_NOT_EMPTY = "non-empty inputs"
 _AXES = ("axis", "axes", "batch_axis", "time_axis", "batch_dims")
 
 
@@ -47,7 +47,7 @@ def _shared(cases: Collection[Case]) -> list[str]:
 
 
 def traits(case: Case) -> Iterator[str]:
-    """What can be said of a case, as words that follow "for": the more telling traits first."""
+    """The traits of a case, as words that follow "for": the more telling traits first."""
     node = case.subject
     feeds: Mapping[str, Any] = case.feeds  # among them sequences
     known = {tensor.name: array_of(tensor) for tensor in case.model.graph.initializer}
@@ -130,7 +130,7 @@ def _left_out(node: NodeProto) -> Iterator[str]:
 
 
 def _declared(case: Case) -> str:
-    """How the inputs are declared."""
+    """The trait that says how the inputs are declared."""
     if case.static:
         return "static shapes"
     return "unknown shapes" if any(name.endswith("_shape") for name in case.feeds) else "symbolic shapes"

@@ -1,4 +1,4 @@
-"""The runner calls every builder, executor and oracle in a process of its own, which may die without ending the run."""
+"""Calls of builders, executors and oracles in worker processes, which may die without ending the run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
     try:
         question: Question = worker.call(ask, case, plan.seed)
     except WorkerError as error:
-        note = f"the question: {error}"
+        note = f"the case could not be prepared: {error}"
         return [row(b, e, verdicts.INCONCLUSIVE, note=note) for b in plan.builders for e in plan.executors]
     evidence, examiners = _evidence(question, plan, worker)
     forwards = {
@@ -99,7 +99,7 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
 
 
 def _forward(question: Question, executor: str, worker: Worker) -> tuple[str, str]:
-    """The verdict on what an executor computes of the model itself, and why; two empty texts where it is right."""
+    """The verdict on the executor's results of the model itself, and the reason; ("", "") if they are right."""
     try:
         got = worker.call(run, executor, question.model, dict(question.feeds))
     except WorkerError as error:
@@ -110,7 +110,7 @@ def _forward(question: Question, executor: str, worker: Worker) -> tuple[str, st
     try:
         fault = worker.call(forward_fault, question, got)
     except WorkerError as error:  # the executor is not to blame
-        return "", f"its results of the model were not compared: {error}"
+        return "", f"the results of the model were not compared: {error}"
     return (verdicts.WRONG, fault) if fault else ("", "")
 
 
@@ -122,7 +122,7 @@ def _side(
     evidence: list[Evidence],
     worker: Worker,
 ) -> str:
-    """The side at fault, "" where it is not known: the interpreter runs the same gradient, too."""
+    """The side at fault, or "" if unknown. The interpreter may run the gradient to tell."""
     if built is None or row.executor == INTERPRETER:
         return BUILDER
     answered = row.verdict == verdicts.WRONG
@@ -165,7 +165,7 @@ def _steady(first: ResultRow, second: ResultRow) -> ResultRow:
 
 
 def _evidence(question: Question, plan: Plan, worker: Worker) -> tuple[list[Evidence], list[str]]:
-    """What the oracles of the plan say of the question, and the names of those that look at a gradient instead."""
+    """The evidence of the oracles of the plan, and the names of the oracles that check gradient models instead."""
     said: list[Evidence] = []
     examiners = []
     for name in plan.oracles:
@@ -180,7 +180,7 @@ def _evidence(question: Question, plan: Plan, worker: Worker) -> tuple[list[Evid
 
 
 def testify(oracle: str, question: Question) -> Sequence[Evidence]:
-    """What an oracle says of a question."""
+    """The evidence of an oracle on a question."""
     known = get_oracle(oracle)
     if missing := known.missing():
         return [Silent(oracle, missing)]
@@ -188,7 +188,7 @@ def testify(oracle: str, question: Question) -> Sequence[Evidence]:
 
 
 def examine(oracle: str, question: Question, built: Built) -> Sequence[Property | Silent]:
-    """What an oracle finds of a gradient model."""
+    """The properties of a gradient model that an oracle checked."""
     known = get_oracle(oracle)
     return () if known.examine is None or known.missing() else known.examine(question, built)
 
@@ -210,7 +210,7 @@ def _answer(
     properties: Sequence[Property] = (),
     of_model: tuple[str, str] | None = None,
 ) -> ResultRow | Candidate:
-    """What an executor computes of a gradient; a row where it does not answer.
+    """The executor's results of a gradient, or a row if it fails.
 
     :param of_model: what `_forward` returns; None where it was not called.
     """
@@ -224,7 +224,7 @@ def _answer(
 def _failed(
     question: Question, executor: str, error: WorkerError, worker: Worker, of_model: tuple[str, str] | None
 ) -> tuple[Any, ...]:
-    """The verdict, and the rest of a row, where an executor did not answer: it crashed unless it says that it cannot."""
+    """The verdict and the rest of a row, if an executor fails: crashed, unless it says "not supported"."""
     rest: tuple[Any, ...] = ((), (), None, None)
     if no_answer := _no_answer(error):
         return no_answer
@@ -234,7 +234,7 @@ def _failed(
         return verdicts.UNSUPPORTED, *rest, _told(error)
     verdict, note = of_model if of_model is not None else _forward(question, executor, worker)
     if verdict == verdicts.UNSUPPORTED:
-        return verdicts.UNSUPPORTED, *rest, f"nor does it run the model itself: {note}"
+        return verdicts.UNSUPPORTED, *rest, f"the executor does not run the model itself: {note}"
     return verdicts.CRASHED, *rest, _told(error)
 
 
@@ -250,10 +250,11 @@ def _no_answer(error: WorkerError) -> tuple[Any, ...]:
 
 
 class Lanes:
-    """Threads, each with a worker of its own, which end with the block.
+    """Threads with a worker process each. The processes end with the block. A lane is one thread.
 
-    :param seconds: the time limit of each call of a worker; `memory` is in bytes, of each process, 0 for none.
-    :param count: how many; by default one for each core.
+    :param seconds: the time limit of each call.
+    :param memory: the bytes that a process may take, 0 for no limit.
+    :param count: the number of lanes; by default one for each core.
     """
 
     def __init__(self, seconds: float = SECONDS, memory: int = 0, count: int | None = None) -> None:

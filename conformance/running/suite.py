@@ -34,9 +34,9 @@ def run_suite(
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Results:
-    """Ask everybody in `plan` about every case.
+    """The results of every builder and executor of `plan` on every case.
 
-    :param lanes: the processes that work, or how many do at a time; by default one for each core.
+    :param lanes: the `Lanes` to use, or how many to start; by default one for each core.
     :param cluster: the address of a Dask scheduler, whose workers do it instead.
     :param journal: where verdicts are kept as they come; the cases in it are not asked again.
     :param settings: what the results say of the run besides the plan.
@@ -63,7 +63,7 @@ def run_suite(
 
 
 def settings_of(plan: Plan) -> dict[str, Any]:
-    """What a journal and results say of a plan."""
+    """The settings of a plan, for the journal and the results."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(plan).items()}
 
 

@@ -157,8 +157,8 @@ def run(
 ) -> None:
     """Ask builders for gradients, run them on executors, and judge the results.
 
-    The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it, where every
-    case is inconclusive, and where an independent forward is not that of its operator.
+    The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is inconclusive, or an
+    independent forward computes another function.
     """
     plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
     require(plan)
@@ -414,7 +414,7 @@ def one_case(
         )
         raise OptionError(
             f"--case {name!r}: {several} `refgrad conformance cases` lists them; --opset, --dtype, --values and --source "
-            "choose among others than the default ones."
+            "widen the choice."
         )
     return exact[0]
 

@@ -227,7 +227,7 @@ class Bar:
                 self._progress.stop()
 
     def __call__(self, done: int, total: int | None, label: str) -> None:
-        """Show that `done` of `total` parts are done, None if it is not known how many, and that `label` is next."""
+        """Show that `done` of `total` parts (None: unknown) are done, and `label`."""
         self._known = done, total, label
         if self._progress is None and time.monotonic() - self._start >= self._after:
             self._show()

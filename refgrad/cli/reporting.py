@@ -57,9 +57,9 @@ def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def wrong_forwards(cases: list[Case], plan: Plan, lanes: Lanes) -> dict[str, str]:
-    """The operators whose independent forward is not that of the operator, with the reason.
+    """The operators whose independent forward computes another function, with the reason.
 
-    Their oracles are silent where they compute something else, so no verdict tells.
+    The oracles skip such a forward, so no verdict shows it.
     """
     from refgrad.conformance.oracles import forwards
 
@@ -112,13 +112,13 @@ def remarks(
     explained: Sequence[ResultRow],
     stale: Sequence[tuple[Limitation, str]],
 ) -> Iterator[str]:
-    """What is said beneath the results: limitations, and operators of which no case came to a verdict."""
+    """The lines beneath the results: limitations, and operators without a verdict."""
     if known.entries:
         yield f"{len(explained)} of {len(results.faults)} faults are known limitations."
     for entry, why in stale:
         yield f"The limitation {entry} {why}. Remove it."
     if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
-        yield f"No case of {abridged(unverified)} was verified: every one is inconclusive."
+        yield f"No case of {abridged(unverified)} was verified: none got a verdict."
     if uncompared := [row for row in results.rows if row.forward_note and not row.forward]:
         first = uncompared[0]
         yield (

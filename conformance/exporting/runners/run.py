@@ -148,7 +148,7 @@ def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str
 
 
 def _says_unsupported(error: Exception) -> bool:
-    """Whether the runtime says that it does not support something. What Python raises of a bug says nothing of the kind."""
+    """Whether the runtime says that it does not support something. Python's exceptions for bugs never do."""
     if isinstance(error, _BUGS):
         return False
     said = f"{type(error).__name__}: {error}".lower()

@@ -27,11 +27,11 @@ def softmax(shape=(2, 3), dtype=np.float32, shapes="static", **attributes):
         ([softmax(axis=-1), softmax()], [softmax(axis=0), softmax(axis=1)], "for negative axes"),  # -1 is the default
         ([softmax(axis=-1)], [softmax(axis=0), softmax(axis=-2), softmax(axis=1)], "for axis=-1"),
         ([softmax((0, 3)), softmax((2, 0))], [softmax(), softmax(axis=-1)], "for empty inputs"),
-        ([softmax(), softmax(axis=-1)], [softmax((0, 3))], "for all inputs with elements"),
+        ([softmax(), softmax(axis=-1)], [softmax((0, 3))], "for non-empty inputs"),
         (  # the shape of a scalar is an empty tensor, and no input of the operator
             [node_case("Tanh", X), node_case("Tanh", np.array(0.5, np.float32), shapes="unknown")],
             [node_case("Tanh", X[:0])],
-            "for all inputs with elements",
+            "for non-empty inputs",
         ),
         ([softmax(dtype=np.float16)], [softmax(), softmax(axis=0)], "for float16"),
         ([softmax(shapes="unknown")], [softmax(), softmax(shapes="symbolic")], "for unknown shapes"),

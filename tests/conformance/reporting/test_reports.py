@@ -409,8 +409,8 @@ def test_the_terminal_shows_counts_and_with_verbose_every_fault():
 def test_the_terminal_says_what_it_leaves_out():
     text = shown(RESULTS)
     found = groups.faults(RESULTS)
-    assert f"and {len(found) - terminal.GROUPS_SHOWN} groups of faults more" in text
-    assert f"Once more, alone: {RESULTS.command(found[0].smallest)}" in text
+    assert f"and {len(found) - terminal.GROUPS_SHOWN} more groups of faults" in text
+    assert f"To repeat the first: {RESULTS.command(found[0].smallest)}" in text
     assert len(text.splitlines()) <= 40
 
 

@@ -68,7 +68,7 @@ def test_the_command_that_is_printed_comes_to_the_same_verdict(tmp_path, capsys,
     common = ("--builder", "foreign:doubled", "--workers", 1, "--oracle", "differences,reference")
     assert run("run", "--source", "my model.onnx", "--feeds", "my feeds.npz", *common, "--seed", 3, "-o", "a.json") == 1
     printed = capsys.readouterr().out
-    command = shlex.split(printed.partition("Once more, alone: ")[2].splitlines()[0])
+    command = shlex.split(printed.partition("To repeat the first: ")[2].splitlines()[0])
     assert command[:2] == ["refgrad", "conformance"]
     assert run(*command[2:], "-o", "b.json") == 1
     before, after = (load(tmp_path / name) for name in ("a.json", "b.json"))

@@ -111,7 +111,7 @@ def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
     results.save(tmp_path / "results.json")
     [found] = load(tmp_path / "results.json").rows
     assert (found.verdict, found.forward) == ("agreed", "")
-    assert found.forward_note == "its results of the model were not compared: this always fails"
+    assert found.forward_note == "the results of the model were not compared: this always fails"
     assert list(remarks(results, {found.case: "Exp"}, Limitations(), [], [])) == [
         f"1 results of a model were not compared, such as those of failing:Shifted in {found.case}: {found.forward_note}"
     ]
