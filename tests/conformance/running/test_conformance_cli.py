@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from refgrad import conformance
 from refgrad.cli import main
+from refgrad.cli.conformance import one_case
 from refgrad.conformance.reporting.html import data_of
 from refgrad.conformance.running import sources
 from refgrad.conformance.running.results import Results, load
@@ -173,6 +174,20 @@ def test_mutants_of_an_operator(tmp_path, capsys):
     assert run("mutants", "--ops", "Tanh", "-o", tmp_path / "m.json") == 0
     assert "mutants are caught" in capsys.readouterr().out
     assert json.loads((tmp_path / "m.json").read_text())
+
+
+def test_a_case_by_its_name_is_the_same_as_in_all_tables(monkeypatch):
+    """Most are found without the cases of other operators. The name of a model of several nodes may begin with an operator."""
+    everything = {case.name: case for case in conformance.select(conformance.tables())}
+    named = {case.operator: name for name, case in everything.items() if case.values == "smooth"}
+    of_models = [name for name, case in everything.items() if case.operator == "model" and name.startswith("Cast-")]
+    asked: list[object] = []
+    tables = sources.tables
+    monkeypatch.setattr(sources, "tables", lambda operators=None: asked.append(operators) or tables(operators))
+    for name in (*(named[operator] for operator in ("Softmax", "com.microsoft.Gelu", "Gelu", "If")), *of_models[:1]):
+        found, expected = one_case(name, None, None, 0, "newest", None, None), everything[name]
+        assert (found.name, found.model, found.operator) == (name, expected.model, expected.operator)
+    assert asked == [["Softmax"], ["com.microsoft.Gelu"], ["Gelu"], ["If"], ["Cast"], None]
 
 
 def test_the_suite_has_its_public_names_and_no_others():

@@ -223,7 +223,7 @@ def test_an_interruption_while_a_verdict_is_kept_ends_the_workers_at_once():
     with pytest.raises(KeyboardInterrupt) as caught:
         run_suite([relu()], Plan(("refgrad",)), lanes=2, progress=interrupt)
     assert caught.tb is not None  # it is still held
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_reports_of_a_run_that_was_killed_are_those_of_one_left_alone(tmp_path):
