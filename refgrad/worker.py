@@ -33,12 +33,25 @@ _LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
 _ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
-_SET_SIGNAL = 10  # F_SETSIG of Linux's <fcntl.h>
+# The program of the process. Before it imports anything that takes time, it asks the system to kill it and what it started as
+# soon as the other end of the lifeline, a pipe, is closed: that end closes when its holder dies, and this process may then be
+# in native code that never returns. 10 is F_SETSIG of Linux's <fcntl.h>; to the pipe nothing is ever written.
 # What PYTHONPATH cannot hold, a folder with a colon in its name, comes as an argument.
-_START = """import sys
+_START = """import os, signal, sys
+memory, room, lifeline = map(int, sys.argv[1:4])
+if lifeline >= 0:
+    import fcntl
+    try:
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, 10, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+    except OSError:  # the other end is open, or the system cannot do this
+        pass
 sys.path.extend(folder for folder in sys.argv[4:] if folder not in sys.path)
 from refgrad.worker import serve
-serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+serve(memory, room)
 """
 _NATIVE_DEATHS = {-signal.SIGSEGV, -signal.SIGABRT}  # what native code dies of when an allocation fails
 _NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate|MemoryError", re.I)
@@ -177,7 +190,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _lifeline() -> Iterator[tuple[int, IO[bytes] | None]]:
-    """A pipe for `_end_with`: the descriptor that the new process inherits in the block, and the end that this one keeps."""
+    """A pipe for `_START`: the descriptor that the new process inherits in the block, and the end that this one keeps."""
     if not sys.platform.startswith("linux"):
         yield -1, None
         return
@@ -312,13 +325,11 @@ def _error_instead_of_signal() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def serve(memory: int, room: int = 0, lifeline: int = -1) -> None:
+def serve(memory: int, room: int = 0) -> None:
     """What the process does: read a call, make it, answer with the result or with the exception's class and message.
 
     Until stdin ends.
     """
-    if lifeline >= 0:
-        _end_with(lifeline)
     threading.Thread(target=_outlive_nobody, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
@@ -363,25 +374,6 @@ def _taken() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return _RESERVED
-
-
-def _end_with(lifeline: int) -> None:
-    """Let the system kill this process and what it started when the other end of a pipe is closed.
-
-    That end closes when its holder dies. This process need not do anything: it may be in native code that never returns.
-    """
-    if sys.platform == "win32":
-        return
-    import fcntl
-
-    with contextlib.suppress(
-        OSError
-    ):  # the system cannot do this, or the other end is still open, to which nothing is ever written
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
-        os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
 
 
 def _outlive_nobody(parent: int) -> None:

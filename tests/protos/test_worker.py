@@ -160,6 +160,26 @@ def test_a_process_at_work_does_not_outlive_the_one_it_works_for():
     assert not _left(child)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_that_still_imports_does_not_outlive_the_one_it_works_for(tmp_path):
+    package = tmp_path / "refgrad"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
+    text = (
+        "import sys, time\nfrom refgrad.worker import Worker\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\nprint(Worker()._started()[0].pid, flush=True)\ntime.sleep(600)"
+    )
+    elsewhere = tmp_path / "elsewhere"  # the current folder comes first on the path of both
+    elsewhere.mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=elsewhere)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    time.sleep(1)
+    parent.kill()
+    parent.communicate()
+    assert not _left(child)
+
+
 def test_a_worker_that_was_stopped_fails_at_once_and_for_good():
     worker = Worker()
     with ThreadPoolExecutor(1) as pool:
