@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ import numpy as np
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS
 from refgrad.conformance.oracles import oracles
-from refgrad.conformance.reporting.groups import faults, lacking, without_answer
-from refgrad.conformance.reporting.tally import MARKS
+from refgrad.conformance.reporting.groups import Group, faults, lacking, without_answer
+from refgrad.conformance.reporting.tally import MARKS, shortened
 from refgrad.conformance.running.results import LETTERS, Results, options_of
 from refgrad.errors import ResultsError
-from refgrad.escaping import shell_line
+from refgrad.escaping import html, shell_line
 from refgrad.protos.printing import onnx_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
-_PLACE = "{{data}}"  # in the template
+_PLACE = re.compile(r"\{\{(data|faults)\}\}")  # in the template
 _DATA = re.compile(r'<script id="data" type="text/plain">(.*?)</script>', re.DOTALL)
 _FEW = 8  # elements of a feed that are shown
 
@@ -46,7 +46,16 @@ def report(results: Results, cases: Iterable[Case] = ()) -> str:
         "options": [shell_line(options_of(pair)) for pair in results.pairs],
     }
     packed = zlib.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), 9)
-    return TEMPLATE.read_text(encoding="utf-8").replace(_PLACE, base64.b64encode(packed).decode())
+    parts = {"data": base64.b64encode(packed).decode(), "faults": _listed(groups)}
+    return _PLACE.sub(lambda place: parts[place[1]], TEMPLATE.read_text(encoding="utf-8"))  # at once: names may look so
+
+
+def _listed(groups: Sequence[Group]) -> str:
+    """The faults as a list, for browsers without JavaScript."""
+    lines = [(one.title, f"{one.smallest.case}: {shortened(one.note)}", one.command) for one in groups]
+    return "".join(
+        f"<li>{html(title)}<br>{html(case)}<br><code>{html(command)}</code></li>" for title, case, command in lines
+    )
 
 
 def data_of(page: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import replace
+from html import unescape
 from xml.etree import ElementTree
 
 import numpy as np
@@ -445,8 +446,20 @@ def test_the_page_holds_the_results_models_and_feeds():
     ]
 
 
+def test_the_page_lists_the_faults_without_javascript():
+    page = html.report(RESULTS)
+    [listed] = re.findall("<noscript>.*?<ol>(.*?)</ol></noscript>", page, re.DOTALL)
+    lines = [unescape(re.sub("<[^>]*>", " ", line)) for line in listed.split("<li>")[1:]]
+    found = groups.faults(RESULTS)
+    assert len(lines) == len(found) > 1
+    for line, group in zip(lines, found, strict=True):
+        assert all(part in line for part in (group.title, group.smallest.case, group.command))
+    assert set(re.findall("<[^>]*>", listed)) == {"<li>", "</li>", "<br>", "<code>", "</code>"}
+
+
 def test_the_page_needs_nothing_else():
     page = html.report(RESULTS)
+    page = re.sub("<noscript>.*?</noscript>", "", page, flags=re.DOTALL)  # it has texts, which are escaped
     assert not re.search(r"https?:|<link|<img|@import|\bsrc=", page)
     assert "alert(1)" not in page
 
