@@ -79,7 +79,7 @@ FILLED = {
     "refgrad/cli/numbers.py": "the start of an error: a number",
     "conformance/exporting/export.py": "{tests}: a number",
     "conformance/reporting/html.py": "{{data}}: base64, {{faults}}: escaped; both are filled in at once",
-    "refgrad/walks/page.py": "parts that are escaped or JSON, all filled in at once",
+    "refgrad/walks/page.py": "{{data}}: base64, and text of refgrad; all filled in at once",
 }
 # Text that is run, or parsed as a model.
 RUN = {
