@@ -22,7 +22,7 @@ from refgrad.tables.signatures import SIGNATURES
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
-MODEL = "model"  # the operator of a case that is about none
+MODEL = "model"  # the `operator` of a case without one
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -31,8 +31,8 @@ class Case:
     """One model to differentiate at one point. `wrt` and `outputs` are as in `refgrad.gradient`.
 
     `values` says what the feeds are: "smooth" (the model has a derivative there), "kink" (it has none), or "special" (infinite,
-    NaN, or so large or small that a result is). `tolerance` is the relative error that needs no explanation, None for what
-    the type and the number of nodes explain. `provenance` says where the case comes from.
+    NaN, or so extreme that a result is infinite or NaN). `tolerance` is the relative error that needs no explanation, None for
+    what the type and the number of nodes explain. `provenance` says where the case comes from.
 
     A case that is made by a `Recipe` gets its model, and its feeds unless they are known, when these are first read.
     """
@@ -60,18 +60,18 @@ class Case:
             return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the model if it is made, else the recipe: the process that reads the case makes the model."""
+        """Pickle the model if it exists, else the recipe, from which the other process makes it."""
         return {
             name: value for name, value in self.__dict__.items() if name != "_recipe" or "model" not in self.__dict__
         }
 
     @property
     def recipe(self) -> Recipe | None:
-        """How its model is made; None of a case that was given one."""
+        """The recipe of the model, or None if the model was given."""
         return self.__dict__.get("_recipe")
 
     def changed(self, **changes: Any) -> Case:
-        """The case with other values of its fields, as `dataclasses.replace` makes it, which would make the model too."""
+        """A copy with other fields. Unlike `dataclasses.replace`, it does not make the model."""
         if changes.keys() & {"model", "feeds"}:
             return replace(self, **changes)
         made = object.__new__(type(self))
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def operator(self) -> str:
-        """What the case is about: "Conv", "com.microsoft.Gelu", or "model" of several nodes and none called `NODE`."""
+        """The operator of the case: "Conv", "com.microsoft.Gelu"; or "model" if no single node is the subject."""
         if self.recipe is not None:
             return self.recipe.operator
         return qualified(self.subject) if self.subject is not None else MODEL
@@ -96,14 +96,14 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """The type of the first float that is fed, "" where none is."""
+        """The type of the first float that is fed, or ""."""
         if self.recipe is not None:
             return self.recipe.dtype
         return first_float(self.feeds)
 
     @property
     def subject(self) -> NodeProto | None:
-        """The node that the case is about: the one called `NODE`, or the only one. None of several."""
+        """The node that the case is about: the one called `NODE`, or the only one; else None."""
         nodes = [node for node in self.model.graph.node if node.name == NODE] or list(self.model.graph.node)
         return nodes[0] if len(nodes) == 1 else None
 
@@ -126,7 +126,7 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A function that makes the model and the feeds of a case, and what a selection reads before it is called."""
+    """A function that makes the model and the feeds of a case, and the properties by which a case is selected before that."""
 
     make: Callable[[], tuple[ModelProto, Feeds]]
     operator: str
@@ -154,12 +154,12 @@ class Recipe:
 
 
 def first_float(feeds: Feeds) -> str:
-    """The type of the first float, "" where none is."""
+    """The type of the first float, or ""."""
     return next((array.dtype.name for array in feeds.values() if is_float(array)), "")
 
 
 def is_float(array: Any) -> bool:
-    """Whether an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
+    """True if an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
     return isinstance(array, np.ndarray | np.generic) and array.dtype.name in _FLOATS
 
 
@@ -188,7 +188,7 @@ def node_case(
     :param wrt: what to differentiate with respect to; by default every float input that is fed.
     :param shapes: how the inputs are declared: "static", "symbolic" (every dimension a symbol), or "unknown" (the node
         reads the inputs through a Reshape to a shape fed at run time, so that not even the rank is known).
-    :param attributes: those of the node; one that is called as a parameter above ends in an underscore (`opset_`).
+    :param attributes: the node's attributes; add an underscore to a name that is a parameter above (`opset_`).
     """
     attributes = {key.removesuffix("_"): value for key, value in attributes.items()}
     node = _Node(op_type, domain, opset, inputs, outputs, tuple(constant), shapes, attributes)
@@ -259,7 +259,7 @@ class _Node:
             if self.shapes == "unknown":
                 reads[n] = f"{n}_"
                 values.append(helper.make_tensor_value_info(f"{n}_shape", TensorProto.INT64, [f"{n}_rank"]))
-                # before opset 14, a 0 always meant another size
+                # before opset 14, a 0 always copied the size of the input
                 empty: dict[str, Any] = {"allowzero": 1} if domain or opset >= 14 else {}
                 nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], **empty))
         named = list(zip(called, inputs, strict=True))

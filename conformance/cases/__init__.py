@@ -23,7 +23,7 @@ from refgrad.tables.schemas import find_schema
 
 ACROSS = ("degenerate", "kinks", "opsets", "rare", "special")
 
-# Tables besides `cases`: another type, models that round, and cases that a runtime gets wrong or that end its process.
+# Further tables: in float64, of rounding models, and of cases that a runtime computes wrongly or dies of.
 FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
 
 
@@ -55,7 +55,7 @@ def built_in() -> Collection[str]:
 
 
 def covered() -> frozenset[str]:
-    """The names of the operators with a rule, a structure or a body, and of those that other packages have cases of."""
+    """The operators with a rule, a control-flow rule or a function body, and those of which other packages have cases."""
     plugins.load()
     keys = {*RULES, *STRUCTURES, *DEFINITIONS}
     return frozenset(qualified(*key) for key in keys) | {entry.operator for entry in extensions.CASES}
@@ -63,7 +63,7 @@ def covered() -> frozenset[str]:
 
 @cache
 def _files() -> tuple[tuple[str, str], ...]:
-    """Every file of cases with the family that it belongs to; the family `microsoft` has a file for each of its own."""
+    """Every file of cases with its family; the family `microsoft` has several files."""
     families = sorted(module.name for module in pkgutil.iter_modules(__path__))
     own = microsoft.__path__
     parts = {"microsoft": [f"microsoft.{name}" for name in sorted(module.name for module in pkgutil.iter_modules(own))]}
@@ -71,7 +71,7 @@ def _files() -> tuple[tuple[str, str], ...]:
 
 
 def _files_of(operators: Collection[str]) -> Collection[str] | None:
-    """The files that have the cases of these operators; None where it takes all files to know."""
+    """The files with the cases of these operators; None if all files must be read."""
     found = set(ACROSS)
     for name in operators:
         domain, _, op_type = name.rpartition(".")

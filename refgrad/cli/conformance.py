@@ -62,7 +62,7 @@ Dtype = Annotated[
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--case", metavar="PATTERN", help="Only cases with such a name; * stands for any characters."),
+    typer.Option("--case", metavar="PATTERN", help="Only cases whose name matches; * stands for any characters."),
 ]
 Values = Annotated[
     str,
@@ -243,7 +243,7 @@ def report(
     paged = any(path.suffix == ".html" for path in output or ())
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         cases = []
-        # Without a page, cases only say what the faults have in common: results of another version are shown without.
+        # Without a page, cases only explain the faults. If they cannot be made, print without them.
         with nullcontext() if paged else suppress(RefgradError):
             for one in _again(found, None if paged else _at_fault(merged)):
                 cases.append(one)
@@ -258,7 +258,7 @@ def report(
 @app.command("export")
 def export_folder(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder to make; with --zip the file."), Files.NEW_FOLDER
+        Path, typer.Argument(metavar="DIR", help="The folder to write, or the archive with --zip."), Files.NEW_FOLDER
     ],
     ops: Ops = None,
     opset: Annotated[str | None, typer.Option(help="As for run. Default: the opset of each case.")] = None,
@@ -280,7 +280,7 @@ def export_folder(
     from refgrad.conformance.exporting.export import export_suite
 
     operators = _split(ops) if ops is not None else None
-    kept = f"Nothing is kept: {str(folder)!r} is made when every test is. Export less with --ops."
+    kept = f"Nothing is kept: {str(folder)!r} is written at the end. Export less with --ops."
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=bar)
     if as_json:
@@ -340,7 +340,7 @@ def _at_fault(results: Results) -> set[str]:
 
 
 def _again(found: list[Results], operators: set[str] | None = None) -> Iterator[Case]:
-    """Find the cases of these results again: those of files which are as they were, since anybody may name a file.
+    """The cases of these results. Files are read only if they are unchanged: a results file may name any file.
 
     :param operators: the operators whose cases are found; None for all.
     """
@@ -410,9 +410,7 @@ def one_case(
     found = list(_cases(list(source or SOURCES[:1]), feeds, seed, None, opset, dtype, name, values, 1))
     exact = [case for case in found if case.name == name] or found
     if len(exact) != 1:
-        several = (
-            f"Several cases are called so: {abridged(case.name for case in exact)}." if exact else "There is none."
-        )
+        several = f"Several cases match: {abridged(case.name for case in exact)}." if exact else "No case matches."
         raise OptionError(
             f"--case {name!r}: {several} `refgrad conformance cases` lists them; --opset, --dtype, --values and --source "
             "widen the choice."

@@ -38,7 +38,7 @@ from refgrad.show.tables import table
 from refgrad.tables import plugins
 
 AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, CODE  # exit codes
-_WIDTH = 160  # of a table that no terminal shows
+_WIDTH = 160  # of a table outside a terminal
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list
 
@@ -49,12 +49,12 @@ def stdout() -> Console:
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
-    """Print `texts` on one line, one space between them. No name in it moves the cursor, or begins another line."""
+    """Print `texts` on one line, one space between them. Control characters and line breaks in names are replaced."""
     say_lines(printable(" ".join(map(str, texts))), file)
 
 
 def say_lines(text: object, file: TextIO | None = None) -> None:
-    """Print a text whose lines refgrad made: a line break in a name has been replaced or quoted before."""
+    """Print lines of refgrad. Line breaks in names are already replaced or quoted."""
     print(lines(str(text)), file=file or sys.stdout)
 
 
@@ -97,7 +97,7 @@ def save(
     verbose: bool,
     ends: Sequence[str] = ("inputs", "outputs"),
 ) -> None:
-    """Write the model `made` of `model`, and print its inputs, its outputs or both, as `ends` says.
+    """Write `made`, which was made from `model`, and print its inputs, its outputs or both, as `ends` says.
 
     A long list of names is abridged without `verbose`.
     """
@@ -105,7 +105,7 @@ def save(
     listed = {end: [value.name for value in names[end]] for end in ends}
     shown = {
         end: abridged(values, None if verbose else _NAMES) for end, values in listed.items()
-    }  # they may be no text
+    }  # before anything is written: names that are no valid text raise here
     data = save_gradient(made, output, model)
     if as_json:
         data_file = None if data is None else str(data)
@@ -117,7 +117,7 @@ def save(
 
 
 class Files(enum.Enum):
-    """What a command does with the files that a parameter names. A parameter says so in its annotation."""
+    """The use of the files that a parameter names. The annotation of a parameter has it."""
 
     READ = "read"
     MODEL = "read, with its external data; a folder with all that is in it"
@@ -128,7 +128,7 @@ class Files(enum.Enum):
 
 
 class App(typer.Typer):
-    """A group of commands. None of them writes over a file that it reads, or to one file twice.
+    """A group of commands. No command overwrites a file that it reads, or writes a file twice.
 
     Those that read a model, or results that name models, take the options of `limits`.
     """
@@ -200,7 +200,7 @@ def _paths(given: Any) -> list[Path]:
 
 
 class Bar:
-    """A progress bar on stderr, only on a terminal: what is done, of how much, for how long, how much longer.
+    """A progress bar on stderr, only on a terminal: the parts done, the time used and the time left.
 
     :param what: what the command does, until it says more.
     :param after: seconds until the bar appears. A command that is done by then shows none.

@@ -112,7 +112,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export", "folder"], "Interrupted. Nothing is kept: 'folder' is made when every test is"),
+        (["export", "folder"], "Interrupted. Nothing is kept: 'folder' is written at the end"),
         (["mutants"], "Interrupted. Nothing is kept"),
     ],
 )

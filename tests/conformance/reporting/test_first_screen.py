@@ -121,8 +121,8 @@ def test_the_command_of_a_group_shows_the_fault(screen, folder, capsys, monkeypa
     [
         (["--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Give either MODEL"),
         (["m.onnx", "--case", "x", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Give either MODEL"),
-        (["--case", "nothing", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "There is none"),
-        (["--case", "Tanh-*", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Several cases are called so"),
+        (["--case", "nothing", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "No case matches"),
+        (["--case", "Tanh-*", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Several cases match"),
     ],
 )
 def test_wrong_use_of_a_case_is_a_message(capsys, words, message):
