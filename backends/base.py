@@ -47,7 +47,13 @@ class Value:
 
 
 def describe(info: onnx.ValueInfoProto, has_default: bool = False) -> Value:
-    """Return the `Value` that a ValueInfoProto declares."""
+    """Return the `Value` that a ValueInfoProto declares.
+
+    :raises InvalidModelError: its name is no text, or onnx does not know its element type.
+    """
+    name: object = info.name
+    if isinstance(name, bytes):  # as protobuf returns it
+        raise InvalidModelError(f"The model has the name {name[:40]!r}, which is not UTF-8. Export the model again.")
     kind = info.type.WhichOneof("value")
     if kind is None:
         return Value(info.name, None, None, has_default=has_default)

@@ -18,7 +18,7 @@ from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
 from refgrad.conformance.questions.rounding import DRAWS, Confined, Drawn, Perturbed
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.forward.normalise import normalise
-from refgrad.protos.external import array_of
+from refgrad.protos.external import array_of, dtype_of
 from refgrad.protos.reading import skeleton_of
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
@@ -138,7 +138,7 @@ class Point:
         if name in self.feeds:
             return np.asarray(self.feeds[name]).dtype
         tensor = next(t for t in self.model.graph.initializer if t.name == name)
-        return helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return dtype_of(tensor)
 
     def beside(self, names: Iterable[str], rng: np.random.Generator) -> Point:
         """A point near this one, further away than differences step. The inputs `names` differ: another may be an exponent."""
@@ -340,7 +340,7 @@ def inputs_of(model: ModelProto) -> tuple[Value, ...]:
     inputs = graph_inputs(model.graph)
     listed = {value.name for value in inputs}
     return inputs + tuple(
-        Value(t.name, helper.tensor_dtype_to_np_dtype(t.data_type), tuple(t.dims), has_default=True)
+        Value(t.name, dtype_of(t), tuple(t.dims), has_default=True)
         for t in model.graph.initializer
         if t.name not in listed
     )
@@ -377,8 +377,11 @@ def coarsest(model: ModelProto) -> float:
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
-    """The rounding of a float type, its smallest normal number and its largest. NumPy does not know bfloat16."""
-    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    """The rounding of a float type, its smallest normal number and its largest; of integers those of float64.
+
+    NumPy does not know bfloat16.
+    """
+    info = ml_dtypes.finfo(np.float64 if np.dtype(dtype).kind in "biu" else dtype)  # type: ignore[no-untyped-call]
     return float(info.eps), float(info.tiny), float(info.max)
 
 

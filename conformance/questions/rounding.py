@@ -150,7 +150,7 @@ class Drawn:
                 self.count += 1
                 with np.errstate(invalid="ignore", over="ignore"):
                     for name, off in self._off.items():
-                        squares = (results[self._names[name]] - self._gradients[name]) ** 2
+                        squares = (results[self._names[name]].astype(np.float64) - self._gradients[name]) ** 2
                         squares += np.square(off, dtype=np.float64) * (self.count - 1)
                         self._off[name] = np.sqrt(squares / self.count).astype(np.float32)
         except (BackendError, ValueError):  # rounding leads to no result, or to one of another shape

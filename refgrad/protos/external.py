@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -312,6 +313,15 @@ def refuse_unknown_type(tensor: TensorProto) -> None:
             f"Tensor {tensor.name!r} has the type {tensor.data_type}, which onnx does not know. Export the model again, "
             "or upgrade onnx."
         )
+
+
+def dtype_of(tensor: TensorProto) -> np.dtype[Any]:
+    """The type of a tensor's values.
+
+    :raises InvalidModelError: the tensor has a type that onnx does not know.
+    """
+    refuse_unknown_type(tensor)
+    return helper.tensor_dtype_to_np_dtype(tensor.data_type)
 
 
 def refuse_misfit(tensor: TensorProto) -> None:

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.protos.documents import parse_json, record_of, typed
-from refgrad.protos.external import array_of
+from refgrad.protos.external import array_of, dtype_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
@@ -105,7 +105,7 @@ def lora(
     renamed: dict[str, str] = {}
     for name in chosen:
         tensor = tensors[name]
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        dtype = dtype_of(tensor)
         turned = {_setting(node, "transB", 0) == 1 for node in layers[name]}
         if len(turned) > 1:
             raise OptionError(f"{name!r} is read as it is and transposed. Leave it out.")

@@ -21,7 +21,7 @@ from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import ExternalData, array_of, is_external
-from refgrad.protos.malformed import explained, lost_reference
+from refgrad.protos.malformed import explained, refusal_of
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import fresh, graphs, names_of, versions_of
@@ -103,8 +103,8 @@ def add_loss_output(
             f"The model has opset {versions_of(source)['']}; a loss needs {_LOWEST_OPSET} or newer. "
             "Convert it first with onnx.version_converter."
         )
-    if lost := lost_reference(source):
-        raise InvalidModelError(lost)
+    if refused := refusal_of(source):
+        raise InvalidModelError(refused)
     graph = normalise(source)
     output = one_output(graph, output_index)
     kind, shape = graph.types.get(output), graph.shapes.get(output)

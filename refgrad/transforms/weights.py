@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.forward.roles import KINDS, Read, Reads, angle_tables, is_of_layer, role_of
 from refgrad.markup import html_table
-from refgrad.protos.external import ExternalData, array_of, is_external, refuse_misfit
+from refgrad.protos.external import ExternalData, array_of, dtype_of, is_external, refuse_misfit, refuse_unknown_type
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
@@ -165,6 +165,7 @@ def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str,
         kind = kinds[name] if state is None else _kind(kinds[name], sources.get(name), name in elementwise)
         if kind == "scalar" and name in floats and name not in sources and is_among(floats[name], numbers):
             kind = "unexplained"
+        refuse_unknown_type(tensor)
         dtype = TensorProto.DataType.Name(tensor.data_type)
         shown = tuple(dict.fromkeys(str(one) if one.op_type else "output" for one in reads[name]))
         found[name] = Weight(name, kind, dtype, tuple(tensor.dims), shown, sources.get(name))
@@ -220,7 +221,7 @@ def write_back(
         if name in of_state:
             _check(name, value, *state[name][:2], "tensor of the state_dict")
         elif name in tensors:
-            dtype = helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
+            dtype = dtype_of(tensors[name])
             _check(name, value, dtype, tuple(tensors[name].dims), "initializer")
         else:
             known = list(dict.fromkeys((*tensors, *state)))
@@ -359,7 +360,7 @@ def _of_state(
                     f"{choices(own)} are one tensor, the initializer {name!r}, and have different values."
                 )
             own = dict.fromkeys(weight.names, first)
-        dtype = helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
+        dtype = dtype_of(tensors[name])
         made[name] = weight.source.make({one: value.astype(dtype) for one, value in own.items()})
     if lost := [name for name in given if name in changed - placed and _is_float(state[name][0])]:
         raise OptionError(
