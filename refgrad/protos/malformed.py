@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto
 
 from refgrad.errors import BrokenRuleError, InvalidModelError, RefgradError
 from refgrad.protos import native
+from refgrad.protos.external import external_tensors
 from refgrad.protos.reading import read
 from refgrad.protos.walk import checkable, nested
 
@@ -63,8 +64,13 @@ def refusal_of(model: ModelProto) -> str:
     """What onnx's checker refuses of `model`, as a sentence; "" where it accepts it."""
     if lost := lost_reference(model):
         return lost
+    checked = checkable(model)
+    for tensor in external_tensors(checked):  # whoever reads the data says what is wrong with it
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+        tensor.dims[:] = [0]
     try:
-        native.check_model(checkable(model))
+        native.check_model(checked)
     except InvalidModelError as error:
         return str(error)
     except Exception as error:  # the checker, or what converts the model for it: either refuses it
