@@ -225,7 +225,8 @@ def main() -> int:
     asked.add_argument("--only", default="", help="a part of a command's name")
     asked.add_argument("--output", type=Path)
     given = asked.parse_args()
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.load)]
+    until_orphaned = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # also if this is killed
+    busy = [subprocess.Popen([sys.executable, "-c", until_orphaned]) for _ in range(given.load)]
     try:
         outcomes = survey(given.count, given.seed, given.only)
     finally:

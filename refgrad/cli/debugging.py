@@ -90,6 +90,9 @@ def compare(
     size, sizes = sizes_of(dim)
     if (model is None) == (case is None):
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
+    of_cases = {"--opset": opset != "newest", "--dtype": dtype, "--values": values != "smooth", "--source": source}
+    if meaningless := [option for option, given in of_cases.items() if given and model is not None]:
+        raise OptionError(f"{meaningless[0]} chooses a case. MODEL is compared as it is: leave {meaningless[0]} out.")
     with Bar("making the case" if case else "comparing") as bar:
         chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtype, values)
         given: dict[str, Any] | None
