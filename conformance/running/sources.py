@@ -311,8 +311,8 @@ def _range(opset: str) -> tuple[int, int]:
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high <= NEWEST:
         raise OptionError(
-            f"opset={reprlib.repr(opset)} is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'; "
-            f"onnx {onnx.__version__} has 1 to {NEWEST}."
+            f"opset={reprlib.repr(opset)} is not an opset. Give 'newest', 'all', one opset as '21', or a range as "
+            f"'13-{NEWEST}'; onnx {onnx.__version__} has 1 to {NEWEST}."
         )
     return low, high
 

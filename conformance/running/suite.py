@@ -18,7 +18,7 @@ from refgrad.conformance.systems import builders, executors
 from refgrad.conformance.systems.builders import get_builder
 from refgrad.conformance.systems.executors import get_executor
 from refgrad.errors import OptionError
-from refgrad.ranges import RANGES
+from refgrad.ranges import checked
 
 # How many cases are done, of how many, the last one's name, and its verdicts.
 Progress = Callable[[int, int, str, Sequence[ResultRow]], None]
@@ -68,19 +68,15 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse a plan with somebody who does not exist or cannot be used here, or with limits that are none.
+    """Refuse a plan with somebody who does not exist or cannot be used here, or with limits that mean nothing.
 
     :raises RefgradError: the reason.
     """
     for what, names in (("builder", plan.builders), ("executor", plan.executors), ("oracle", plan.oracles)):
         if not names:
             raise OptionError(f"No {what} is given.")
-    if RANGES["seconds"].why_not(plan.seconds):
-        raise OptionError(f"A time limit of {plan.seconds:g} s is none. Give a number of seconds above 0.")
-    if RANGES["memory"].why_not(plan.memory >> 20):
-        raise OptionError(
-            f"A memory limit of {plan.memory >> 20} MiB is none. Give a number from 0, which is no limit."
-        )
+    checked("seconds", plan.seconds)
+    checked("memory", plan.memory >> 20)
     for name in plan.builders:
         if missing := get_builder(name).missing():
             raise OptionError(f"The builder {name!r} cannot be used here: {missing}")

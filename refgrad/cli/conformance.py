@@ -121,16 +121,10 @@ def run(
         ),
     ] = ",".join(ORACLES),
     seed: Seed = 0,
-    seconds: Annotated[
-        float, number("seconds", said="A time limit of {:g} s is none. ", help="The time limit of each call.")
-    ] = SECONDS,
+    seconds: Annotated[float, number("seconds", help="The time limit of each call.")] = SECONDS,
     memory: Annotated[
         int,
-        number(
-            "memory",
-            said="A memory limit of {} MiB is none. ",
-            help="The memory limit of each process, in MiB; 0 is no limit.",
-        ),
+        number("memory", help="The memory limit of each process, in MiB; 0 is no limit."),
     ] = MEMORY >> 20,
     workers: Annotated[
         int | None, number("workers", help="How many processes to use. Default: one for each core.")

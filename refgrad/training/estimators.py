@@ -398,7 +398,7 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
         count = len(self.classes_)
         if len(labels) and count and not 0 <= labels.min() <= labels.max() < count:
             wrong = labels.max() if labels.max() >= count else labels.min()
-            raise FeedError(f"The label {wrong} is none of the model's {count} classes, 0 to {count - 1}.")
+            raise FeedError(f"The label {wrong} is not one of the model's {count} classes, 0 to {count - 1}.")
         return labels
 
     def _array(self, X: Any) -> np.ndarray:

@@ -61,9 +61,9 @@ def _positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
     place = {one: k for k, one in enumerate(known.tolist())}
     flat = array.ravel().tolist()
     if unknown := next((one for one in flat if one not in place), None) if flat else None:
-        raise FeedError(f"The label {unknown!r} is none of the model's classes: {choices(place)}.")
+        raise FeedError(f"The label {unknown!r} is not one of the model's classes: {choices(place)}.")
     if 0 not in place and 0 in flat:
-        raise FeedError(f"The label 0 is none of the model's classes: {choices(place)}.")
+        raise FeedError(f"The label 0 is not one of the model's classes: {choices(place)}.")
     return np.array([place[one] for one in flat], np.int64).reshape(array.shape)
 
 

@@ -306,7 +306,7 @@ def test_what_does_not_fit_is_named(line: onnx.ModelProto, classifier: onnx.Mode
 
     from refgrad.training.estimators import OnnxClassifier, OnnxRegressor
 
-    with pytest.raises(FeedError, match="The label 'd' is none of the model's classes: 'a', 'b', 'c'"):
+    with pytest.raises(FeedError, match="The label 'd' is not one of the model's classes: 'a', 'b', 'c'"):
         OnnxClassifier(classifier).fit(X, np.where(THREE == "a", "d", THREE))
     scores = to_onnx(LinearRegression().fit(X, NUMBERS), X)
     with pytest.raises(OptionError, match=r'no probabilities: .* Take loss="cross_entropy"'):

@@ -201,7 +201,7 @@ def test_the_shell_takes_the_classes_of_the_model(tmp_path: Path, names: list[ob
     assert (label[seen] == y[seen]).mean() > 0.85
     np.savez(tmp_path / "d.npz", x=X[:2], y=np.array([9, 9]) if isinstance(names[0], int) else np.array(["z", "z"]))
     refused(
-        "is none of the model's classes",
+        "is not one of the model's classes",
         "train",
         tmp_path / "m.onnx",
         "--data",

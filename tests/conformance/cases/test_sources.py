@@ -241,10 +241,10 @@ def test_selection() -> None:
         (
             {"opset": "13-"},
             OptionError,
-            f"opset='13-' is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'",
+            f"opset='13-' is not an opset. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'",
         ),
-        ({"opset": "28-13"}, OptionError, "opset='28-13' is none"),
-        ({"opset": "0"}, OptionError, "opset='0' is none"),
+        ({"opset": "28-13"}, OptionError, "opset='28-13' is not an opset"),
+        ({"opset": "0"}, OptionError, "opset='0' is not an opset"),
         ({"opset": str(NEWEST + 1)}, OptionError, f"has 1 to {NEWEST}"),
         ({"dtype": "float32,float8"}, OptionError, "There is no float type 'float8'."),
         ({"values": "smoth"}, OptionError, "There is no kind of values 'smoth'. Did you mean 'smooth'?"),

@@ -417,7 +417,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     ("call", "error", "told"),
     [
         (lambda to: export_suite(to, ["Conf"]), UnknownNameError, r"'Conf'. Did you mean 'Conv'[?] There are 'Abs'"),
-        (lambda to: export_suite(to, ["Conv"], "99"), OptionError, r"opset='99' is none"),
+        (lambda to: export_suite(to, ["Conv"], "99"), OptionError, r"opset='99' is not an opset"),
         (lambda to: export_suite(to, ["Conv"], dtype="int8"), OptionError, r"no float type 'int8'"),
         (lambda to: export(to, []), OptionError, r"There is no case to export"),
         (lambda to: export(to, [node_case("Exp", NUMBERS)], oracles=["no"]), OptionError, r"There is no oracle 'no'"),

@@ -66,7 +66,7 @@ def group_query_attention(
         among(name, flag, (0, 1))
     among("qk_output", qk_output, (0, 1, 2))
     if local_window_size == 0:
-        raise ValueError("local_window_size is 0; a window has at least one key, and -1 is none")
+        raise ValueError("local_window_size is 0; a window has at least one key, and -1 means no window")
     if not causal and local_window_size != -1:
         raise ValueError(f"local_window_size is {local_window_size}; it must be -1 with causal=0")
     declared, kinds = query.dtype, [query.dtype if past is None else past.dtype for past in (past_key, past_value)]

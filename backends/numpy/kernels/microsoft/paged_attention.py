@@ -79,7 +79,7 @@ def paged_attention(
     if v_head_size and (not latent or not scale):
         raise ValueError("v_head_size needs kv_cache_layout='LATENT' and scale")
     if local_window_size == 0:
-        raise ValueError("local_window_size is 0; a window has at least one key, and -1 is none")
+        raise ValueError("local_window_size is 0; a window has at least one key, and -1 means no window")
     if query.ndim != 2:
         raise ValueError(f"query has the shape {list(query.shape)}; (tokens, heads·size) is needed")
     declared = query.dtype
@@ -345,7 +345,7 @@ def sparse_paged_attention(
         among(name, flag, (0, 1))
     among("auxiliary_cache_layout", auxiliary_cache_layout, ("contiguous",))
     if local_window_size == 0:
-        raise ValueError("local_window_size is 0; a window has at least one key, and -1 is none")
+        raise ValueError("local_window_size is 0; a window has at least one key, and -1 means no window")
     others = _to_choose_from(attention_mode, selected_kv_source, auxiliary_key, auxiliary_value, auxiliary_kv_shared)
     if query.ndim != 2:
         raise ValueError(f"query has the shape {list(query.shape)}; (tokens, heads·size) is needed")
