@@ -1,13 +1,14 @@
 """Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
-python benchmarks/mutants.py --tests [OPERATOR ...]    # results/mutants_tests.json: those that the tests of rules notice
+python benchmarks/mutants.py --tests [--every N] [OPERATOR ...]    # results/mutants_tests.json: those that the tests notice
 
-Minutes.
+An hour, and hours with --tests; --every 8 tries one of eight mutants of each operator.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import sys
@@ -41,19 +42,19 @@ def main(operators: Sequence[str]) -> None:
         (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
 
 
-def by_tests(operators: Sequence[str]) -> None:
+def by_tests(operators: Sequence[str], every: int) -> None:
     """Survey with the tests of single cases that the sessions `tests`, `thorough` and `conformance` run."""
     names = list(operators or (*ruled(), *defined()))
-    row = noticed(list(surveyed(names, (differences, body, judged))))
+    row = {"every": every} | noticed(list(surveyed(names, (differences, body, judged), every)))
     print(json.dumps(row, indent=1))
     if not operators:
         (RESULTS / "mutants_tests.json").write_text(json.dumps(row, indent=1) + "\n")
 
 
-def surveyed(names: Sequence[str], tests: Sequence[Callable[[Case], None]] = ()) -> Iterator[Outcome]:
-    """The outcome of every mutant of these operators."""
+def surveyed(names: Sequence[str], tests: Sequence[Callable[[Case], None]] = (), every: int = 1) -> Iterator[Outcome]:
+    """The outcome of every mutant of these operators, or of one of so many."""
     with ProcessPoolExecutor(WORKERS) as pool:
-        parts = pool.map(partial(survey, tests=tests), [[name] for name in names])
+        parts = pool.map(partial(survey, tests=tests, every=every), [[name] for name in names])
         for part in track(parts, "operators", len(names)):
             yield from part
 
@@ -97,7 +98,14 @@ def _module(file: str) -> Any:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--tests"]:
-        by_tests(sys.argv[2:])
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("operators", nargs="*", metavar="OPERATOR")
+    asked.add_argument("--tests", action="store_true", help="ask the tests of rules too")
+    asked.add_argument(
+        "--every", type=int, default=1, metavar="N", help="with --tests: one of N mutants of each operator"
+    )
+    given = asked.parse_args()
+    if given.tests:
+        by_tests(given.operators, given.every)
     else:
-        main(sys.argv[1:])
+        main(given.operators)

@@ -398,13 +398,14 @@ def _of_tests() -> str:
     """Return what benchmarks/mutants.py --tests found of the tests that CI runs."""
     row, every = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("mutants_tests", "mutants"))
     rest = sum(count["mutants"] > 0 for count in every["operators"].values()) - row["operators"]
+    of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, "
     missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
     return (
         "CI samples the largest matrices of tests ([development](development.md)), but not those that find a wrong rule in one "
         "case:\nthe gradient against differences, the body of an operator of ONNX Runtime against its kernel, the judge on "
         "control flow and\nsequences. These tests were given the mutants that the suite catches "
         "(`python benchmarks/mutants.py --tests`):\n"
-        f"{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
+        f"{of_all}{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
         f"{row['noticed'] / row['caught']:.2%}.{f' {rest} operators were not measured yet.' if rest else ''}\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
         + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "

@@ -616,12 +616,14 @@ def survey(
     seed: int = 0,
     tests: Sequence[Callable[[Case], None]] = (),
     progress: Callable[[int, int, str], None] | None = None,
+    every: int = 1,
 ) -> list[Outcome]:
     """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
     :param tests: tests of a case, for which mutants that are caught are planted again: `Outcome.tested` has the result.
     :param progress: called with the number of operators that are done, the number of all, and what is next.
+    :param every: take one of so many mutants of an operator, at least one.
     :raises OptionError: an operator has neither a rule nor a body.
     """
     known = ruled() | defined()
@@ -634,7 +636,7 @@ def survey(
         if progress is not None:
             caught = sum(one.caught for one in outcomes)
             progress(done, len(listed), f"{name}; {caught} of {len(outcomes)} mutants caught")
-        outcomes += _Operator(name, known[name], seed, tests).outcomes()
+        outcomes += _Operator(name, known[name], seed, tests).outcomes(every)
     return outcomes
 
 
@@ -924,23 +926,29 @@ class _Operator:
                 except RefgradError:  # without the unbroken gradient there is nothing to compare mutants with
                     continue
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """The outcome of each mutant, in the order of the source."""
+    def outcomes(self, every: int = 1) -> Iterator[Outcome]:
+        """The outcome of each mutant, or of one of so many, in the order of the source."""
+        listed = list(self._mutants())
+        for mutant in listed[len(listed) // 2 % every :: every]:
+            yield from self._try(*mutant)
+
+    def _mutants(self) -> Iterator[tuple[Mutant, Sequence[_Subject], Callable[[_Subject], Any]]]:
+        """Each mutant with the cases that may catch it and the way to break the rule or the body."""
         entries = sorted({name for subject in self.subjects for name in subject.entries})
         for k, entry in enumerate(entries):
             for change in RETURNED:
                 if change == "zero" and self.key not in RULES:
                     continue  # a body that lacks a result does not apply
-                yield from self._try(Mutant(self.operator, entry, change), *self._returning(entry, change))
+                yield Mutant(self.operator, entry, change), *self._returning(entry, change)
             if k + 1 < len(entries):
-                yield from self._try(Mutant(self.operator, entry, EXCHANGED), *self._exchanging(*entries[k : k + 2]))
+                yield Mutant(self.operator, entry, EXCHANGED), *self._exchanging(*entries[k : k + 2])
         seen = Counter[str]()
         for site in sorted({site for subject in self.subjects for site in subject.ranks}):
             seen[site.place] += 1
             place = site.place if seen[site.place] == 1 else f"{site.place} ({seen[site.place]})"
             changes = CHANGES if self.key in RULES else BODY_CHANGES
             for change, emission in changes[site.op_type].items():
-                yield from self._try(Mutant(self.operator, place, change), *self._emitting(site, emission))
+                yield Mutant(self.operator, place, change), *self._emitting(site, emission)
 
     def _try(
         self, mutant: Mutant, concerned: Sequence[_Subject], breaking: Callable[[_Subject], Any]

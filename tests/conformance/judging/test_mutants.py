@@ -128,6 +128,14 @@ def test_a_test_is_given_the_mutants_that_are_caught() -> None:
     assert not any(one.tested for one in survey(["Neg"], tests=(passes, fails)))
 
 
+def test_one_of_so_many_mutants():
+    every = [one.mutant for one in survey(["Conv"])]
+    some = [one.mutant for one in survey(["Conv"], every=8)]
+    assert len(every) // 9 <= len(some) <= len(every) // 8 + 1
+    assert set(some) < set(every)
+    assert survey(["Neg"], every=1000)
+
+
 def test_an_operator_without_a_rule_is_named() -> None:
     with pytest.raises(OptionError, match=r"no rule for 'Softmx'.*Softmax"):
         survey(["Softmx"])
