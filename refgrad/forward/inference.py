@@ -13,9 +13,8 @@ from refgrad.forward.functions import call_functions
 from refgrad.forward.propagation import SHAPED, ContradictionError, infer_shapes
 from refgrad.notices import notice
 from refgrad.protos import native
-from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.types import UNNAMED, Shape, Type, dimension, held_by, is_container, type_of, unname
-from refgrad.protos.walk import every_node, graphs, op_types, subgraphs
+from refgrad.protos.walk import every_node, graphs, import_onnx, op_types, subgraphs
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.signatures import SIGNATURES
 
@@ -180,8 +179,7 @@ def _type_by_signatures(model: ModelProto) -> bool:
         nodes = [node for node in nodes if any(node.output)]
         del graph.node[:]
         graph.node.extend(nodes)
-    if all(imported.domain not in ("", "ai.onnx") for imported in model.opset_import):
-        model.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
+    import_onnx(model)
     model.graph.input.append(helper.make_tensor_value_info(_RANKLESS, TensorProto.INT64, [None]))
     return True
 

@@ -19,6 +19,8 @@ from onnx import (
     helper,
 )
 
+from refgrad.protos.domains import ASSUMED_OPSET
+
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
     """The graphs in an attribute."""
@@ -112,6 +114,18 @@ def _parts(tensors: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
 def versions_of(model: ModelProto) -> dict[str, int]:
     """The imported version by domain; ai.onnx is "" here."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+
+
+def import_onnx(model: ModelProto) -> int:
+    """Import ai.onnx where `model` does not, in place, in the newest version that a function of it imports.
+
+    Return the version that `model` imports.
+    """
+    if "" not in (versions := versions_of(model)):
+        used = [one.version for function in model.functions for one in function.opset_import if not one.domain]
+        versions[""] = max(used, default=ASSUMED_OPSET)
+        model.opset_import.append(helper.make_opsetid("", versions[""]))
+    return versions[""]
 
 
 def one_per_domain(imports: Iterable[OperatorSetIdProto]) -> list[OperatorSetIdProto]:

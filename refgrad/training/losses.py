@@ -13,12 +13,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from refgrad.errors import OptionError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos import native
-from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.protos.upgrade import upgrade
-from refgrad.protos.walk import fresh, names_of, refill, versions_of
+from refgrad.protos.walk import fresh, import_onnx, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
 from refgrad.tables.conventions import ConventionOptions
@@ -174,29 +173,27 @@ def _of_classes(
 
     Probabilities in columns that Sigmoid makes are each of one class against all others, and count so.
     """
-    if versions_of(source).get("", _LOSSES_OF_CLASSES) < _LOSSES_OF_CLASSES:
-        source = upgrade(source, _LOSSES_OF_CLASSES)
-    graph = normalise(source)
+    made = ModelProto()
+    made.CopyFrom(source)
+    if import_onnx(made) < _LOSSES_OF_CLASSES:
+        made.CopyFrom(upgrade(made, _LOSSES_OF_CLASSES))
+    graph = normalise(made)
     compared = one_output(graph, output)
     shape, kind = graph.shapes.get(compared), graph.types.get(compared)
     if shape is None or kind not in FLOATS or len(shape) < (1 if loss == "log_loss" else 2):
         what = "logits" if loss == "cross_entropy" else "probabilities"
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
-    maker = next((node.op_type for node in reversed(makers_of(source, compared))), "")
+    maker = next((node.op_type for node in reversed(makers_of(made, compared))), "")
     if loss == "cross_entropy":
-        refuse_probabilities(source, compared)
+        refuse_probabilities(made, compared)
     else:
-        warn_of_logits(source, compared, loss)
-    made = ModelProto()
-    made.CopyFrom(source)
-    if "" not in versions_of(made):
-        made.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
+        warn_of_logits(made, compared, loss)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
     op = Writer(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
     if loss == "cross_entropy":
         each = op.emit("SoftmaxCrossEntropyLoss", "", (compared, label), 1, {"reduction": "none"})
-    elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(source, compared):
+    elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(made, compared):
         each = _of_columns(op, compared, label, shape[1], len(shape))
     else:
         scores = compared

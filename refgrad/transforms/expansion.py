@@ -25,7 +25,7 @@ from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
 from refgrad.links import Folders
 from refgrad.notices import quiet
-from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
+from refgrad.protos.domains import TRAINING
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
@@ -34,11 +34,11 @@ from refgrad.protos.walk import (
     every_node,
     fresh,
     graphs,
+    import_onnx,
     names_of,
     reads_of,
     rename_values,
     subgraphs,
-    versions_of,
 )
 from refgrad.reverse.assembly import IR_VERSION, names_in
 from refgrad.reverse.gradient import gradient, of_any_rank, taken_names
@@ -164,8 +164,7 @@ class _Expansion:
         self.source = source
         named = ModelProto()
         named.CopyFrom(source)
-        if "" not in versions_of(named):
-            named.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
+        import_onnx(named)
         _name_inputs(named)
         self.graph = normalise(named, shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}

@@ -19,12 +19,11 @@ from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, cho
 from refgrad.escaping import is_printable
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
-from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import ExternalData, array_of, is_external
 from refgrad.protos.malformed import explained, refusal_of
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
-from refgrad.protos.walk import fresh, graphs, names_of, versions_of
+from refgrad.protos.walk import fresh, graphs, import_onnx, names_of
 from refgrad.transforms.scores import warn_of_logits
 from refgrad.transforms.selection import select_model_inputs_outputs
 
@@ -98,9 +97,11 @@ def add_loss_output(
     if penalty is not None and not isinstance(penalty, Mapping):
         raise OptionError(f"penalty is {{name: amount}}, as in {{'w': 0.1}}, not {penalty!r}.")
     source = read(onx)
-    if versions_of(source).get("", ASSUMED_OPSET) < _LOWEST_OPSET:
+    made = ModelProto()
+    made.CopyFrom(source)
+    if (opset := import_onnx(made)) < _LOWEST_OPSET:
         raise InvalidModelError(
-            f"The model has opset {versions_of(source)['']}; a loss needs {_LOWEST_OPSET} or newer. "
+            f"The model has opset {opset}; a loss needs {_LOWEST_OPSET} or newer. "
             "Convert it first with onnx.version_converter."
         )
     if refused := refusal_of(source):
@@ -114,8 +115,6 @@ def add_loss_output(
         warn_of_logits(source, output, score_name)
     label_kind = kind if label_type is None else _number_type(label_type)
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
-    made = ModelProto()
-    made.CopyFrom(source)
     new = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
     taken = make_room(made, new, output)
     writer = _Writer(kind, taken)
@@ -134,8 +133,6 @@ def add_loss_output(
     penalties = [_penalty(writer, graph, name, given) for name, given in (penalty or {}).items()]
     _total(writer, REDUCTIONS[reduction], scores, penalties, loss_name, is_matrix=len(shape) == 2)
 
-    if "" not in versions_of(source):
-        made.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
     made.ir_version = max(made.ir_version, _LOWEST_IR)
     made.graph.node.extend(writer.nodes)
     made.graph.initializer.extend(writer.constants)

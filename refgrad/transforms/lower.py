@@ -18,7 +18,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.links import Folders
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
-from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
+from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.malformed import explained, lost_reference
 from refgrad.protos.reading import read
@@ -29,6 +29,7 @@ from refgrad.protos.walk import (
     every_node,
     graphs,
     import_domain,
+    import_onnx,
     names_of,
     op_types,
     rename_values,
@@ -124,8 +125,7 @@ class _Lowering:
             if not node.domain and node.op_type in _MOVED:
                 node.domain = MICROSOFT
         import_domain(moved, MICROSOFT)
-        if "" not in versions_of(moved):
-            moved.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
+        import_onnx(moved)
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
         needed = (
             f.opset({a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name})

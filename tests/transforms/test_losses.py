@@ -494,6 +494,23 @@ def test_external_data_survives(tmp_path):
     np.testing.assert_array_equal(run(tmp_path / "loss.onnx", feeds)["loss"], expected)
 
 
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("score", ["squared_error", "log"])
+def test_nodes_are_of_the_opset_of_the_functions_where_the_graph_has_no_node_of_onnx(score, opset):
+    text = f"""<ir_version: 8, opset_import: ["mine" : 1]> g (float[N, 2] X) => (float[N, 2] y) {{ y = mine.minus(X) }}
+        <domain: "mine", opset_import: ["" : {opset}]> minus (x) => (y) {{ y = Neg(x) }}"""
+    made = refgrad.add_loss_output(model(text), score)
+    onnx.checker.check_model(made)
+    assert {one.domain: one.version for one in made.opset_import}[""] == opset
+
+
+def test_a_function_of_an_opset_that_is_too_old():
+    text = """<ir_version: 8, opset_import: ["mine" : 1]> g (float[N, 1] X) => (float[N, 1] y) { y = mine.minus(X) }
+        <domain: "mine", opset_import: ["" : 1]> minus (x) => (y) { y = Neg(x) }"""
+    with pytest.raises(InvalidModelError, match="opset 1; a loss needs 8 or newer"):
+        refgrad.add_loss_output(model(text))
+
+
 def test_old_models():
     old = model(
         '<ir_version: 3, opset_import: ["" : 8]> g (float[N, 1] X, float[1] w) => (float[N, 1] y) { y = Mul(X, w) }'
