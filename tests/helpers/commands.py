@@ -24,6 +24,8 @@ REQUIRED = {
     "record": ("os:getcwd", "--output", "recorded.npz"),
     "teach": ("1",),
 }
+# A file that goes with --case, and not with the model that tests give.
+OF_CASES = {"compare": "source"}
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL)
 
 
@@ -66,7 +68,7 @@ def _commands(group: typer.Typer, built: typer.core.TyperGroup, prefix: str) -> 
     for one in group.registered_commands:
         name = one.name or one.callback.__name__
         parameters = {p.name: p for p in built.commands[name].params}
-        roles = roles_of(one.callback)
+        roles = {key: role for key, role in roles_of(one.callback).items() if key != OF_CASES.get(name)}
         options = {
             key: "" if parameters[key].param_type_name == "argument" else parameters[key].opts[0] for key in roles
         }
