@@ -19,7 +19,7 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import BackendError
+from refgrad.errors import AnswerError, BackendError, choices
 
 
 def wrap(onnx_backend: Any, name: str | None = None, device: str = "CPU") -> Backend:
@@ -88,7 +88,13 @@ class _WrappedModel(Local):
             raise BackendError(
                 f"{self._name} failed on the model: {type(error).__name__}: {error}. Try another backend."
             ) from error
-        named = dict(zip((value.name for value in self.outputs), results, strict=True))
+        if not isinstance(results, Iterable):
+            raise AnswerError(f"{self._name} returned a {type(results).__name__} and no list of results.")
+        values = list(results)
+        if len(values) != len(self.outputs):
+            named = choices(value.name for value in self.outputs)
+            raise AnswerError(f"{self._name} returned {len(values)} results; the model has the outputs {named}.")
+        named = dict(zip((value.name for value in self.outputs), values, strict=True))
         return {name: named[name] for name in asked}
 
 

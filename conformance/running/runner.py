@@ -111,7 +111,14 @@ def _forward(question: Question, executor: str, worker: Worker) -> tuple[str, st
         fault = worker.call(forward_fault, question, got)
     except WorkerError as error:  # the executor is not to blame
         return "", f"the results of the model were not compared: {error}"
-    return (verdicts.WRONG, fault) if fault else ("", "")
+    if not fault:
+        return "", ""
+    try:
+        second = worker.call(forward_fault, question, worker.call(run, executor, question.model, dict(question.feeds)))
+    except WorkerError:
+        second = ""
+    differ = f"not deterministic: two runs of {executor} on the same feeds differ"
+    return verdicts.WRONG, fault if fault == second else differ
 
 
 def _side(
@@ -156,6 +163,8 @@ def _judged(
 def _steady(first: ResultRow, second: ResultRow) -> ResultRow:
     """The verdict on a fault that was asked for twice; where the answers differ, it says so and has no numbers."""
     if repr(first) == repr(second):  # NaN is like NaN
+        return first
+    if first.verdict == second.verdict == verdicts.CRASHED:  # a message may have an address or a time
         return first
     other = "" if second.verdict == first.verdict else f"; the second time the verdict was: {second.verdict}"
     note = f"not deterministic: two runs of {first.executor} on the same feeds differ{other}"

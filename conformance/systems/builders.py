@@ -27,6 +27,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.executors import imported, installed, version_of_module
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
 from refgrad.errors import AnswerError, BrokenRuleError, BuilderError, OptionError, RefgradError, choices, did_you_mean
+from refgrad.microsoft.forms import FORMS
 from refgrad.notices import quiet
 from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT
@@ -99,7 +100,7 @@ def build(name: str, question: Question) -> Built:
     if missing := builder.missing():
         raise BuilderError("missing", missing)
     built = builder.build(question)
-    _check(built)
+    _check(built, question)
     return built
 
 
@@ -133,7 +134,7 @@ def _place(error: Exception) -> str:
     return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
-def _check(built: Built) -> None:
+def _check(built: Built, question: Question) -> None:
     graph = built.model.graph
     absent = set(built.cotangents.values()) - {value.name for value in graph.input}
     if absent:
@@ -145,8 +146,10 @@ def _check(built: Built) -> None:
         raise AnswerError(
             f"its model has no gradient {choices(sorted(absent))}; {choices(v.name for v in graph.output)} are its outputs"
         )
-    # onnx does not know the operators that ONNX Runtime keeps in the default domain.
-    if all(node.domain or onnx.defs.has(node.op_type) for node in graph.node):
+    unknown = {node.op_type for node in graph.node if not node.domain and not onnx.defs.has(node.op_type)}
+    if strange := unknown - {op_type for _, op_type in FORMS} - {node.op_type for node in question.model.graph.node}:
+        raise AnswerError(f"its model is invalid: ai.onnx has no operator {choices(sorted(strange))}")
+    if not unknown:  # onnx does not know the operators that ONNX Runtime keeps in the default domain
         try:
             native.check_model(checkable(built.model))
         except native.ValidationError as error:

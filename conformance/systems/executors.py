@@ -18,7 +18,7 @@ from onnx import ModelProto
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
-from refgrad.errors import AnswerError, BackendError, OptionError, choices, did_you_mean
+from refgrad.errors import AnswerError, BackendError, OptionError, RefgradError, choices, did_you_mean
 from refgrad.protos import native
 
 REFERENCE = "onnx.reference"
@@ -49,9 +49,19 @@ def get_executor(name: str) -> Backend:
             "given as package.module:Class."
         )
     found = imported(name, known)
-    if isinstance(found, type) and issubclass(found, Backend):
-        return found()
-    return found if isinstance(found, Backend) else wrap(found, name)
+    try:
+        made = found() if isinstance(found, type) and issubclass(found, Backend) else found
+        backend = made if isinstance(made, Backend) else wrap(made, name)
+        reason = backend.unavailable() if isinstance(made, Backend) else None
+    except RefgradError:
+        raise
+    except (Exception, SystemExit) as error:  # a stranger's class raises anything when it is called
+        raise OptionError(
+            f"The executor {name!r} cannot be made: {_said(error)}. Its class is called without an argument."
+        ) from error
+    if reason:
+        raise BackendError(f"The executor {name!r} cannot be used here: {reason}")
+    return backend
 
 
 def run(
@@ -63,10 +73,18 @@ def run(
     :raises FeedError: feeds that do not fit the model.
     :raises BackendError: the executor cannot be used here, or does not run the model.
     :raises AnswerError: it returned something else than the outputs, or wrote into what it was fed.
+    :raises Exception: whatever an executor of a stranger raises.
     """
     before = {key: value.tobytes() for key, value in feeds.items() if isinstance(value, np.ndarray)}
-    results = get_executor(name).prepare(model, **options).run(feeds, outputs)
-    if changed := [key for key, value in before.items() if feeds[key].tobytes() != value]:
+    given = dict(feeds)
+    try:
+        results = get_executor(name).prepare(model, **options).run(given, outputs)
+    except BackendError as error:
+        cause = error.__cause__
+        if ":" in name and cause is not None and not isinstance(cause, RefgradError):
+            raise cause from None  # its class says whether it is a bug
+        raise
+    if changed := [key for key, value in before.items() if feeds[key].tobytes() != value or key not in given]:
         raise AnswerError(f"{name} wrote into what it was fed: {choices(changed)}.")
     if not isinstance(results, Mapping):
         raise AnswerError(f"{name} returned a {type(results).__name__} and no outputs by name.")
@@ -77,7 +95,20 @@ def run(
     tensors = {value.name for value in declared if value.kind == "tensor"}
     if bare := [key for key in asked if key in tensors and not hasattr(results[key], "__array__")]:
         raise AnswerError(f"{name} returned no array for {choices(bare)} but a {type(results[bare[0]]).__name__}.")
-    return {key: np.asarray(results[key]) if key in tensors else results[key] for key in asked}
+    found = {key: np.asarray(results[key]) if key in tensors else results[key] for key in asked}
+    for value in () if options else declared:  # with an option such as the precision, types may be others
+        if value.name in found and value.kind == "tensor" and not _is_of(found[value.name].dtype, value.dtype):
+            other = found[value.name].dtype
+            raise AnswerError(f"{name} returned {value.name!r} of {other}; the model declares {value.dtype}.")
+    return found
+
+
+def _is_of(dtype: np.dtype[Any], declared: np.dtype[Any] | None) -> bool:
+    """Whether an array is of the declared type; texts have several types in NumPy."""
+    texts = "OUST"
+    if declared is None or declared.kind in texts:
+        return declared is None or dtype.kind in texts
+    return dtype == declared
 
 
 def version(name: str) -> str:
@@ -124,8 +155,8 @@ class _PreparedReference(Prepared):
         return dict(zip(asked, results, strict=True))
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(":. ")
 
 
 # What people bring
@@ -144,7 +175,7 @@ def imported(name: str, known: Iterable[str] = ()) -> Any:
         found = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a stranger's module raises anything when it is imported
+    except (Exception, SystemExit) as error:  # a stranger's module raises anything when it is imported
         raise OptionError(
             f"{name!r} cannot be imported: {_said(error)}.{did_you_mean(name, known)} Give package.module:name, of a module "
             f"that is installed or lies in {here!r}."

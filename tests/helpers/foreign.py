@@ -28,6 +28,13 @@ def doubled(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto
     return made
 
 
+def inventing(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    """Its last operator does not exist."""
+    made = refgrad.gradient(model, wrt, outputs)
+    made.graph.node[-1].op_type = "Nonsense"
+    return made
+
+
 def nothing(model: ModelProto, wrt: list[str], outputs: list[str]) -> None:
     """It forgets to return."""
 
@@ -173,4 +180,60 @@ class Unsteady(_Spoiling):
     """Memory that nobody has written."""
 
     def spoil(self, results, feeds):
-        return {name: value + np.frombuffer(os.urandom(4), np.uint32)[0] for name, value in results.items()}
+        drawn = np.float32(np.frombuffer(os.urandom(4), np.uint32)[0])
+        return {name: value + drawn for name, value in results.items()}
+
+
+class Wider(_Spoiling):
+    """All results in float64."""
+
+    def spoil(self, results, feeds):
+        return {name: value.astype(np.float64) for name, value in results.items()}
+
+
+class Emptying(_Spoiling):
+    def spoil(self, results, feeds):
+        feeds.clear()
+        return results
+
+
+class Addressed(_Spoiling):
+    """An error whose message is another each time."""
+
+    def spoil(self, results, feeds):
+        raise RuntimeError(f"failed at {os.urandom(4).hex()}")
+
+
+class NeedingMore(_Spoiling):
+    def __init__(self, device):
+        self.device = device
+
+
+class Absent(_Spoiling):
+    def unavailable(self):
+        return "there is no such device"
+
+
+class Exiting(_Spoiling):
+    def __init__(self):
+        raise SystemExit(0)
+
+
+class OfOnnx:
+    """What `onnx.backend.base.Backend` describes, with a bug."""
+
+    @staticmethod
+    def prepare(model, device):
+        return OfOnnx()
+
+    def run(self, arrays):
+        raise TypeError("unsupported operand type(s) for +: 'int' and 'str'")
+
+
+class OfOnnxWithMore(OfOnnx):
+    @staticmethod
+    def prepare(model, device):
+        return OfOnnxWithMore()
+
+    def run(self, arrays):
+        return [arrays[0], arrays[0]]

@@ -21,7 +21,7 @@ from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.runner import Lanes, Plan
 from refgrad.conformance.running.sources import select, tables
 from refgrad.conformance.running.suite import run_suite
-from refgrad.errors import OptionError
+from refgrad.errors import BackendError, OptionError
 from refgrad.worker import Worker
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -66,6 +66,7 @@ def test_right_gradients_agree_and_the_oracles_that_say_so_are_named():
         ("refgrad", "foreign:Zeros", "wrong", "X"),
         ("refgrad", "foreign:More", "agreed", ""),
         ("refgrad", "foreign:Leaving", "crashed", "ended with 3"),
+        ("refgrad", "foreign:OfOnnx", "crashed", "TypeError: unsupported operand"),
     ],
 )
 def test_whoever_fails_gets_the_verdict(builder, executor, expected, note):
@@ -84,6 +85,9 @@ def test_whoever_fails_gets_the_verdict(builder, executor, expected, note):
         ("refgrad", "foreign:Listed", "returned no array for 'X_grad' but a list"),
         ("refgrad", "foreign:Unnamed", "returned a list and no outputs by name"),
         ("refgrad", "foreign:InPlace", "wrote into what it was fed: 'X', 'Y_grad'"),
+        ("refgrad", "foreign:Emptying", "wrote into what it was fed: 'X', 'Y_grad'"),
+        ("refgrad", "foreign:Wider", "returned 'X_grad' of float64; the model declares float32"),
+        ("refgrad", "foreign:OfOnnxWithMore", "returned 2 results; the model has the outputs 'X_grad'"),
     ],
 )
 def test_what_is_no_answer_is_wrong_and_spoils_nobody_elses(builder, executor, note):
@@ -236,3 +240,25 @@ def test_a_fault_that_is_another_the_second_time_is_named_as_such():
     assert row.note == "not deterministic: two runs of foreign:Unsteady on the same feeds differ"
     assert row.relative is None
     assert "deterministic" not in verdict(executor="foreign:Zeros").note
+    row = verdict(executor="foreign:Addressed")
+    assert row.verdict == "crashed"
+    assert "failed at" in row.note
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NeedingMore", "cannot be made: TypeError.*device.* called without an argument"),
+        ("Absent", "cannot be used here: there is no such device"),
+        ("Exiting", "cannot be made: SystemExit"),
+    ],
+)
+def test_an_executor_that_cannot_be_made_is_refused_before_anything_runs(name, said):
+    with pytest.raises((OptionError, BackendError), match=said):
+        verdict(executor=f"foreign:{name}")
+
+
+def test_an_operator_that_does_not_exist_is_the_fault_of_the_builder():
+    row = verdict(builder="foreign:inventing")
+    assert (row.verdict, row.side) == ("wrong", "builder")
+    assert "ai.onnx has no operator 'Nonsense'" in row.note
