@@ -18,7 +18,7 @@ from onnx import ModelProto
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
-from refgrad.errors import AnswerError, BackendError, OptionError, choices, did_you_mean
+from refgrad.errors import AnswerError, BackendError, OptionError, choices, did_you_mean, message_of
 from refgrad.protos import native
 
 REFERENCE = "onnx.reference"
@@ -77,6 +77,8 @@ def run(
     tensors = {value.name for value in declared if value.kind == "tensor"}
     if bare := [key for key in asked if key in tensors and not hasattr(results[key], "__array__")]:
         raise AnswerError(f"{name} returned no array for {choices(bare)} but a {type(results[bare[0]]).__name__}.")
+    if masked := [key for key in asked if key in tensors and np.ma.is_masked(results[key])]:
+        raise AnswerError(f"{name} returned masked elements in {choices(masked)}.")
     return {key: np.asarray(results[key]) if key in tensors else results[key] for key in asked}
 
 
@@ -125,7 +127,7 @@ class _PreparedReference(Prepared):
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
+    return f"{type(error).__name__}: {message_of(error)}".rstrip(":. ")
 
 
 # What people bring
