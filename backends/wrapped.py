@@ -19,7 +19,7 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import AnswerError, BackendError, choices
+from refgrad.errors import AnswerError, BackendError, choices, message_of
 
 
 def wrap(onnx_backend: Any, name: str | None = None, device: str = "CPU") -> Backend:
@@ -52,9 +52,7 @@ class _Wrapped(Backend):
             representation = self._backend.prepare(model, self._device, **options)
         except Exception as error:
             # A foreign class may raise anything: that means that it cannot run this model.
-            raise BackendError(
-                f"{self.name} cannot prepare the model: {type(error).__name__}: {error}. Try another backend."
-            ) from error
+            raise BackendError(f"{self.name} cannot prepare the model: {_said(error)}. Try another backend.") from error
         if representation is None:
             raise BackendError(f"{self.name}.prepare returned None: it only checks models. Try another backend.")
         return representation
@@ -85,9 +83,7 @@ class _WrappedModel(Local):
         try:
             results = self._representations[replaced].run(arrays)
         except Exception as error:
-            raise BackendError(
-                f"{self._name} failed on the model: {type(error).__name__}: {error}. Try another backend."
-            ) from error
+            raise BackendError(f"{self._name} failed on the model: {_said(error)}. Try another backend.") from error
         if not isinstance(results, Iterable):
             raise AnswerError(f"{self._name} returned a {type(results).__name__} and no list of results.")
         values = list(results)
@@ -113,3 +109,7 @@ def without_defaults(model: ModelProto, fed: Collection[str]) -> ModelProto:
     graph.initializer.extend(t for t in model.graph.initializer if t.name not in replaced)
     graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name not in replaced)
     return made
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {message_of(error)}".rstrip(": ")

@@ -93,12 +93,12 @@ class BuilderError(RefgradError):
 class WorkerError(RefgradError):
     """A call in another process did not return. `verdict` is "raised", "crashed", "timed out" or "out of memory".
 
-    If it raised, `raised` is the name of the exception's class.
+    If it raised, `raised` is the name of the exception's class, and `classes` has those of all its classes.
     """
 
-    def __init__(self, verdict: str, message: str, raised: str = "") -> None:
+    def __init__(self, verdict: str, message: str, raised: str = "", classes: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.verdict, self.raised = verdict, raised
+        self.verdict, self.raised, self.classes = verdict, raised, tuple(classes) or (raised,)
 
 
 class AnswerError(RefgradError):
@@ -154,3 +154,11 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
     """` Did you mean 'x'?` where one of `names` is close to `name`, else nothing."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def message_of(error: BaseException) -> str:
+    """The message of a foreign error in one line; "" where it has none, or raises when it is asked for it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Any, ParamSpec, TypeVar
 
 from refgrad import links
-from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
+from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError, message_of
 from refgrad.notices import notice
 from refgrad.ranges import RANGES
 
@@ -127,9 +127,9 @@ class Worker:
             if process.poll() is not None or late.is_set():
                 self.close()
         if failure is not None:
-            raised, message = failure
+            raised, message, classes = failure
             exhausted = raised == "MemoryError" or (self._is_limited and _NO_MEMORY.search(message))
-            raise WorkerError("out of memory" if exhausted else "raised", message, raised)
+            raise WorkerError("out of memory" if exhausted else "raised", message, raised, classes)
         return result
 
     @property
@@ -282,7 +282,7 @@ def _met(failure: WorkerError, what: str, memory: int | None, seconds: float | N
         )
     else:
         said = f"{what} {verdict} in a process of its own: {failure}"
-    return WorkerError(verdict, said, failure.raised)
+    return WorkerError(verdict, said, failure.raised, failure.classes)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -342,15 +342,21 @@ def serve(memory: int, room: int = 0) -> None:
         if room:
             limit_room(room)
             room = 0
-        reply: tuple[Any, tuple[str, str] | None]
+        reply: tuple[Any, tuple[str, str, list[str]] | None]
         try:
             reply = function(*arguments, **keywords), None
         except Exception as error:  # whatever it is, the caller has to know
             name = type(error).__name__
-            said = " ".join(str(error).split())[:_LONGEST].encode(errors="backslashreplace").decode()
-            reply = None, (name, said or name)
+            said = message_of(error)[:_LONGEST].encode(errors="backslashreplace").decode()
+            reply = None, (name, said or name, _classes(error))
         pickle.dump(reply, answers)
         answers.flush()
+
+
+def _classes(error: Exception) -> list[str]:
+    """The names of all classes of an error. One of refgrad's is a NotImplementedError, too, if its cause is one."""
+    wrapped = isinstance(error, RefgradError) and isinstance(error.__cause__, NotImplementedError)
+    return [kind.__name__ for kind in type(error).__mro__] + ["NotImplementedError"] * wrapped
 
 
 def _limit(memory: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 AGREED = "agreed"
@@ -55,22 +56,21 @@ PHRASES = (
     "_inlfunc_",  # the body of a function that ONNX Runtime has inlined
 )
 _EXCEPTIONS = ("NotImplementedError", "BackendIsNotSupposedToImplementIt")  # of Python, and of onnx.backend
-_BUGS = (  # of Python, whatever they say: "'<' not supported between instances of 'list' and 'int'"
-    *("AttributeError", "IndexError", "KeyError", "NameError", "RecursionError", "TypeError", "UnboundLocalError"),
-    "ZeroDivisionError",
-)
+# Of Python, whatever they say: "'<' not supported between instances of 'list' and 'int'".
+_BUGS = ("AttributeError", "LookupError", "NameError", "RecursionError", "TypeError", "ZeroDivisionError")
 FAULTS = frozenset((WRONG, CRASHED, TIMED_OUT, OUT_OF_MEMORY))
 BUILDER, EXECUTOR = "builder", "executor"  # the sides that can be at fault
 
 
-def says_unsupported(message: str, raised: str = "") -> bool:
+def says_unsupported(message: str, classes: Iterable[str] = ()) -> bool:
     """True if an error says that something is not supported. Python's exceptions for bugs, such as TypeError, never do.
 
-    :param raised: the name of the exception's class.
+    :param classes: the names of the exception's class and of those that it derives from.
     """
-    if raised in _BUGS:
+    found = set(classes)
+    if not found.isdisjoint(_BUGS):
         return False
-    return raised in _EXCEPTIONS or any(phrase in message.lower() for phrase in PHRASES)
+    return not found.isdisjoint(_EXCEPTIONS) or any(phrase in message.lower() for phrase in PHRASES)
 
 
 @dataclass(frozen=True)

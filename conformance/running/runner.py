@@ -105,7 +105,7 @@ def _forward(question: Question, executor: str, worker: Worker) -> tuple[str, st
     except WorkerError as error:
         if error.raised == AnswerError.__name__:
             return verdicts.WRONG, str(error)
-        failed = verdicts.UNSUPPORTED if says_unsupported(str(error), error.raised) else verdicts.CRASHED
+        failed = verdicts.UNSUPPORTED if says_unsupported(str(error), error.classes) else verdicts.CRASHED
         return _ENDED.get(error.verdict, failed), _told(error)
     try:
         fault = worker.call(forward_fault, question, got)
@@ -239,7 +239,7 @@ def _failed(
         return no_answer
     if error.verdict in _ENDED:
         return _ENDED[error.verdict], *rest, str(error)
-    if says_unsupported(str(error), error.raised):
+    if says_unsupported(str(error), error.classes):
         return verdicts.UNSUPPORTED, *rest, _told(error)
     verdict, note = of_model if of_model is not None else _forward(question, executor, worker)
     if verdict == verdicts.UNSUPPORTED:

@@ -26,7 +26,16 @@ from refgrad.conformance.questions.point import with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.executors import imported, installed, version_of_module
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
-from refgrad.errors import AnswerError, BrokenRuleError, BuilderError, OptionError, RefgradError, choices, did_you_mean
+from refgrad.errors import (
+    AnswerError,
+    BrokenRuleError,
+    BuilderError,
+    OptionError,
+    RefgradError,
+    choices,
+    did_you_mean,
+    message_of,
+)
 from refgrad.microsoft.forms import FORMS
 from refgrad.notices import quiet
 from refgrad.protos import native
@@ -125,7 +134,7 @@ def attempt(name: str, question: Question) -> Built:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return message_of(error) or type(error).__name__
 
 
 def _place(error: Exception) -> str:

@@ -18,7 +18,7 @@ from onnx import ModelProto
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
-from refgrad.errors import AnswerError, BackendError, OptionError, RefgradError, choices, did_you_mean
+from refgrad.errors import AnswerError, BackendError, OptionError, RefgradError, choices, did_you_mean, message_of
 from refgrad.protos import native
 
 REFERENCE = "onnx.reference"
@@ -95,6 +95,8 @@ def run(
     tensors = {value.name for value in declared if value.kind == "tensor"}
     if bare := [key for key in asked if key in tensors and not hasattr(results[key], "__array__")]:
         raise AnswerError(f"{name} returned no array for {choices(bare)} but a {type(results[bare[0]]).__name__}.")
+    if masked := [key for key in asked if key in tensors and np.ma.is_masked(results[key])]:
+        raise AnswerError(f"{name} returned masked elements in {choices(masked)}.")
     found = {key: np.asarray(results[key]) if key in tensors else results[key] for key in asked}
     for value in () if options else declared:  # with an option such as the precision, types may be others
         if value.name in found and value.kind == "tensor" and not _is_of(found[value.name].dtype, value.dtype):
@@ -156,7 +158,7 @@ class _PreparedReference(Prepared):
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(":. ")
+    return f"{type(error).__name__}: {message_of(error)}".rstrip(":. ")
 
 
 # What people bring

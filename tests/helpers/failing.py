@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import toys
 from foreign import _Prepared, _Spoiling
+from onnx.backend.base import Backend as OnnxBackend
 
 from refgrad.backends.base import Backend
 
@@ -27,6 +28,23 @@ class Keyed(_Failing):
 
 class Refusing(_Failing):
     error = NotImplementedError("Exp")
+
+
+class OddError(NotImplementedError):
+    pass
+
+
+class Subclass(_Failing):
+    error = OddError("Exp")
+
+
+class SilentError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Silent(_Failing):
+    error = SilentError()
 
 
 class Saying(_Failing):
@@ -73,3 +91,26 @@ class Shifted(_Spoiling):
 def broken(*arguments):
     """A comparison that never answers."""
     raise TypeError("this always fails")
+
+
+class Masked(_Spoiling):
+    """Every element is masked."""
+
+    def spoil(self, results, feeds):
+        return {name: np.ma.masked_array(value, mask=True) for name, value in results.items()}
+
+
+class _Foreign(OnnxBackend):
+    """A class of onnx.backend that raises while it prepares a model."""
+
+    @classmethod
+    def prepare(cls, model, device="CPU", **options):
+        raise cls.error
+
+
+class ForeignSubclass(_Foreign):
+    error = OddError("Exp")
+
+
+class ForeignSilent(_Foreign):
+    error = SilentError()

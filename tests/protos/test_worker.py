@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from refgrad.errors import WorkerError
+from refgrad.errors import BackendError, WorkerError
 from refgrad.worker import Worker
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -116,6 +116,33 @@ def test_the_class_of_an_exception_comes_back():
         with pytest.raises(WorkerError) as raised:
             worker.call(int, "x")
         assert (raised.value.verdict, raised.value.raised) == ("raised", "ValueError")
+
+
+class SilentError(ArithmeticError):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def silent():
+    raise SilentError
+
+
+def wrapping():
+    raise BackendError("it failed") from NotImplementedError("Exp")
+
+
+def test_an_exception_without_a_message_has_its_class():
+    with Worker() as worker:
+        process = worker.call(os.getpid)
+        with pytest.raises(WorkerError, match=r"^SilentError$") as raised:
+            worker.call(silent)
+        assert raised.value.raised == "SilentError"
+        assert raised.value.classes[:3] == ("SilentError", "ArithmeticError", "Exception")
+        with pytest.raises(WorkerError) as raised:
+            worker.call(wrapping)
+        assert raised.value.raised == "BackendError"
+        assert "NotImplementedError" in raised.value.classes
+        assert worker.call(os.getpid) == process
 
 
 def test_the_exit_code_is_that_of_the_process():

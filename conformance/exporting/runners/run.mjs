@@ -16,13 +16,15 @@
 // failed, and 2 where there was none to run. --modules is the folder that has node_modules, where it is not above this file.
 
 import { spawn } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readFileSync, writeSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { join, resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
 
+const VERDICTS = ['passed', 'unsupported', 'failed'];
+const ANSWERS = 3; // the pipe of the verdicts, which a runtime does not print to
 const RUNTIMES = ['onnxruntime-node', 'onnxruntime-web'];
 const PHRASES = [ // what runtimes say of something that they do not support
   'not implemented',
@@ -160,16 +162,17 @@ async function verdict(ort, folder, test) {
   }
 }
 
-/** Run the tests from `skip` on, and print a line for each. */
+/** Run the tests from `skip` on, and write a line for each to a pipe of its own: its place, its verdict and why. */
 async function child(runtime, require, folder, tests, skip) {
   const loaded = await import(pathToFileURL(require.resolve(runtime)));
   const ort = loaded.default ?? loaded;
   if (runtime === 'onnxruntime-web') ort.env.wasm.numThreads = 1;
   ort.env.logLevel = 'fatal';
-  for (const test of tests.slice(skip)) {
+  for (const [place, test] of tests.entries()) {
+    if (place < skip) continue;
     const found = await verdict(ort, folder, test);
     if (found[1].includes('Aborted(')) process.exit(134); // WebAssembly does not recover
-    process.stdout.write(`${JSON.stringify(found)}\n`);
+    writeSync(ANSWERS, `${JSON.stringify([place, ...found])}\n`);
   }
   process.exit(0);
 }
@@ -177,18 +180,18 @@ async function child(runtime, require, folder, tests, skip) {
 /** Run the tests from `done` on in one process, and hand each verdict over; how many were done. */
 function generation(again, seconds, done, count, told) {
   return new Promise((finish) => {
-    const running = spawn(process.execPath, [...again, '--skip', String(done)], { stdio: ['ignore', 'pipe', 'ignore'] });
+    const running = spawn(process.execPath, [...again, '--skip', String(done)], { stdio: ['ignore', 'ignore', 'ignore', 'pipe'] });
     let late = false;
     const limit = () => setTimeout(() => { late = true; running.kill('SIGKILL'); }, seconds * 1000);
     let timer = limit();
-    const lines = createInterface({ input: running.stdout });
+    const lines = createInterface({ input: running.stdio[ANSWERS] });
     lines.on('line', (line) => {
       let found;
-      try { found = JSON.parse(line); } catch { return; } // what the runtime itself prints
-      if (!Array.isArray(found)) return;
+      try { found = JSON.parse(line); } catch { return; }
+      if (!Array.isArray(found) || found[0] !== done || !VERDICTS.includes(found[1])) return; // no answer to this test
       clearTimeout(timer);
       timer = limit();
-      told(done++, found);
+      told(done++, found.slice(1));
     });
     const ended = Promise.all([
       new Promise((closed) => lines.on('close', closed)),

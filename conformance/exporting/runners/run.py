@@ -20,8 +20,10 @@ A runtime of yours: add a function to runtimes.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -30,11 +32,22 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import numpy as np
-import runtimes
 
+def _set_aside() -> TextIO:
+    """The stdout of this program, for it alone. From now on what a runtime prints, also one in C, goes to stderr."""
+    own = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return own
+
+
+OUT = _set_aside() if __name__ == "__main__" else sys.stdout  # before a runtime is imported
+
+import numpy as np  # noqa: E402
+import runtimes  # noqa: E402
+
+VERDICTS = ("passed", "unsupported", "failed")
 _BUGS = (AttributeError, LookupError, NameError, RecursionError, TypeError, ZeroDivisionError)
 _UNSUPPORTED = (  # what runtimes say of something that they do not support
     "not implemented",
@@ -111,12 +124,21 @@ def load(folder: Path, rows: list[list[str]]) -> Test:
     return test
 
 
-def difference(test: Test, outputs: list[Any]) -> str:
+def difference(test: Test, outputs: Any) -> str:
     """What is wrong with these outputs; empty where nothing is."""
+    if not isinstance(outputs, list | tuple):
+        return f"it returned {_kind(outputs)}, not a list of arrays"
     if len(outputs) != len(test.outputs):
         return f"{len(outputs)} outputs instead of {len(test.outputs)}"
     for (name, right), output in zip(test.outputs.items(), outputs, strict=True):
-        got = np.asarray(output)
+        try:
+            got = np.asarray(output)
+        except Exception as error:
+            return f"{name} is {_kind(output)}, not an array: {_told(error)}"
+        if output is None:
+            return f"{name} is None, not an array"
+        if np.ma.is_masked(output):
+            return f"{name} has masked elements"
         if got.shape != right.shape:
             return f"{name} has the shape {list(got.shape)} instead of {list(right.shape)}"
         if got.dtype != right.dtype:
@@ -138,32 +160,44 @@ def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str
         return "failed", f"damaged: {_told(error)}"
     try:
         run = runtime(test.model, list(test.inputs), list(test.outputs))
-        outputs = run(list(test.inputs.values()))
-    except Exception as error:
+        wrong = difference(test, run(list(test.inputs.values())))
+    except BaseException as error:  # a runtime raises anything
         if _says_unsupported(error):
             return "unsupported", _told(error)
         return "failed", f"crashed: {_told(error)}"
-    wrong = difference(test, outputs)
     return ("failed", f"wrong: {wrong}") if wrong else ("passed", "")
 
 
-def _says_unsupported(error: Exception) -> bool:
+def _says_unsupported(error: BaseException) -> bool:
     """Whether the runtime says that it does not support something. Python's exceptions for bugs never do."""
-    if isinstance(error, _BUGS):
+    if isinstance(error, _BUGS) or not isinstance(error, Exception):
         return False
-    said = f"{type(error).__name__}: {error}".lower()
+    said = _said(error).lower()
     return isinstance(error, NotImplementedError) or any(phrase in said for phrase in _UNSUPPORTED)
 
 
-def _told(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS]
+def _said(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        words = str(error).split()
+    except Exception:
+        return name
+    return " ".join([f"{name}:", *words]) if words else name
+
+
+def _told(error: BaseException) -> str:
+    return _said(error)[:_WORDS]
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def child(name: str, folder: Path, tests: list[tuple[str, list[list[str]]]], skip: int) -> None:
-    """Run the tests from `skip` on, and print a line for each."""
+    """Run the tests from `skip` on, and write a line for each: its place, its verdict and why."""
     runtime, _ = runtimes.get(name)
-    for _, rows in tests[skip:]:
-        print(json.dumps(verdict(runtime, folder, rows)), flush=True)
+    for place, (_, rows) in enumerate(tests[skip:], skip):
+        print(json.dumps([place, *verdict(runtime, folder, rows)]), file=OUT)
 
 
 def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]]]) -> bool:
@@ -173,17 +207,24 @@ def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]
     process: subprocess.Popen[bytes] | None = None
     lines: queue.Queue[bytes] = queue.Queue()
     again = [sys.executable, __file__, arguments.runtime, str(arguments.folder), "--only", arguments.only, "--child"]
+    late = 0.0
     while done < len(tests):
+        late = late or time.perf_counter() + arguments.seconds
         if process is None:
-            process = subprocess.Popen([*again, "--skip", str(done)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [*again, "--skip", str(done)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
             lines = queue.Queue()
             threading.Thread(target=_read, args=(process, lines), daemon=True).start()
         code = 0
         try:
-            line = lines.get(timeout=arguments.seconds)
-            found = _verdict_in(line)
+            line = lines.get(timeout=max(0.0, late - time.perf_counter()))
+            found = _verdict_in(line, done)
             if found is None and line:
-                continue  # what the runtime itself prints
+                continue  # it is no answer to this test
         except queue.Empty:
             found, line = ("failed", f"timed out: no answer in {arguments.seconds:g} s"), b""
         if not line:
@@ -191,23 +232,23 @@ def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]
             code, process = process.wait(), None
         what, why = found or ("failed", f"crashed: the process ended with code {code}")
         counts[what] += 1
-        print(json.dumps({"test": tests[done][0], "verdict": what, "why": why}), flush=True)
-        done += 1
+        print(json.dumps({"test": tests[done][0], "verdict": what, "why": why}), file=OUT)
+        done, late = done + 1, 0.0
     if process is not None:
         process.wait()
     _, version = runtimes.get(arguments.runtime)
     seconds = round(time.perf_counter() - start, 1)
-    print(json.dumps({"runtime": arguments.runtime, "version": version, **counts, "seconds": seconds}))
+    print(json.dumps({"runtime": arguments.runtime, "version": version, **counts, "seconds": seconds}), file=OUT)
     return not counts["failed"]
 
 
-def _verdict_in(line: bytes) -> tuple[str, str] | None:
-    """The verdict that a process printed; None for anything else, which the runtime itself prints."""
+def _verdict_in(line: bytes, place: int) -> tuple[str, str] | None:
+    """The verdict on the test at `place` that a process wrote, and why; None for anything else."""
     try:
-        verdict, why = json.loads(line)
+        at, what, why = json.loads(line)
     except (ValueError, TypeError):
         return None
-    return verdict, why
+    return (what, why) if at == place and what in VERDICTS and isinstance(why, str) else None
 
 
 def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:
@@ -226,7 +267,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long a test may take")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first tests")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    with contextlib.redirect_stdout(OUT):  # for --help
+        arguments = parser.parse_args()
     if not (arguments.folder / "tests.tsv").is_file():
         parser.error(f"there is no tests.tsv in {str(arguments.folder)!r}: give a folder of tests, such as gradients")
     if not 0 < arguments.seconds < threading.TIMEOUT_MAX or arguments.skip < 0:

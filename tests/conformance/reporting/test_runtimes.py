@@ -113,6 +113,109 @@ def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
     assert (summary["failed"], summary["unsupported"], code) == (5, 1, 1)
 
 
+PRINTING = """
+import os
+class Odd(NotImplementedError): pass
+class Silent(Exception):
+    def __str__(self): raise RuntimeError("no words")
+class Base(BaseException): pass
+def throwing(error):
+    def act(right, arrays): raise error
+    return act
+def printing(text, answer):
+    def act(right, arrays):
+        print(text, end="", flush=True)
+        os.write(1, text.encode())
+        return answer(right, arrays)
+    return act
+print("words of a module")
+right = lambda right, arrays: right(arrays)
+zeros = lambda right, arrays: [array * 0 for array in right(arrays)]
+ACTS = {
+    "shape": printing("[2, 3]\\n", right),
+    "answer": printing('["passed", ""]\\n[0, "passed", ""]\\n[1, "passed", ""]\\n', zeros),
+    "two": printing('{"a": 1, "b": 2}\\n', zeros),
+    "dots": printing("...", right),
+    "odd": throwing(Odd("nothing")),
+    "silent": throwing(Silent()),
+    "base": throwing(Base("not supported")),
+    "exit": throwing(SystemExit(0)),
+    "none": lambda right, arrays: None,
+    "generator": lambda right, arrays: (value for value in right(arrays)),
+    "nones": lambda right, arrays: [None],
+    "ragged": lambda right, arrays: [[[1], [1, 2]]],
+    "masked": lambda right, arrays: [np.ma.masked_array(value, mask=True) for value in right(arrays)],
+    "unmasked": lambda right, arrays: [np.ma.masked_array(value) for value in right(arrays)],
+}
+def acting(act):
+    def load(path, inputs, outputs):
+        runs = onnx_reference(path, inputs, outputs)
+        return lambda arrays: act(runs, arrays)
+    return load
+RUNTIMES |= {name: (acting(act), "numpy") for name, act in ACTS.items()}
+"""
+
+
+@pytest.fixture(scope="module")
+def printing(suite, tmp_path_factory):
+    folder = shutil.copytree(suite, tmp_path_factory.mktemp("printing") / "suite")
+    with (folder / "runners" / "runtimes.py").open("a") as file:
+        file.write(PRINTING)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("runtime", "verdict", "why"),
+    [
+        ("shape", "passed", ""),
+        ("dots", "passed", ""),
+        ("answer", "failed", "wrong: input_grad is off by "),
+        ("two", "failed", "wrong: input_grad is off by "),
+        ("odd", "unsupported", "Odd: nothing"),
+        ("silent", "failed", "crashed: Silent"),
+        ("base", "failed", "crashed: Base: not supported"),
+        ("exit", "failed", "crashed: SystemExit: 0"),
+        ("none", "failed", "wrong: it returned None, not a list of arrays"),
+        ("generator", "failed", "wrong: it returned a generator, not a list of arrays"),
+        ("nones", "failed", "wrong: input_grad is None, not an array"),
+        ("ragged", "failed", "wrong: input_grad is a list, not an array: ValueError: "),
+        ("masked", "failed", "wrong: input_grad has masked elements"),
+        ("unmasked", "passed", ""),
+    ],
+)
+def test_whatever_a_runtime_prints_or_returns_has_its_verdict(printing, runtime, verdict, why):
+    found, summary, _ = run(printing, runtime, "gradients", "--only", "test_grad_exp*")
+    empty = found.pop("test_grad_exp_empty")
+    assert {what for what, _ in found.values()} == {verdict}, found
+    assert all(said.startswith(why) for _, said in found.values()), found
+    assert runtime not in ("answer", "two") or empty[0] == "passed"
+    assert sum(summary.get(what, 0) for what in ("passed", "failed", "unsupported")) == len(found) + 1
+
+
+MODULE = """
+console.log('[0,"passed",""]');
+class Tensor { constructor(type, data, dims) { Object.assign(this, { type, data, dims }); } }
+const run = async () => {
+  for (let k = 0; k < 9; k++) console.log(`[${k},"passed",""]`);
+  process.stdout.write('["passed",""]');
+  throw new Error('planted');
+};
+module.exports = { Tensor, env: {}, InferenceSession: { create: async () => ({ run }) } };
+"""
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="it needs node")
+def test_what_a_runtime_prints_in_node_is_no_verdict(suite, tmp_path):
+    module = tmp_path / "node_modules" / "onnxruntime-node"
+    module.mkdir(parents=True)
+    (module / "index.js").write_text(MODULE)
+    (module / "package.json").write_text(json.dumps({"version": "1", "main": "index.js"}))
+    program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(tmp_path)]
+    found, summary, code = run(suite, "onnxruntime-node", "gradients", program=program)
+    assert found == dict.fromkeys(CASES, ("failed", "crashed: planted"))
+    assert (summary["failed"], code) == (len(CASES), 1)
+
+
 def _cut(path, letters):
     path.write_bytes(path.read_bytes()[:-letters])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 
 import failing
@@ -38,6 +39,20 @@ def row(executor, builder="refgrad", case=None):
     [
         ("Keyed", "crashed", "crashed", "KeyError: 'Exp'"),
         ("Refusing", "not supported", "not supported", "NotImplementedError: Exp"),
+        ("Subclass", "not supported", "not supported", "OddError: Exp"),
+        (
+            "ForeignSubclass",
+            "not supported",
+            "not supported",
+            "OddError: Exp",
+        ),
+        ("Silent", "crashed", "crashed", "SilentError"),
+        (
+            "ForeignSilent",
+            "crashed",
+            "crashed",
+            "SilentError",
+        ),
         ("Saying", "not supported", "not supported", "RuntimeError: There is no kernel for Exp"),
         ("Slowly", "crashed", "", "ZeroDivisionError: of a gradient"),
     ],
@@ -68,6 +83,12 @@ def test_only_what_says_so_is_not_supported(executor, verdict, forward, note):
 def test_the_side_at_fault_is_named(executor, builder, verdict, side, forward):
     found = row(executor, builder)
     assert (found.verdict, found.side, found.forward) == (verdict, side, forward), found
+
+
+def test_masked_elements_are_no_answer():
+    found = row("Masked")
+    assert (found.verdict, found.witnesses, found.side) == ("wrong", ("answer",), "executor")
+    assert found.note == "failing:Masked returned masked elements in 'input_grad'."
 
 
 def test_a_wrong_result_is_named_with_its_element():
@@ -134,11 +155,14 @@ def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
         ("the model has opset 21", "ValueError", False),
         ("'numpy.float64' object does not support item assignment", "TypeError", False),
         ("'<' not supported between instances of 'list' and 'int'", "TypeError", False),
+        ("a key that is not supported", "KeyError", False),
         ("the operator Exp is not supported", "ValueError", True),
     ],
 )
 def test_an_error_says_that_something_is_not_supported(message, raised, expected):
-    assert says_unsupported(message, raised) is expected
+    found = getattr(builtins, raised, None)
+    classes = [kind.__name__ for kind in found.__mro__] if isinstance(found, type) else [raised]
+    assert says_unsupported(message, classes) is expected
 
 
 def test_sides_and_forwards_are_kept_in_files(tmp_path):
