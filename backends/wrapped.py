@@ -88,8 +88,8 @@ class _WrappedModel(Local):
             raise AnswerError(f"{self._name} returned a {type(results).__name__} and no list of results.")
         values = list(results)
         if len(values) != len(self.outputs):
-            named = choices(value.name for value in self.outputs)
-            raise AnswerError(f"{self._name} returned {len(values)} results; the model has the outputs {named}.")
+            due = choices(value.name for value in self.outputs)
+            raise AnswerError(f"{self._name} returned {len(values)} results; the model has the outputs {due}.")
         named = dict(zip((value.name for value in self.outputs), values, strict=True))
         return {name: named[name] for name in asked}
 
