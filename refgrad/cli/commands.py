@@ -33,6 +33,8 @@ class Command(TyperCommand):
             if option.param_type_name != "option" or option.multiple or option.is_flag:
                 continue
             if option.name in seen:
-                raise OptionError(f"{max(option.opts, key=len)} is given more than once, and takes one value. Give one.")
+                raise OptionError(
+                    f"{max(option.opts, key=len)} is given more than once, and takes one value. Give one."
+                )
             seen.add(option.name)
         return rest
