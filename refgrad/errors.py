@@ -150,10 +150,17 @@ def abridged(names: Iterable[str], limit: int | None = 3) -> str:
     return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
 
 
+def closest(name: object, names: Iterable[str]) -> str:
+    """The one of `names` that is equal but for upper and lower case, or else the closest one; "" if none is close."""
+    listed = list(names)
+    alike = [one for one in listed if one.casefold() == str(name).casefold()]
+    return next(iter(alike or difflib.get_close_matches(str(name), listed, n=1)), "")
+
+
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """` Did you mean 'x'?` where one of `names` is close to `name`, else nothing."""
-    close = difflib.get_close_matches(str(name), list(names), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names)
+    return f" Did you mean {close!r}?" if close else ""
 
 
 def message_of(error: BaseException) -> str:

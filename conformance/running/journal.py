@@ -37,6 +37,8 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any], resume: bool = False) -> None:
         self.path, self.done = Path(path), dict[str, list[ResultRow]]()
         known = json.loads(json.dumps(dict(settings)))  # as it comes back
+        if self.path.is_dir():
+            raise JournalError(f"{str(path)!r} is a folder. Name a file for the journal.")
         if self.path.exists() and not resume:
             raise JournalError(f"{self.path} is there already. Go on with it (--resume), or name another journal.")
         if self.path.exists() and not self.path.is_file():

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import built_in, covered, of_operators
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
-from refgrad.errors import FeedError, InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import FeedError, InvalidModelError, OptionError, UnknownNameError, choices, closest, did_you_mean
 from refgrad.protos import native
 from refgrad.protos.external import array_of
 from refgrad.protos.inputs import read_bytes
@@ -41,6 +42,7 @@ NEWEST = onnx.defs.onnx_opset_version()
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 _OPSET = re.compile(r"-opset\d+")
 _DTYPE = re.compile(rf"-({'|'.join(DTYPES)})$")
+NEAR = 3  # names that are like a pattern
 _VALUES = 8  # integers that a name spells out
 
 
@@ -266,7 +268,7 @@ def select(
     :raises UnknownNameError: no case is of such an operator.
     :raises OptionError: an opset, type or kind of values that does not exist.
     """
-    low, high = _range(opset)
+    low, high = opsets(opset)
     literal = re.split(r"[*?[]", names or "", maxsplit=1)[0]
     types = _listed(dtype, DTYPES, "float type")
     kinds = _listed(values, ("smooth", "kink", "special"), "kind of values")
@@ -303,15 +305,42 @@ def _fits(name: str, pattern: str | None) -> bool:
     return pattern is None or name == pattern or fnmatchcase(name, pattern)
 
 
-def _range(opset: str) -> tuple[int, int]:
-    """The first and the last opset; the first is 0 for the newest version of each operator."""
+def near(
+    pattern: str, opset: str = "newest", dtype: str | None = None, values: str | None = None
+) -> tuple[str, list[str]]:
+    """The operator that a pattern begins with, or the closest one, and the names of its cases that are most like the pattern.
+
+    Only cases of that operator are made. Without one, there is no name. The other arguments are those of `select`.
+    """
+    beginning = re.split(r"[-*?[]", pattern.removeprefix("ai.onnx."), maxsplit=1)[0]
+    operator = closest(beginning, covered())
+    if not operator:
+        return "", []
+    own = list(tables([operator]))
+    found = [case.name for case in select(own, None, opset, dtype, None, values)] or [case.name for case in own]
+    rest = pattern.removeprefix("ai.onnx.").removeprefix(beginning)
+    wanted = re.sub(r"[*?\[\]]", "", f"{operator}{rest}").lower()
+
+    def likeness(name: str) -> tuple[int, float]:
+        common = next((k for k, (a, b) in enumerate(zip(wanted, name.lower(), strict=False)) if a != b), len(wanted))
+        return common, SequenceMatcher(None, wanted, name.lower()).ratio()
+
+    return operator, sorted(found, key=likeness, reverse=True)[:NEAR]
+
+
+def opsets(opset: str, shown: str = "opset=") -> tuple[int, int]:
+    """The first and the last opset of `select`; the first is 0 for the newest version of each operator.
+
+    :param shown: the name of the argument in an error.
+    :raises OptionError: it is not an opset.
+    """
     if opset in ("newest", "all"):
         return (0 if opset == "newest" else OLDEST), NEWEST
     found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", opset)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high <= NEWEST:
         raise OptionError(
-            f"opset={reprlib.repr(opset)} is not an opset. Give 'newest', 'all', one opset as '21', or a range as "
+            f"{shown}{reprlib.repr(opset)} is not an opset. Give 'newest', 'all', one opset as '21', or a range as "
             f"'13-{NEWEST}'; onnx {onnx.__version__} has 1 to {NEWEST}."
         )
     return low, high

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -47,27 +49,39 @@ app = App(
     rich_markup_mode=None,
 )
 
+
+def _check_opset(value: str | None) -> str | None:
+    if value is not None:
+        sources.opsets(value, "--opset ")
+    return value
+
+
 Ops = Annotated[
-    str | None, typer.Option("--ops", metavar="NAMES", help="Operators, such as Conv,com.microsoft.Gelu. Default: all.")
+    list[str] | None,
+    typer.Option("--ops", metavar="NAMES", help="Operators, such as Conv,com.microsoft.Gelu. Default: all."),
 ]
 Opset = Annotated[
     str,
     typer.Option(
+        callback=_check_opset,
         help="newest: the newest version of each operator. 21 or 13-28: every version in "
-        "these opsets. all: every version."
+        "these opsets. all: every version.",
     ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option(metavar="TYPES", help="float16,bfloat16,float32,float64. Default: the type of each case.")
+    list[str] | None,
+    typer.Option(metavar="TYPES", help="float16,bfloat16,float32,float64. Default: the type of each case."),
 ]
 Name = Annotated[
     str | None,
     typer.Option("--case", metavar="PATTERN", help="Only cases whose name matches; * stands for any characters."),
 ]
 Values = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        help="smooth, kink (points without a derivative), special (infinities, NaN, extremes), or several of them."
+        metavar="KINDS",
+        help="smooth, kink (points without a derivative), special (infinities, NaN, extremes), or several of them. "
+        "Default: smooth.",
     ),
 ]
 Every = Annotated[int, number("every", metavar="N", help="Take only every Nth case of each operator.")]
@@ -91,35 +105,36 @@ Feeds = Annotated[
 @app.command()
 def run(
     builder: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="NAMES",
             help="What writes gradients: refgrad, refgrad:ort, onnxruntime:raw, "
-            "onnxruntime:module, onnx-ad, package.module:function.",
+            "onnxruntime:module, onnx-ad, package.module:function. Default: refgrad,refgrad:ort.",
         ),
-    ] = "refgrad,refgrad:ort",
+    ] = None,
     backend: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            metavar="NAMES", help="What runs them: numpy, ort-cpu, ort-cuda, onnx.reference, package.module:Class."
+            metavar="NAMES",
+            help="What runs them: numpy, ort-cpu, ort-cuda, onnx.reference, package.module:Class. Default: numpy.",
         ),
-    ] = "numpy",
+    ] = None,
     ops: Ops = None,
     opset: Opset = "newest",
     dtype: Dtype = None,
     case: Name = None,
-    values: Values = "smooth",
+    values: Values = None,
     source: From = None,
     every: Every = 1,
     feeds: Feeds = None,
     oracle: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="NAMES",
             help="What they are compared with: differences, reference, complex-step, "
-            "adjoint, second-order, torch, onnxruntime, onnx-ad.",
+            f"adjoint, second-order, torch, onnxruntime, onnx-ad. Default: {','.join(ORACLES)}.",
         ),
-    ] = ",".join(ORACLES),
+    ] = None,
     seed: Seed = 0,
     seconds: Annotated[float, number("seconds", help="The time limit of each call.")] = SECONDS,
     memory: Annotated[
@@ -155,18 +170,29 @@ def run(
     The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is inconclusive, or an
     independent forward computes another function.
     """
-    plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
+    plan = Plan(
+        _listed(builder, "--builder", "builder") or Plan.builders,
+        _listed(backend, "--backend", "executor") or Plan.executors,
+        _listed(oracle, "--oracle", "oracle") or Plan.oracles,
+        seed,
+        seconds,
+        memory << 20,
+    )
     require(plan)
+    names, dtypes, kinds = ops_of(ops), dtypes_of(dtype), kinds_of(values)
+    if resume and journal is None:
+        raise OptionError("--resume needs a journal: --journal FILE.")
     known = Limitations() if limitations is None else Limitations.read(limitations)
     listed = list(source or SOURCES[:1])
+    _require_model(listed, feeds)
     for path in output or ():
         reports.writer(path)
     asked: dict[str, Any] = {
-        "ops": ops,
+        "ops": names,
         "opset": opset,
-        "dtype": dtype,
+        "dtype": dtypes,
         "case": case,
-        "values": values,
+        "values": kinds,
         "sources": listed,
         "feeds": None if feeds is None else str(feeds),
         "every": every,
@@ -174,17 +200,15 @@ def run(
     }
     with saying_what_is_kept(lambda: reporting.kept_in(journal)), Bar("making cases", after=0) as bar:
         cases = []
-        for one in _cases(listed, feeds, seed, ops, opset, dtype, case, values, every):
+        for one in _cases(listed, feeds, seed, names, opset, dtypes, case, kinds, every):
             cases.append(one)
             bar(len(cases), None, f"making cases: {one.operator}")
         if contents := _contents(listed, feeds):
             asked["contents"] = contents
         if not cases:
-            raise OptionError(
-                "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
-            )
-        if resume and journal is None:
-            raise OptionError("--resume needs a journal: --journal FILE.")
+            raise OptionError(_none_left(listed, names, opset, dtypes, case, kinds))
+        if resume and journal is not None and not journal.exists():
+            say(f"refgrad: notice: there is no journal {str(journal)!r} yet. A new run begins.", file=sys.stderr)
         kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
         with kept as written, Lanes(plan.seconds, plan.memory, workers) as lanes:
             results = run_suite(
@@ -202,7 +226,7 @@ def run(
             bar(len(cases), len(cases), "comparing independent forwards")
             fallen = reporting.wrong_forwards(cases, plan, lanes)
     operators = {name: about.operator for name, about in results.cases.items()}
-    whole = not (ops or case) and every == 1
+    whole = not (names or case) and every == 1
     stale = known.stale(results.rows, operators, complete=whole)
     explained = [row for row in results.faults if known.covers(row, operators)]
     remarks = list(reporting.remarks(results, operators, known, explained, stale))
@@ -255,7 +279,9 @@ def export_folder(
         Path, typer.Argument(metavar="DIR", help="The folder to write, or the archive with --zip."), Files.NEW_FOLDER
     ],
     ops: Ops = None,
-    opset: Annotated[str | None, typer.Option(help="As for run. Default: the opset of each case.")] = None,
+    opset: Annotated[
+        str | None, typer.Option(callback=_check_opset, help="As for run. Default: the opset of each case.")
+    ] = None,
     dtype: Dtype = None,
     models: Annotated[
         Path | None,
@@ -273,10 +299,10 @@ def export_folder(
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
     from refgrad.conformance.exporting.export import export_suite
 
-    operators = _split(ops) if ops is not None else None
+    operators, dtypes = _operators(ops), dtypes_of(dtype)
     kept = f"Nothing is kept: {str(folder)!r} is written at the end. Export less with --ops."
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
-        made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=bar)
+        made = export_suite(folder, operators, opset, dtypes, models=models, archive=archive, progress=bar)
     if as_json:
         print_json({"folder": str(folder), "tests": list(made.tests), "left_out": made.left_out})
     else:
@@ -295,9 +321,10 @@ def mutants(
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.mutating.mutants import summary, survey
 
+    operators = _operators(ops)
     kept = "Nothing is kept: ask for fewer operators with --ops."
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
-        outcomes = survey(_split(ops) if ops is not None else None, seed, progress=bar)
+        outcomes = survey(operators, seed, progress=bar)
     survivors = [one for one in outcomes if not one.caught]
     if as_json:
         print_json(summary(outcomes))
@@ -377,14 +404,19 @@ def cases(
     opset: Opset = "newest",
     dtype: Dtype = None,
     case: Name = None,
-    values: Values = "smooth",
+    values: Values = None,
     source: From = None,
     every: Every = 1,
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the cases that `run` would take."""
-    found = _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every)
+    listed, names, dtypes, kinds = list(source or SOURCES[:1]), ops_of(ops), dtypes_of(dtype), kinds_of(values)
+    found = _cases(listed, None, 0, names, opset, dtypes, case, kinds, every)
+    first = next(found, None)
+    if first is None:
+        raise OptionError(_none_left(listed, names, opset, dtypes, case, kinds))
+    found = chain([first], found)
     if as_json:
         print_json([{"name": one.name, **asdict(About.of(one))} for one in found])
         return
@@ -401,13 +433,16 @@ def one_case(
 
     :raises OptionError: there is none, or several.
     """
-    found = list(_cases(list(source or SOURCES[:1]), feeds, seed, None, opset, dtype, name, values, 1))
+    listed = list(source or SOURCES[:1])
+    _require_model(listed, feeds)
+    found = list(_cases(listed, feeds, seed, None, opset, dtype, name, values, 1))
     exact = [case for case in found if case.name == name] or found
-    if len(exact) != 1:
-        several = f"Several cases match: {abridged(case.name for case in exact)}." if exact else "No case matches."
+    if not exact:
+        raise OptionError(_none_left(listed, None, opset, dtype, name, values))
+    if len(exact) > 1:
         raise OptionError(
-            f"--case {name!r}: {several} `refgrad conformance cases` lists them; --opset, --dtype, --values and --source "
-            "widen the choice."
+            f"--case {name!r}: Several cases match: {abridged(case.name for case in exact)}. `refgrad conformance cases` "
+            "lists them; give the name of one."
         )
     return exact[0]
 
@@ -459,6 +494,89 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
         given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(path, external_data=False)))
         return iter([sources.one_model(path, given, seed)])
     raise OptionError(f"There is no source {source!r}. Give {choices(SOURCES)}, a folder of cases, or an .onnx file.")
+
+
+def _require_model(listed: list[str], feeds: Path | None) -> None:
+    if feeds is not None and all(source in SOURCES or Path(source).is_dir() for source in listed):
+        raise OptionError(
+            "--feeds are the inputs of an .onnx file, and no --source is one. Give it as --source, or leave --feeds out."
+        )
+
+
+def _none_left(
+    listed: list[str], ops: str | None, opset: str, dtype: str | None, name: str | None, values: str | None
+) -> str:
+    """Why no case is left, and which are like the one that is asked for."""
+    if name is None:
+        return "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
+    said = f"No case matches --case {name!r}."
+    listing = "`refgrad conformance cases` lists the names, and takes the same options."
+    if SOURCES[0] not in listed:
+        return f"{said} {listing}"
+    operator, near = sources.near(name, opset, dtype, values)
+    if not operator:
+        return f"{said} A name begins with an operator, as in 'Tanh-*'. {listing}"
+    own = list(sources.tables([operator]))
+    if any(sources.select(own, None, opset, dtype, name, values)):
+        other = f"--ops {ops}" if ops is not None else "--every"
+        return f"{said} There is one of {operator}, which {other} leaves out."
+    option = _other_option(own, opset, dtype, name, values)
+    other = f" There is one with {option}." if option else ""
+    return f"{said}{other} The nearest are {choices(near)}. {listing}"
+
+
+def _other_option(own: list[Case], opset: str, dtype: str | None, name: str, values: str | None) -> str:
+    """The option with which `name` matches one of the cases of an operator; "" if there is none."""
+    version, kind = re.search(r"-opset(\d{1,3})(?=-|$)", name), re.search(rf"-({'|'.join(sources.DTYPES)})$", name)
+    number = version[1] if version and 1 <= int(version[1]) <= sources.NEWEST else "all"
+    changes = [
+        ("--values kink,special", opset, dtype, "kink,special"),
+        (f"--dtype {kind[1]}" if kind else "another --dtype", opset, kind and kind[1], values),
+        (f"--opset {number}", number, dtype, values),
+    ]
+    for option, *asked, of in changes:
+        if any(sources.select(own, None, *asked, name, of)):
+            return option
+    return ""
+
+
+def _listed(given: list[str] | None, flag: str, what: str) -> tuple[str, ...] | None:
+    """The names a, b, c of `--ops a,b --ops c`, each once."""
+    if given is None:
+        return None
+    found = _split(",".join(given))
+    if not found:
+        raise OptionError(f"{flag} {','.join(given)!r} names no {what}. Name one, or leave {flag} out.")
+    return found
+
+
+def _operators(ops: list[str] | None) -> tuple[str, ...] | None:
+    """The operators of `--ops`; the domain ai.onnx is never written."""
+    found = _listed(ops, "--ops", "operator")
+    return found and tuple(name.rpartition(".")[2] if _is_of_onnx(name) else name for name in found)
+
+
+def _is_of_onnx(name: str) -> bool:
+    return name.rpartition(".")[0] == "ai.onnx"
+
+
+def ops_of(ops: list[str] | None) -> str | None:
+    """What `--ops` names, separated by commas."""
+    return _joined(_operators(ops))
+
+
+def dtypes_of(dtype: list[str] | None) -> str | None:
+    """What `--dtype` names, separated by commas."""
+    return _joined(_listed(dtype, "--dtype", "float type"))
+
+
+def kinds_of(values: list[str] | None) -> str:
+    """What `--values` names, separated by commas."""
+    return _joined(_listed(values, "--values", "kind of values")) or "smooth"
+
+
+def _joined(names: tuple[str, ...] | None) -> str | None:
+    return None if names is None else ",".join(names)
 
 
 def _split(names: str) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def compare(
     ] = None,
     opset: suite.Opset = "newest",
     dtype: suite.Dtype = None,
-    values: suite.Values = "smooth",
+    values: suite.Values = None,
     source: suite.From = None,
     feeds: Feeds = None,
     wrt: Wrt = None,
@@ -90,11 +90,12 @@ def compare(
     size, sizes = sizes_of(dim)
     if (model is None) == (case is None):
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
-    of_cases = {"--opset": opset != "newest", "--dtype": dtype, "--values": values != "smooth", "--source": source}
+    of_cases = {"--opset": opset != "newest", "--dtype": dtype, "--values": values, "--source": source}
     if meaningless := [option for option, given in of_cases.items() if given and model is not None]:
         raise OptionError(f"{meaningless[0]} chooses a case. MODEL is compared as it is: leave {meaningless[0]} out.")
+    dtypes, kinds = suite.dtypes_of(dtype), suite.kinds_of(values)
     with Bar("making the case" if case else "comparing") as bar:
-        chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtype, values)
+        chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtypes, kinds)
         given: dict[str, Any] | None
         if chosen is not None:
             proto, given = chosen.model, dict(chosen.feeds)

@@ -37,6 +37,25 @@ def number(name: str, *flags: str, said: str = "", kind: Callable[..., Any] = ty
     return kind(*flags, callback=check, **settings)
 
 
+def refuse_text(param: Any, value: Any) -> None:
+    """Refuse what is given for an option of `number` if it is no number at all.
+
+    :raises OptionError: the option, the text, and the range.
+    """
+    name = getattr(param.callback, _MARK, None)
+    for text in value if isinstance(value, list | tuple) else (value,):
+        if name and isinstance(text, str) and not _is_number(text, RANGES[name].whole):
+            checked(name, text, max(param.opts, key=len))
+
+
+def _is_number(text: str, whole: bool) -> bool:
+    try:
+        int(text) if whole else float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def require_ranges(command: Callable[..., Any]) -> None:
     """Require that each number that a command takes has a range.
 

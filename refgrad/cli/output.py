@@ -27,6 +27,7 @@ from rich.progress import (
 )
 from typer.models import CommandFunctionType
 
+from refgrad.cli.commands import Command
 from refgrad.cli.limits import limited
 from refgrad.cli.numbers import require_ranges
 from refgrad.errors import abridged, choices
@@ -128,7 +129,7 @@ class Files(enum.Enum):
 
 
 class App(typer.Typer):
-    """A group of commands. No command overwrites a file that it reads, or writes a file twice.
+    """A group of commands. No command overwrites a file that it reads, writes a file twice, or ignores a repeated option.
 
     Those that read a model, or results that name models, take the options of `limits`.
     """
@@ -139,7 +140,7 @@ class App(typer.Typer):
         :raises TypeError: a parameter is a path, and its annotation does not say how the file is used (`Files`); or it is a
             number, and its option was not made by `number`.
         """
-        register = super().command(*arguments, **options)
+        register = super().command(*arguments, **{"cls": Command, **options})
 
         def registered(command: CommandFunctionType) -> CommandFunctionType:
             require_ranges(command)

@@ -104,18 +104,40 @@ WRONG = [
     (("run", "--builder", "torch"), "There is no builder 'torch'"),
     (("run", "--builder", "nowhere.at:all"), "nowhere"),
     (("run", "--backend", "nunpy"), "There is no executor 'nunpy'. Did you mean 'numpy'"),
-    (("run", "--ops", ""), "No case is left to run"),
+    (("run", "--ops", "relu"), "Did you mean 'Relu'?"),
+    (("run", "--ops", ""), "--ops '' names no operator. Name one, or leave --ops out."),
+    (("mutants", "--ops", ","), "--ops ',' names no operator"),
+    (("run", "--backend", ","), "--backend ',' names no executor"),
+    (("run", "--backend", "ORT-CPU"), "Did you mean 'ort-cpu'?"),
+    (("run", "--feeds", "nowhere.npz"), "--feeds are the inputs of an .onnx file, and no --source is one"),
+    (("run", "--journal", "."), "'.' is a folder. Name a file for the journal."),
+    (
+        ("cases", "--ops", "Relu", "--dtype", "float64", "--every", "1", "--values", "special", "--case", "Relu"),
+        "No case",
+    ),
     (("run", "--seconds", "0"), "--seconds 0 is not a number of seconds above 0"),
     (("run", "--seconds", "nan"), "--seconds nan is not a number of seconds above 0"),
     (("run", "--seconds", "inf"), "--seconds inf is not a number of seconds above 0"),
     (("run", "--memory", "-1"), "--memory -1 is not"),
     (("run", "--memory", "99999999999999999"), "--memory 99999999999999999 is not"),
     (("run", "--oracle", "delphi"), "There is no oracle 'delphi'"),
-    (("run", "--opset", "28-13"), "opset='28-13' is not an opset"),
-    (("run", "--opset", "99"), "opset='99' is not an opset"),
+    (("run", "--opset", "28-13"), "--opset '28-13' is not an opset"),
+    (("cases", "--opset", "21,22"), "--opset '21,22' is not an opset"),
+    (("export", "new", "--opset", "21,22"), "--opset '21,22' is not an opset"),
+    (("run", "--dtype", ","), "--dtype ',' names no float type"),
+    (("run", "--opset", "99"), "--opset '99' is not an opset"),
     (("run", "--dtype", "float31"), "There is no float type 'float31'"),
     (("run", "--values", "rough"), "There is no kind of values 'rough'"),
-    (("run", "--case", "nothing*"), "No case is left to run"),
+    (("run", "--case", "nothing*"), "No case matches --case 'nothing*'. A name begins with an operator"),
+    (("cases", "--case", ""), "No case matches --case ''. A name begins with an operator"),
+    (("run", "--case", "tanh-2x3*"), "The nearest are 'Tanh-2x3-static-"),
+    (("cases", "--case", "Tanhh-2x3"), "The nearest are 'Tanh-2x3-static-"),
+    (
+        ("cases", "--case", "Tanh-2x3-static-opset13-float32"),
+        "There is one with --opset 13. The nearest are 'Tanh-2x3-static-",
+    ),
+    (("cases", "--case", "Tanh-2x3-*-float16"), "There is one with --dtype float16. The nearest are"),
+    (("cases", "--case", "Tanh-2x3-*", "--ops", "Relu"), "There is one of Tanh, which --ops Relu leaves out."),
     (("run", "--source", "nowhere"), "There is no source 'nowhere'"),
     (("run", "--resume"), "--resume needs a journal"),
     (("run", "--limitations", "nowhere.toml"), "nowhere.toml"),
@@ -150,6 +172,26 @@ def test_a_case_folder_without_outputs_is_named(tmp_path, capsys):
     assert "test_mine" in capsys.readouterr().err
     (data / "output_0.pb").write_bytes(numpy_helper.from_array(np.tanh(np.ones(2, np.float32))).SerializeToString())
     assert run("run", "--source", tmp_path / "cases", "--workers", 1) == 0
+
+
+def test_a_list_may_be_repeated(tmp_path, capsys, one):
+    words = ("--builder", "refgrad", "--builder", "refgrad:ort", "--backend", "numpy", "--backend", "onnx.reference")
+    words += ("--oracle", "differences", "--oracle", "reference", "--dtype", "float32", "--values", "smooth")
+    assert run("run", "--case", one, *words, "--workers", 1, "-o", tmp_path / "r.json") == 0
+    results = load(tmp_path / "r.json")
+    assert len(results.rows) == 4
+    assert results.settings["oracles"] == ["differences", "reference"]
+    capsys.readouterr()
+    assert run("cases", "--ops", "Relu", "--ops", "ai.onnx.Tanh,Neg", "--every", 99) == 0
+    assert {line.partition("-")[0] for line in capsys.readouterr().out.splitlines()} == {"Relu", "Tanh", "Neg"}
+
+
+def test_a_new_run_says_that_there_is_no_journal_to_resume(tmp_path, capsys, one):
+    journal = tmp_path / "journal"
+    assert run("run", "--case", one, "--workers", 1, "--journal", journal, "--resume") == 0
+    assert "yet. A new run begins." in capsys.readouterr().err
+    assert run("run", "--case", one, "--workers", 1, "--journal", journal, "--resume") == 0
+    assert not capsys.readouterr().err
 
 
 def test_who_is_named_twice_is_asked_once(capsys, one):
