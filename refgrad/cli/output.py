@@ -129,7 +129,7 @@ class Files(enum.Enum):
 
 
 class App(typer.Typer):
-    """A group of commands. No command overwrites a file that it reads, writes a file twice, or ignores a repeated option.
+    """A group of commands. No command overwrites a file that it reads, or writes a file twice.
 
     Those that read a model, or results that name models, take the options of `limits`.
     """

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from commands import Command, commands
+from commands import OF_CASES, Command, commands
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
@@ -242,7 +242,7 @@ def test_every_option_that_speaks_of_files_says_what_is_done_with_them():
     """A str may name a file as well, as --source does."""
     built = typer.main.get_command(cli.app)
     pending, found = [("", built)], set()
-    named = {name: set(command.roles) for name, command in ((c.name, c) for c in commands())}
+    named = {command.name: {*command.roles, OF_CASES.get(command.name)} for command in commands()}
     while pending:
         prefix, group = pending.pop()
         for name, one in group.commands.items():
