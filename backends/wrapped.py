@@ -19,7 +19,7 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, raised
 
 
 def wrap(onnx_backend: Any, name: str | None = None, device: str = "CPU") -> Backend:
@@ -53,7 +53,7 @@ class _Wrapped(Backend):
         except Exception as error:
             # A foreign class may raise anything: that means that it cannot run this model.
             raise BackendError(
-                f"{self.name} cannot prepare the model: {type(error).__name__}: {error}. Try another backend."
+                f"{self.name} cannot prepare the model: {raised(error)}. Try another backend."
             ) from error
         if representation is None:
             raise BackendError(f"{self.name}.prepare returned None: it only checks models. Try another backend.")
@@ -85,9 +85,7 @@ class _WrappedModel(Local):
         try:
             results = self._representations[replaced].run(arrays)
         except Exception as error:
-            raise BackendError(
-                f"{self._name} failed on the model: {type(error).__name__}: {error}. Try another backend."
-            ) from error
+            raise BackendError(f"{self._name} failed on the model: {raised(error)}. Try another backend.") from error
         named = dict(zip((value.name for value in self.outputs), results, strict=True))
         return {name: named[name] for name in asked}
 

@@ -161,3 +161,17 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
     """` Did you mean 'x'?` where one of `names` is close to `name`, else nothing."""
     close = closest(name, names)
     return f" Did you mean {close!r}?" if close else ""
+
+
+def of_type(value: object) -> str:
+    """What a value is, in words: `an int`, `a list`, `bytes`, `None`."""
+    name = type(value).__name__
+    if value is None or name.endswith("s"):
+        return "None" if value is None else name
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def raised(error: BaseException) -> str:
+    """The class of an exception and what it says, if anything, on one line without a full stop."""
+    said = " ".join(str(error).split()).rstrip(". ")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

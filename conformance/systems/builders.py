@@ -26,7 +26,17 @@ from refgrad.conformance.questions.point import with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.executors import imported, installed, version_of_module
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
-from refgrad.errors import AnswerError, BrokenRuleError, BuilderError, OptionError, RefgradError, choices, did_you_mean
+from refgrad.errors import (
+    AnswerError,
+    BrokenRuleError,
+    BuilderError,
+    OptionError,
+    RefgradError,
+    choices,
+    did_you_mean,
+    of_type,
+    raised,
+)
 from refgrad.notices import quiet
 from refgrad.protos import native
 from refgrad.protos.domains import MICROSOFT
@@ -69,7 +79,7 @@ def get_builder(name: str) -> Builder:
         )
     function = imported(name, BUILDERS)
     if not callable(function):
-        raise OptionError(f"{name!r} is a {type(function).__name__}. Give function(model, wrt, outputs) -> ModelProto.")
+        raise OptionError(f"{name!r} is {of_type(function)}. Give function(model, wrt, outputs) -> ModelProto.")
     return Builder(
         name,
         f"the function {name}",
@@ -120,7 +130,7 @@ def attempt(name: str, question: Question) -> Built:
     except refusals as error:
         raise BuilderError("refused", _line(error)) from error
     except Exception as error:
-        raise CrashError(f"it raised {type(error).__name__}: {_line(error)} ({_place(error)})") from error
+        raise CrashError(f"it raised {raised(error)} ({_place(error)})") from error
 
 
 def _line(error: Exception) -> str:
@@ -297,7 +307,7 @@ def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], que
     given.CopyFrom(question.model)
     made = function(given, list(question.wrt), list(question.cotangents))
     if not isinstance(made, ModelProto):
-        raise AnswerError(f"it returned a {type(made).__name__} and no ModelProto")
+        raise AnswerError(f"it returned {of_type(made)} and no ModelProto")
     inputs = graph_inputs(made.graph)
     cotangents = {name: f"{name}_grad" for name in question.cotangents}
     known = {*(value.name for value in question.model.graph.input), *question.wrt, *cotangents.values()}
