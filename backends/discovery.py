@@ -7,7 +7,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from refgrad.backends.base import Backend
-from refgrad.errors import BackendError, choices, did_you_mean
+from refgrad.errors import BackendError, choices, did_you_mean, of_type
 
 GROUP = "refgrad.backends"
 
@@ -76,5 +76,5 @@ def _resolve(target: str) -> Backend:
         found = getattr(found, part)
     backend = found() if isinstance(found, type) else found
     if not isinstance(backend, Backend):
-        raise TypeError(f"it is a {type(backend).__name__}, not a refgrad.backends.Backend; wrap() makes one")
+        raise TypeError(f"it is {of_type(backend)}, not a refgrad.backends.Backend; wrap() makes one")
     return backend

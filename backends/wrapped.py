@@ -19,7 +19,7 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import AnswerError, BackendError, choices, message_of
+from refgrad.errors import AnswerError, BackendError, choices, of_type, raised
 
 
 def wrap(onnx_backend: Any, name: str | None = None, device: str = "CPU") -> Backend:
@@ -52,7 +52,9 @@ class _Wrapped(Backend):
             representation = self._backend.prepare(model, self._device, **options)
         except Exception as error:
             # A foreign class may raise anything: that means that it cannot run this model.
-            raise BackendError(f"{self.name} cannot prepare the model: {_said(error)}. Try another backend.") from error
+            raise BackendError(
+                f"{self.name} cannot prepare the model: {raised(error)}. Try another backend."
+            ) from error
         if representation is None:
             raise BackendError(f"{self.name}.prepare returned None: it only checks models. Try another backend.")
         return representation
@@ -83,9 +85,9 @@ class _WrappedModel(Local):
         try:
             results = self._representations[replaced].run(arrays)
         except Exception as error:
-            raise BackendError(f"{self._name} failed on the model: {_said(error)}. Try another backend.") from error
+            raise BackendError(f"{self._name} failed on the model: {raised(error)}. Try another backend.") from error
         if not isinstance(results, Iterable):
-            raise AnswerError(f"{self._name} returned a {type(results).__name__} and no list of results.")
+            raise AnswerError(f"{self._name} returned {of_type(results)} and no list of results.")
         values = list(results)
         if len(values) != len(self.outputs):
             due = choices(value.name for value in self.outputs)
@@ -109,7 +111,3 @@ def without_defaults(model: ModelProto, fed: Collection[str]) -> ModelProto:
     graph.initializer.extend(t for t in model.graph.initializer if t.name not in replaced)
     graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name not in replaced)
     return made
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {message_of(error)}".rstrip(": ")

@@ -169,3 +169,17 @@ def message_of(error: BaseException) -> str:
         return " ".join(str(error).split())
     except Exception:
         return ""
+
+
+def of_type(value: object) -> str:
+    """What a value is, in words: `an int`, `a list`, `bytes`, `None`."""
+    name = type(value).__name__
+    if value is None or name.endswith("s"):
+        return "None" if value is None else name
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def raised(error: BaseException) -> str:
+    """The class of an exception and what it says, if anything, on one line without a full stop."""
+    said = message_of(error).rstrip(". ")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

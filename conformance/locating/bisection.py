@@ -28,7 +28,7 @@ from refgrad.conformance.questions.kinked import kinked_among, kinks_of
 from refgrad.conformance.questions.point import in_float64, rms, without
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
-from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError
+from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError, raised
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import reads_of
@@ -215,7 +215,7 @@ class _Search:
         except RefgradError as error:
             return Fault(REFUSED, labels, operators, str(error))
         except Exception as error:
-            return Fault(CRASHED, labels, operators, f"it raised {type(error).__name__}: {error}")
+            return Fault(CRASHED, labels, operators, f"it raised {raised(error)}")
         return self._compared(question, built, labels, operators, careful)
 
     def _question(self, nodes: Sequence[NodeProto], last: int) -> Question | None:

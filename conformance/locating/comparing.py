@@ -54,7 +54,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS, Drawn
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.nonfinite import Birth, births
-from refgrad.errors import BackendError, FeedError, OptionError, RefgradError, choices
+from refgrad.errors import BackendError, FeedError, OptionError, RefgradError, choices, raised
 from refgrad.markup import BAD, html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.types import FLOATS
@@ -453,7 +453,7 @@ class _Work:
         except (CrashError, RefgradError) as error:
             self.failed = str(error)
         except Exception as error:  # a builder that is a function raises anything
-            self.failed = f"it raised {type(error).__name__}: {error}"
+            self.failed = f"it raised {raised(error)}"
 
     def _run(self, side: Live) -> None:
         judge = self.judge

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.errors import OptionError, choices
+from refgrad.errors import OptionError, choices, of_type, raised
 
 
 def record(
@@ -46,10 +46,10 @@ def record(
     try:
         made = module(**named) if named else module(*leaves)
     except Exception as error:
-        raise OptionError(f"The module raised {type(error).__name__}: {error}") from error
+        raise OptionError(f"The module raised {raised(error)}.") from error
     outputs = list(_tensors(made, torch))
     if not outputs:
-        raise OptionError(f"The module returned a {type(made).__name__}, and tensors are due.")
+        raise OptionError(f"The module returned {of_type(made)}, and tensors are due.")
     if model is not None:
         declared = [value.name for value in model.graph.input]
         names = declared[: len(names)] if len(declared) >= len(names) and not set(names) <= set(declared) else names
@@ -102,10 +102,10 @@ def recorded_by(function: Callable[[], Any], model: ModelProto | None, seed: int
     try:
         made = function()
     except Exception as error:
-        raise OptionError(f"The function raised {type(error).__name__}: {error}") from error
+        raise OptionError(f"The function raised {raised(error)}.") from error
     if not (isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "named_parameters")):
         raise OptionError(
-            f"The function returned a {type(made).__name__}. Return (module, inputs): a torch.nn.Module and its inputs."
+            f"The function returned {of_type(made)}. Return (module, inputs): a torch.nn.Module and its inputs."
         )
     module, inputs = made
     if not isinstance(inputs, Mapping | list | tuple):

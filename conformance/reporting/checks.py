@@ -72,7 +72,8 @@ def _reasons(rows: Sequence[Row], verbose: bool) -> list[str]:
         lines += [_line(verdict, note, groups[verdict, note], verbose) for _, note in shown]
         rest = [row for key in listed[len(shown) :] for row in groups[key]]
         if rest:
-            lines.append(f"{verdict} ({_whose(rest, False)}): {len(listed) - len(shown)} more reasons, see --verbose")
+            more = f"{len(listed) - len(shown)} more reason{'s' * (len(listed) - len(shown) > 1)}"
+            lines.append(f"{verdict} ({_whose(rest, False)}): {more}, see --verbose")
     return lines
 
 

@@ -15,7 +15,9 @@ from refgrad.conformance.judging.verdicts import (
     EXECUTOR,
     FAULTS,
     INCONCLUSIVE,
+    OUT_OF_MEMORY,
     REFUSED,
+    TIMED_OUT,
     UNSUPPORTED,
     VERDICTS,
     WRONG,
@@ -31,7 +33,13 @@ Key: TypeAlias = tuple[str, str, str, str, str]  # the side, its name, the opera
 MODEL, GRADIENT = "forward", "gradient"  # what a side gets wrong: the operator itself, or its gradient
 _NAMES = 8  # of operators, in a line
 _SAID = {UNSUPPORTED: "does not support", REFUSED: "refuses", INCONCLUSIVE: "is inconclusive for"}
-_WORDS = {WRONG: "is wrong", CRASHED: "crashes", UNSUPPORTED: "is not supported"}
+_WORDS = {
+    WRONG: "is wrong",
+    CRASHED: "crashes",
+    UNSUPPORTED: "is not supported",
+    TIMED_OUT: "takes too long",
+    OUT_OF_MEMORY: "runs out of memory",
+}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import VERDICTS
 from refgrad.conformance.reporting.groups import MODEL, faults, lacking, without_answer
-from refgrad.conformance.reporting.tally import MARKS, by_operator, marked, occurring, shortened, totals
+from refgrad.conformance.reporting.tally import MARKS, by_operator, counted, marked, occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 from refgrad.escaping import markdown
 
@@ -28,7 +28,7 @@ def report(results: Results, title: str = "Scoreboard", cases: Iterable[Case] = 
     ]
     parts = [
         f"# {markdown(title)}\n",
-        f"{len(results.cases)} cases of {len(operators)} operators.\n",
+        f"{counted(len(results.cases), 'case')} of {counted(len(operators), 'operator')}.\n",
         table(("builder and executor", *verdicts), rows),
         table(("mark", "verdict", "what it means"), meanings),
         "## What is wrong\n",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, ResultRow
 from refgrad.conformance.reporting.groups import MODEL, Group, faults, lacking, without_answer
-from refgrad.conformance.reporting.tally import occurring, shortened, totals
+from refgrad.conformance.reporting.tally import counted, occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 from refgrad.escaping import printable, shell_line
 
@@ -49,24 +49,20 @@ def show(
     if len(groups) > len(shown):
         rest = Counter(group.name for group in groups[len(shown) :])
         of = ", ".join(f"{count} of {name}" for name, count in rest.most_common(_NAMES))
-        _print(console, f"and {len(groups) - len(shown)} more groups of faults ({of}): --verbose prints them")
+        _print(console, f"and {counted(len(groups) - len(shown), 'more group')} of faults ({of}): --verbose prints all")
     lines = list(without_answer(without, verbose))
     for line in lines if verbose else lines[:LINES_SHOWN]:
         _print(console, line)
     if not verbose and len(lines) > LINES_SHOWN:
-        _print(console, f"and {len(lines) - LINES_SHOWN} more lines: --verbose prints them")
+        _print(console, f"and {counted(len(lines) - LINES_SHOWN, 'more line')}: --verbose prints all")
     if groups:
         _print(console, f"To repeat the first: {shell_line(results.command(groups[0].smallest))}")
     asked = len(results.cases), len({about.operator for about in results.cases.values()})
     _print(
         console,
-        f"{_count(len(results.faults), 'fault')} in {_count(len(results.rows), 'verdict')} on {_count(asked[0], 'case')} of "
-        f"{_count(asked[1], 'operator')}",
+        f"{counted(len(results.faults), 'fault')} in {counted(len(results.rows), 'verdict')} on {counted(asked[0], 'case')} of "
+        f"{counted(asked[1], 'operator')}",
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _show_totals(results: Results, console: Console) -> None:

@@ -35,6 +35,8 @@ from refgrad.errors import (
     choices,
     did_you_mean,
     message_of,
+    of_type,
+    raised,
 )
 from refgrad.microsoft.forms import FORMS
 from refgrad.notices import quiet
@@ -79,7 +81,7 @@ def get_builder(name: str) -> Builder:
         )
     function = imported(name, BUILDERS)
     if not callable(function):
-        raise OptionError(f"{name!r} is a {type(function).__name__}. Give function(model, wrt, outputs) -> ModelProto.")
+        raise OptionError(f"{name!r} is {of_type(function)}. Give function(model, wrt, outputs) -> ModelProto.")
     return Builder(
         name,
         f"the function {name}",
@@ -130,7 +132,7 @@ def attempt(name: str, question: Question) -> Built:
     except refusals as error:
         raise BuilderError("refused", _line(error)) from error
     except Exception as error:
-        raise CrashError(f"it raised {type(error).__name__}: {_line(error)} ({_place(error)})") from error
+        raise CrashError(f"it raised {raised(error)} ({_place(error)})") from error
 
 
 def _line(error: Exception) -> str:
@@ -309,7 +311,7 @@ def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], que
     given.CopyFrom(question.model)
     made = function(given, list(question.wrt), list(question.cotangents))
     if not isinstance(made, ModelProto):
-        raise AnswerError(f"it returned a {type(made).__name__} and no ModelProto")
+        raise AnswerError(f"it returned {of_type(made)} and no ModelProto")
     inputs = graph_inputs(made.graph)
     cotangents = {name: f"{name}_grad" for name in question.cotangents}
     known = {*(value.name for value in question.model.graph.input), *question.wrt, *cotangents.values()}

@@ -18,7 +18,7 @@ from onnx import ModelProto
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
-from refgrad.errors import AnswerError, BackendError, OptionError, RefgradError, choices, did_you_mean, message_of
+from refgrad.errors import AnswerError, BackendError, OptionError, RefgradError, choices, did_you_mean, of_type, raised
 from refgrad.protos import native
 
 REFERENCE = "onnx.reference"
@@ -57,7 +57,7 @@ def get_executor(name: str) -> Backend:
         raise
     except (Exception, SystemExit) as error:  # a stranger's class raises anything when it is called
         raise OptionError(
-            f"The executor {name!r} cannot be made: {_said(error)}. Its class is called without an argument."
+            f"The executor {name!r} cannot be made: {raised(error)}. Its class is called without an argument."
         ) from error
     if reason:
         raise BackendError(f"The executor {name!r} cannot be used here: {reason}")
@@ -87,14 +87,14 @@ def run(
     if changed := [key for key, value in before.items() if feeds[key].tobytes() != value or key not in given]:
         raise AnswerError(f"{name} wrote into what it was fed: {choices(changed)}.")
     if not isinstance(results, Mapping):
-        raise AnswerError(f"{name} returned a {type(results).__name__} and no outputs by name.")
+        raise AnswerError(f"{name} returned {of_type(results)} and no outputs by name.")
     declared = graph_outputs(model.graph)
     asked = check_outputs(outputs, declared)
     if absent := [key for key in asked if key not in results]:
         raise AnswerError(f"{name} returned no output {choices(absent)}; it returned {choices(results)}.")
     tensors = {value.name for value in declared if value.kind == "tensor"}
     if bare := [key for key in asked if key in tensors and not hasattr(results[key], "__array__")]:
-        raise AnswerError(f"{name} returned no array for {choices(bare)} but a {type(results[bare[0]]).__name__}.")
+        raise AnswerError(f"{name} returned no array for {choices(bare)} but {of_type(results[bare[0]])}.")
     if masked := [key for key in asked if key in tensors and np.ma.is_masked(results[key])]:
         raise AnswerError(f"{name} returned masked elements in {choices(masked)}.")
     found = {key: np.asarray(results[key]) if key in tensors else results[key] for key in asked}
@@ -143,7 +143,9 @@ class _PreparedReference(Prepared):
         try:
             self._evaluator = native.reference(model)
         except Exception as error:  # it raises whatever an implementation does
-            raise BackendError(f"{REFERENCE} does not read the model: {_said(error)}. Try another executor.") from error
+            raise BackendError(
+                f"{REFERENCE} does not read the model: {raised(error)}. Try another executor."
+            ) from error
 
     def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         asked = check_outputs(outputs, self.outputs)
@@ -153,12 +155,8 @@ class _PreparedReference(Prepared):
                 warnings.simplefilter("ignore")  # NumPy's, of infinities and casts
                 results = self._evaluator.run(list(asked), checked)
         except Exception as error:  # it raises whatever an implementation does
-            raise BackendError(f"{REFERENCE} fails on the model: {_said(error)}. Try another executor.") from error
+            raise BackendError(f"{REFERENCE} fails on the model: {raised(error)}. Try another executor.") from error
         return dict(zip(asked, results, strict=True))
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {message_of(error)}".rstrip(":. ")
 
 
 # What people bring
@@ -179,7 +177,7 @@ def imported(name: str, known: Iterable[str] = ()) -> Any:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # a stranger's module raises anything when it is imported
         raise OptionError(
-            f"{name!r} cannot be imported: {_said(error)}.{did_you_mean(name, known)} Give package.module:name, of a module "
+            f"{name!r} cannot be imported: {raised(error)}.{did_you_mean(name, known)} Give package.module:name, of a module "
             f"that is installed or lies in {here!r}."
         ) from error
     return found

@@ -534,8 +534,8 @@ def _other_option(own: list[Case], opset: str, dtype: str | None, name: str, val
         (f"--dtype {kind[1]}" if kind else "another --dtype", opset, kind and kind[1], values),
         (f"--opset {number}", number, dtype, values),
     ]
-    for option, *asked, of in changes:
-        if any(sources.select(own, None, *asked, name, of)):
+    for option, opsets, types, kinds in changes:
+        if any(sources.select(own, None, opsets, types, name, kinds)):
             return option
     return ""
 

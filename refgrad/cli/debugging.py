@@ -29,7 +29,7 @@ from refgrad.conformance.questions.question import ask
 from refgrad.conformance.reporting import comparisons
 from refgrad.conformance.systems.executors import imported
 from refgrad.conformance.tracing.nonfinite import nonfinite
-from refgrad.errors import OptionError, OutputFileError
+from refgrad.errors import OptionError, OutputFileError, of_type
 from refgrad.escaping import printable
 from refgrad.protos.files import replacing
 
@@ -247,7 +247,7 @@ def record(
     proto = None if model is None else load_model(model)
     found = imported(function)
     if not callable(found):
-        raise OptionError(f"{function!r} is a {type(found).__name__}. Give a function that returns (module, inputs).")
+        raise OptionError(f"{function!r} is {of_type(found)}. Give a function that returns (module, inputs).")
     with Bar("recording"):
         made = recorded_by(found, proto, seed)
     with replacing(output) as file:

@@ -12,6 +12,7 @@ from refgrad.cli.output import Bar, print_json, say, stdout
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
 from refgrad.conformance.reporting import groups, terminal
+from refgrad.conformance.reporting.tally import counted
 from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.results import Results
 from refgrad.conformance.running.runner import Lanes, Plan
@@ -43,7 +44,8 @@ def kept_in(journal: Path | None) -> str:
     if not journal.exists():
         return "Nothing is kept: the journal begins with the first verdict."
     count = max(journal.read_bytes().count(b"\n") - 1, 0)  # the first line has the settings
-    return f"The journal {str(journal)!r} has the verdicts on {count} cases: repeat the command with --resume to go on."
+    done = counted(count, "case")
+    return f"The journal {str(journal)!r} has the verdicts on {done}: repeat the command with --resume to go on."
 
 
 @contextmanager
@@ -122,7 +124,8 @@ def remarks(
     if uncompared := [row for row in results.rows if row.forward_note and not row.forward]:
         first = uncompared[0]
         yield (
-            f"{len(uncompared)} results of a model were not compared, such as those of {first.executor} in {first.case}: "
+            f"{counted(len(uncompared), 'result')} of a model {'was' if len(uncompared) == 1 else 'were'} not compared, "
+            f"such as those of {first.executor} in {first.case}: "
             f"{first.forward_note}"
         )
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from refgrad.cli import main
 from refgrad.conformance.judging.check import Check, Row
 from refgrad.conformance.reporting import checks
-from refgrad.errors import abridged, choices
+from refgrad.errors import abridged, choices, did_you_mean, of_type, raised
 from refgrad.tables import registry
 
 WEIGHTS = 150
@@ -173,3 +173,15 @@ def test_an_unknown_name_lists_few_of_many(large, capsys):
 def test_a_long_list_is_abridged(names, limit, expected):
     assert abridged(names, limit) == expected
     assert choices(["a", "b"], 1) == "'a' and 1 more"
+
+
+def test_errors_say_types_and_exceptions_in_words():
+    assert [of_type(value) for value in (1, 1.5, b"", None)] == ["an int", "a float", "bytes", "None"]
+    assert raised(AssertionError()) == "AssertionError"
+    assert raised(ValueError("not\n so.")) == "ValueError: not so"
+
+
+def test_a_suggestion_is_equal_but_for_case_if_one_is():
+    assert did_you_mean("relu", ["Selu", "Relu"]) == " Did you mean 'Relu'?"
+    assert did_you_mean("ORT-CPU", ["numpy", "ort-cpu"]) == " Did you mean 'ort-cpu'?"
+    assert did_you_mean("far off", ["numpy"]) == ""

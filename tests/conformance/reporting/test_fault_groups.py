@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from refgrad.conformance.case import node_case
-from refgrad.conformance.judging.verdicts import AGREED, CRASHED, REFUSED, UNSUPPORTED, WRONG, ResultRow
+from refgrad.conformance.judging.verdicts import (
+    AGREED,
+    CRASHED,
+    OUT_OF_MEMORY,
+    REFUSED,
+    TIMED_OUT,
+    UNSUPPORTED,
+    WRONG,
+    ResultRow,
+)
 from refgrad.conformance.reporting import groups
 from refgrad.conformance.reporting.traits import common, traits
 from refgrad.conformance.running.limitations import Limitation, Limitations
@@ -195,3 +204,13 @@ def test_what_has_no_answer_is_a_line_for_each_side():
         "not supported: the executor e does not support Exp (2), such as a: f",
     ]
     assert len(list(groups.without_answer(groups.lacking(made), verbose=True))) == 2
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"), [(TIMED_OUT, "takes too long"), (OUT_OF_MEMORY, "runs out of memory"), (CRASHED, "crashes")]
+)
+def test_a_fault_is_a_sentence(verdict, words):
+    [forward] = groups.faults(results(("a", "b", "e", verdict, "executor", verdict)))
+    assert forward.fault == f"Exp {words} forward"
+    [gradient] = groups.faults(results(("a", "b", "e", verdict, "builder", "")))
+    assert gradient.fault == f"the gradient of Exp {words}"

@@ -193,7 +193,7 @@ def test_a_function_that_raises_refuses_with_its_own_words(brought: str) -> None
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("nothing", "it returned a NoneType and no ModelProto"),
+        ("nothing", "it returned None and no ModelProto"),
         ("no_gradient", "its model has no gradient 'X_grad'; 'dX' are its outputs"),
         ("another_cotangent", "its model takes 'dY'; it may take 'X', 'Y_grad'"),
         ("invalid", "its model is invalid: .*missing"),
@@ -223,7 +223,7 @@ def test_a_function_may_spoil_what_it_was_given(brought: str) -> None:
         ),
         ("onnxruntime:rw", r"cannot be imported: .* Did you mean 'onnxruntime:raw'\? Give package\.module:name"),
         ("brought_builders:absent", "cannot be imported: AttributeError: .* 'absent'"),
-        ("brought_builders:number", r"is a int\. Give function\(model, wrt, outputs\) -> ModelProto"),
+        ("brought_builders:number", r"is an int\. Give function\(model, wrt, outputs\) -> ModelProto"),
         ("no_such_module:f", "cannot be imported: ModuleNotFoundError: .* that is installed or lies in "),
     ],
 )

@@ -111,10 +111,6 @@ WRONG = [
     (("run", "--backend", "ORT-CPU"), "Did you mean 'ort-cpu'?"),
     (("run", "--feeds", "nowhere.npz"), "--feeds are the inputs of an .onnx file, and no --source is one"),
     (("run", "--journal", "."), "'.' is a folder. Name a file for the journal."),
-    (
-        ("cases", "--ops", "Relu", "--dtype", "float64", "--every", "1", "--values", "special", "--case", "Relu"),
-        "No case",
-    ),
     (("run", "--seconds", "0"), "--seconds 0 is not a number of seconds above 0"),
     (("run", "--seconds", "nan"), "--seconds nan is not a number of seconds above 0"),
     (("run", "--seconds", "inf"), "--seconds inf is not a number of seconds above 0"),

@@ -134,7 +134,7 @@ def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
     assert (found.verdict, found.forward) == ("agreed", "")
     assert found.forward_note == "the results of the model were not compared: this always fails"
     assert list(remarks(results, {found.case: "Exp"}, Limitations(), [], [])) == [
-        f"1 results of a model were not compared, such as those of failing:Shifted in {found.case}: {found.forward_note}"
+        f"1 result of a model was not compared, such as those of failing:Shifted in {found.case}: {found.forward_note}"
     ]
 
 
