@@ -93,7 +93,7 @@ class BuilderError(RefgradError):
 class WorkerError(RefgradError):
     """A call in another process did not return. `verdict` is "raised", "crashed", "timed out" or "out of memory".
 
-    If it raised, `raised` is the name of the exception's class, and `classes` has those of all its classes.
+    If it raised, `raised` names the exception's class, and `classes` also names the classes that this one derives from.
     """
 
     def __init__(self, verdict: str, message: str, raised: str = "", classes: Iterable[str] = ()) -> None:
@@ -172,7 +172,7 @@ def message_of(error: BaseException) -> str:
 
 
 def of_type(value: object) -> str:
-    """What a value is, in words: `an int`, `a list`, `bytes`, `None`."""
+    """The type of a value with its article: `an int`, `a list`, `bytes`, `None`."""
     name = type(value).__name__
     if value is None or name.endswith("s"):
         return "None" if value is None else name

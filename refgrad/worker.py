@@ -354,7 +354,7 @@ def serve(memory: int, room: int = 0) -> None:
 
 
 def _classes(error: Exception) -> list[str]:
-    """The names of all classes of an error. One of refgrad's is a NotImplementedError, too, if its cause is one."""
+    """The names of an error's class and its bases. An error of refgrad counts as NotImplementedError if its cause is one."""
     wrapped = isinstance(error, RefgradError) and isinstance(error.__cause__, NotImplementedError)
     return [kind.__name__ for kind in type(error).__mro__] + ["NotImplementedError"] * wrapped
 

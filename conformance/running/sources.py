@@ -310,7 +310,7 @@ def near(
 ) -> tuple[str, list[str]]:
     """The operator that a pattern begins with, or the closest one, and the names of its cases that are most like the pattern.
 
-    Only cases of that operator are made. Without one, there is no name. The other arguments are those of `select`.
+    Only the cases of that operator are made. ("", []) if no operator is close. `select` explains the other arguments.
     """
     beginning = re.split(r"[-*?[]", pattern.removeprefix("ai.onnx."), maxsplit=1)[0]
     operator = closest(beginning, covered())

@@ -106,7 +106,7 @@ def run(
 
 
 def _is_of(dtype: np.dtype[Any], declared: np.dtype[Any] | None) -> bool:
-    """Whether an array is of the declared type; texts have several types in NumPy."""
+    """True if an array has the declared type. NumPy has several types for texts."""
     texts = "OUST"
     if declared is None or declared.kind in texts:
         return declared is None or dtype.kind in texts

@@ -506,7 +506,7 @@ def _require_model(listed: list[str], feeds: Path | None) -> None:
 def _none_left(
     listed: list[str], ops: str | None, opset: str, dtype: str | None, name: str | None, values: str | None
 ) -> str:
-    """Why no case is left, and which are like the one that is asked for."""
+    """Say that no case is left, why, and which names are close."""
     if name is None:
         return "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
     said = f"No case matches --case {name!r}."
@@ -561,17 +561,17 @@ def _is_of_onnx(name: str) -> bool:
 
 
 def ops_of(ops: list[str] | None) -> str | None:
-    """What `--ops` names, separated by commas."""
+    """The operators of `--ops`, separated by commas."""
     return _joined(_operators(ops))
 
 
 def dtypes_of(dtype: list[str] | None) -> str | None:
-    """What `--dtype` names, separated by commas."""
+    """The float types of `--dtype`, separated by commas."""
     return _joined(_listed(dtype, "--dtype", "float type"))
 
 
 def kinds_of(values: list[str] | None) -> str:
-    """What `--values` names, separated by commas."""
+    """The kinds of values of `--values`, separated by commas."""
     return _joined(_listed(values, "--values", "kind of values")) or "smooth"
 
 

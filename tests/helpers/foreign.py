@@ -220,7 +220,7 @@ class Exiting(_Spoiling):
 
 
 class OfOnnx:
-    """What `onnx.backend.base.Backend` describes, with a bug."""
+    """A backend like `onnx.backend.base.Backend`, with a bug."""
 
     @staticmethod
     def prepare(model, device):
