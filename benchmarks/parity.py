@@ -32,7 +32,7 @@ def models(folder: Path | None) -> list[parity.WholeModel]:
 
 def survey(operator: str) -> list[parity.ParityRow]:
     with Builders() as builders, Worker() as runner:
-        return parity.survey(operator, builders, runner)
+        return parity.survey(operator, parity.by_operator()[operator], builders, runner)
 
 
 def main(arguments: Sequence[str]) -> None:

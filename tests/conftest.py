@@ -12,58 +12,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections import defaultdict
-from collections.abc import Generator, Iterable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Generator
 
 import pytest
+from sampling import VARIABLE, content, kept, share
 
-VARIABLE = "REFGRAD_SAMPLE"
 ALL = "REFGRAD_SAMPLE_ALL"
-ROOT = Path(__file__).parent.parent
-SOURCES = ("refgrad", "backends", "conformance")
-
-
-def share() -> int:
-    """The number N in "one of N tests", from the environment.
-
-    :raises pytest.UsageError: it is not a positive integer.
-    """
-    text = os.environ.get(VARIABLE) or "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise pytest.UsageError(
-            f"{VARIABLE}={text!r} is not a positive integer: 1 runs all tests, 8 one of eight of every matrix."
-        )
-    return int(text)
-
-
-@cache
-def content() -> str:
-    """The first eight digits of a hash of the package's files. Another hash selects another sample."""
-    found = sha256()
-    for folder in SOURCES:
-        for file in sorted((ROOT / folder).rglob("*")):
-            if file.suffix in {".py", ".toml", ".json"}:
-                found.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
-    return found.hexdigest()[:8]
-
-
-def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
-    """The sampled names: one of `one_of` tests `module::function[operator-form]` of each function, and at least one."""
-    functions: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        functions[name.partition("[")[0]].append(name)
-    chosen: set[str] = set()
-    for function, same in functions.items():
-        same.sort(key=lambda name: (name.partition("[")[2].partition("-")[0], _number(name, content)))
-        chosen.update(same[_number(function, content) % min(one_of, len(same)) :: one_of])
-    return chosen
-
-
-def _number(name: str, content: str) -> int:
-    return int(sha256(f"{content} {name}".encode()).hexdigest(), 16)
 
 
 @pytest.hookimpl(trylast=True)

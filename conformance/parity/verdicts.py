@@ -11,7 +11,6 @@ from typing import Any
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.departures import Departure, every_departure
-from refgrad.conformance.parity.cases import by_operator
 from refgrad.conformance.parity.kept import Kept
 from refgrad.conformance.parity.pair import build
 from refgrad.conformance.parity.structure import EXCUSES, compare
@@ -75,14 +74,16 @@ def measure(
     return row(verdict, detail, values, proof, found.same_names, found.same_operators)
 
 
-def survey(operator: str, builders: Builders, runner: Worker, folder: Path | None = None) -> list[ParityRow]:
-    """Measure every case of a registered operator, in processes of these two.
+def survey(
+    operator: str, cases: Iterable[Case], builders: Builders, runner: Worker, folder: Path | None = None
+) -> list[ParityRow]:
+    """Measure `cases` of a registered operator (`by_operator` has all of them), in processes of these two.
 
     The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`), except those of Dropout: no two
     runtimes draw the same random numbers.
     """
     kept = None if folder is None or operator == "Dropout" else Kept()
-    rows = [measure(operator, case, builders, runner, kept) for case in by_operator().get(operator, ())]
+    rows = [measure(operator, case, builders, runner, kept) for case in cases]
     if kept is not None and folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         kept.save(folder / f"{operator}.npz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,11 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import sampling
 
 pytestmark = pytest.mark.interpreter
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
-CONFTEST = ROOT / "tests" / "conftest.py"
+MECHANISM = ("conftest.py", "helpers/sampling.py")
 FILE = """
 import pytest
 from pytest import mark
@@ -45,12 +45,13 @@ def test_of_the_training_wheel(case):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the mechanism, with a package of one file."""
     made = tmp_path_factory.mktemp("sampled")
-    (made / "tests").mkdir()
+    (made / "tests" / "helpers").mkdir(parents=True)
     (made / "refgrad").mkdir()
     (made / "refgrad" / "rules.py").write_text("1\n")
-    (made / "tests" / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"), encoding="utf-8")
+    for file in MECHANISM:
+        (made / "tests" / file).write_text((ROOT / "tests" / file).read_text(encoding="utf-8"), encoding="utf-8")
     (made / "tests" / "test_it.py").write_text(FILE)
-    (made / "pytest.ini").write_text("[pytest]\nmarkers =\n    matrix\n    training\n")
+    (made / "pytest.ini").write_text("[pytest]\npythonpath = tests/helpers\nmarkers =\n    matrix\n    training\n")
     return made
 
 
@@ -93,11 +94,6 @@ def test_all_tests_with_parameters_can_be_sampled_but_for_those_that_only_one_se
 
 
 def test_another_content_keeps_other_tests_until_all_had_their_turn() -> None:
-    spec = importlib.util.spec_from_file_location("sampling", CONFTEST)
-    assert spec is not None
-    assert spec.loader is not None
-    sampling = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sampling)
     names = [f"tests/test_it.py::test[{operator}-{form}]" for operator in ("Add", "Conv", "Mul") for form in range(20)]
     found = [frozenset(sampling.kept(names, 3, f"{content:08x}")) for content in range(20)]
     assert {len(one) for one in found} == {20}

@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 
 import pytest
+from sampling import sampled
 
 import refgrad
 import refgrad.conformance.cases
@@ -21,12 +22,12 @@ def test_every_family_of_rules_has_its_cases():
     assert families - {"call", "nondifferentiable"} <= {*FAMILIES, *of_runtime}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_emitted_has_a_verdict(family):
+    """By one of so many cases of each family."""
     cases = importlib.import_module(f"refgrad.conformance.cases.{family}").cases()
     emitted = set()
-    for case in cases:
+    for case in sampled([*cases], family):
         gradient = refgrad.gradient(case.model, wrt=case.wrt, outputs=case.outputs)
         emitted |= {(node.domain, node.op_type) for node in gradient.graph.node}
     emitted -= BODY.keys() if family in ("microsoft", "rare") else set()  # forward nodes that round stay what they are

@@ -52,6 +52,7 @@ def test_every_mutant_is_caught_or_has_a_reason_to_survive(operator: str) -> Non
     assert before == RULES
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operator", DEFINED)
 def test_every_mutant_of_a_body_is_caught_or_has_a_reason_to_survive(operator: str) -> None:
     before = dict(DEFINITIONS)

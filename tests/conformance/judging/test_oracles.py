@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -433,28 +434,20 @@ PER_OPERATOR = 4
 
 
 @cache
-def questions() -> dict[str, list[Question]]:
-    """A few cases of every operator; at a kink there is no derivative for the witnesses to agree on."""
-    found: dict[str, list[Case]] = {}
-    for one in every_case():
-        if one.values != "kink":
-            found.setdefault(one.operator, []).append(one)
-    made: dict[str, list[Question]] = {}
-    for operator, cases in found.items():
-        chosen = cases[:: max(len(cases) // PER_OPERATOR, 1)][:PER_OPERATOR]
-        made[operator] = []
-        for one in chosen:
-            try:
-                made[operator].append(ask(one))
-            except (FeedError, RefgradError):
-                continue
+def questions(operator: str) -> list[Question]:
+    """A few cases of an operator; at a kink there is no derivative for the witnesses to agree on."""
+    cases = [one for one in every_case() if one.operator == operator and one.values != "kink"]
+    made = []
+    for one in cases[:: max(len(cases) // PER_OPERATOR, 1)][:PER_OPERATOR]:
+        with suppress(FeedError, RefgradError):
+            made.append(ask(one))
     return made
 
 
 @cache
-def spoke(operator: str) -> dict[str, list[Sequence[object]]]:
-    """What each witness says of the questions of an operator."""
-    return {name: [get_oracle(name).testify(q) for q in questions()[operator]] for name in WITNESSES}  # type: ignore[misc]
+def spoke(operator: str, witness: str) -> list[Sequence[object]]:
+    """What a witness says of the questions of an operator."""
+    return [get_oracle(witness).testify(question) for question in questions(operator)]  # type: ignore[misc]
 
 
 OPERATORS = sorted({one.operator for one in every_case()})
@@ -464,7 +457,7 @@ OPERATORS = sorted({one.operator for one in every_case()})
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_witnesses_agree(operator: str) -> None:
     """A derivative by complex step is what differences of the same direction give, and so with both forwards."""
-    for question, found in zip(questions()[operator], spoke(operator)["complex-step"], strict=True):
+    for question, found in zip(questions(operator), spoke(operator, "complex-step"), strict=True):
         for one in found:
             if not isinstance(one, Directional) or not one.direction.size:
                 continue
@@ -487,11 +480,11 @@ LONELY: dict[str, str] = {}
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_two_witnesses_speak(operator: str) -> None:
     """Of some case of each operator, of every input."""
-    if not questions()[operator]:
+    if not questions(operator):
         pytest.skip("no case of it has a derivative")
     said_of = [
         sum(any(isinstance(one, Directional) and one.direction.size for one in found) for found in of_question)
-        for of_question in zip(*spoke(operator).values(), strict=True)
+        for of_question in zip(*(spoke(operator, name) for name in WITNESSES), strict=True)
     ]
     assert (max(said_of) >= 2) == (operator not in LONELY)
 
@@ -546,10 +539,13 @@ def computed(question: Question) -> set[str]:
 def test_every_forward_in_the_table_is_met() -> None:
     """By a question that the complex step answers: what is not met is not verified."""
     met: set[str] = set()
-    for operator in OPERATORS:
-        for question, found in zip(questions()[operator], spoke(operator)["complex-step"], strict=True):
-            if any(isinstance(one, Directional) and one.direction.size for one in found):
-                met |= computed(question)
+    testify = get_oracle("complex-step").testify
+    assert testify is not None
+    for question in (question for operator in OPERATORS for question in questions(operator)):
+        with suppress(BackendError):  # the complex step is silent on it
+            new = computed(question) & KNOWN - met
+            if new and any(isinstance(one, Directional) and one.direction.size for one in testify(question)):
+                met |= new
     others = [*map(steady, STEPS_OF), *(ask(case(text, **feeds)) for text, feeds, _ in BY_HAND.values())]
     met |= {operator for question in others for operator in computed(question)}
     assert sorted(KNOWN - met) == []

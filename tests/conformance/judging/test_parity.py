@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import sampled, share
 
 from refgrad.conformance import parity
 from refgrad.conformance.case import Case, node_case
@@ -41,9 +43,12 @@ def processes():
 
 @pytest.mark.parametrize("operator", RESULTS["operators"])
 def test_every_case_comes_out_as_the_page_says(processes, operator):
-    rows = parity.survey(operator, *processes, Path(KEPT) if KEPT else None)
+    """One of so many cases of each operator; its counts are the page's where all are asked."""
+    cases = sampled(parity.by_operator()[operator], operator)
+    rows = parity.survey(operator, cases, *processes, Path(KEPT) if KEPT else None)
     assert [f"{row.case}: {row.kind} {row.values} {row.detail}" for row in parity.unexplained(rows)] == []
-    assert parity.counts(rows)[operator] == RESULTS["operators"][operator]
+    found, told = Counter(parity.counts(rows)[operator]), Counter(RESULTS["operators"][operator])
+    assert found == told if share() == 1 else found <= told
 
 
 def test_every_departure_explains_a_case():

@@ -130,6 +130,7 @@ def verdicts(question: Question, evidence: Sequence[Evidence], factor: float) ->
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_right_gradients_are_not_blamed_and_wrong_ones_are(operator: str, worker: Worker) -> None:
     """By a factor near 1, and by a sign."""
