@@ -60,8 +60,8 @@ CUDA = (
 
 
 def marked(mark: str) -> list[str]:
-    """The test files whose `pytestmark` has this mark; pyproject.toml says what the marks mean."""
-    named = re.compile(rf"^pytestmark = (\[[^]]*)?pytest\.mark\.{mark}\b", re.MULTILINE)
+    """The test files whose `pytestmark` has this mark, or a test of which has it; pyproject.toml says what the marks mean."""
+    named = re.compile(rf"^(pytestmark = (\[[^]]*)?|@)pytest\.mark\.{mark}\b", re.MULTILINE)
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [file.relative_to(ROOT).as_posix() for file in files if named.search(file.read_text(encoding="utf-8"))]
 
@@ -241,7 +241,7 @@ def torch(session: nox.Session) -> None:
     run = environment(session, "frameworks", "torch", "-e", ".[ort,torch,exports,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    pytest(session, run, *QUICK, *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    pytest(session, run, *QUICK, "-m", "torch and not models", *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
 @nox.session(venv_backend="none")

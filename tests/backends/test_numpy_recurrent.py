@@ -43,8 +43,6 @@ from refgrad.conformance.oracles.central import directional
 from refgrad.errors import BackendError
 from refgrad.transforms import ortbuilder
 
-pytestmark = pytest.mark.torch
-
 NUMPY = get_backend("numpy")
 # The training build is of an older version, with other defaults in RNN and nothing written for a sequence of length 0.
 RUNTIME = "ort-cpu" in available() and not ortbuilder.available()
@@ -440,6 +438,7 @@ def torch_results(
     return {name: value.detach().numpy() for name, value in results.items()}, gradients
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("op", GATES)
 def test_torch_agrees(op: str, direction: str) -> None:
@@ -449,6 +448,7 @@ def test_torch_agrees(op: str, direction: str) -> None:
     assert_same(run(forward(op, feeds, attrs), feeds, precision="float64"), expected, 1e-12)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("op", TRAINED)
 def test_torch_has_the_gradients(op: str, direction: str) -> None:

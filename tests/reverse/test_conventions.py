@@ -19,7 +19,7 @@ from refgrad.errors import ModelWarning, OptionError
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training import SGD, Training, step_model
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
+pytestmark = pytest.mark.interpreter
 
 # Everything is quantised, and nothing is clipped: straight-through y is sum(tanh(x·w)), by the rounded x and w.
 QUANTISED = """<ir_version: 10, opset_import: ["": 21]>
@@ -117,6 +117,7 @@ def test_higher_and_split() -> None:
         refgrad.jacobian(model(), kinks="pytorch")
 
 
+@pytest.mark.torch
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
     from refgrad.torch import Module

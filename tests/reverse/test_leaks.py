@@ -21,8 +21,6 @@ from refgrad.conformance.judging.check import check
 from refgrad.errors import ModelWarning
 from refgrad.training import SGD, step_model
 
-pytestmark = pytest.mark.torch
-
 WEIGHTS = "<int8[6,3] w={1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9}, float s={0.1}>"
 FAKE = "a = Abs(x)  m = ReduceMax<keepdims=0>(a)  s = Div(m, k)  d = Div(x, s)"
 K = "<float k = {127}>"
@@ -286,6 +284,7 @@ def test_check_says_it() -> None:
     assert any("leaks through rounding" in text for text in said(check, LEAKING, wrt=["x"]))
 
 
+@pytest.mark.torch
 def test_torch_says_it() -> None:
     torch = pytest.importorskip("torch")
     from refgrad.torch import Module

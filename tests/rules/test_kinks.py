@@ -19,8 +19,6 @@ from refgrad.tables.missing import MISSING
 from refgrad.tables.torch_functions import ASKED, FOLLOWED, RELEASE, exported_function
 from refgrad.transforms import ortbuilder
 
-pytestmark = pytest.mark.torch
-
 
 def case(kink: Kink, dtype: type = np.float64) -> Case:
     return at(kink, dtype)
@@ -91,6 +89,7 @@ def test_onnx_runtime(kink: Kink) -> None:
     expect(gradients(ortbuilder.build_raw(made.model, wrt, output), kink, "ort-cpu", np.float32), kink, kink.ort)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kink", [k for k in KINKS if k.torch is not None], ids=lambda k: f"{k.operator}: {k.where}")
 def test_torch(kink: Kink) -> None:
     torch_has(kink, ASKED[kink.operator, kink.where])
@@ -123,6 +122,7 @@ def test_every_answer_of_torch_has_its_question() -> None:
     assert {(k.operator, k.where) for k in KINKS if k.torch is not None} == ASKED.keys()
 
 
+@pytest.mark.torch
 def test_the_releases_are_those_of_the_page() -> None:
     torch = pytest.importorskip("torch")
     assert torch.__version__.startswith(f"{RELEASE}.")
@@ -142,6 +142,7 @@ def test_ours_where_a_number_is_missing(row: Kink, dialect: str) -> None:
         expect(gradients(model, row, "numpy", np.float64), row, row.choice("onnxruntime"))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("row", [row for row in MISSING if row.torch is not None], ids=lambda row: row.operator)
 def test_torch_where_a_number_is_missing(row: Kink) -> None:
     torch_has(row, next(question for (operator, _), question in ASKED.items() if operator == row.operator))
@@ -174,6 +175,7 @@ def test_a_function_that_the_exporter_names_is_followed(function: str, question:
         expect(gradients(made, kink, "numpy", np.float64), kink, expected)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("function", "question", "kink"), FOLLOWED, ids=[name for name, _, _ in FOLLOWED])
 def test_torch_has_what_is_followed(function: str, question: str, kink: Kink) -> None:
     torch = pytest.importorskip("torch")
@@ -285,6 +287,7 @@ EXPORTED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("question", "values"), EXPORTED, ids=[question for question, _ in EXPORTED])
 def test_an_export_has_the_derivatives_of_its_function(question: str, values: tuple[Any, ...]) -> None:
     torch = pytest.importorskip("torch")

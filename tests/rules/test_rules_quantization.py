@@ -15,8 +15,6 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.quantization import cases, chain, rounded
 from refgrad.errors import NoGradientError, OptionError
 
-pytestmark = pytest.mark.torch
-
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_the_scale_of_dequantize_agrees_with_differences(case: Case) -> None:
@@ -44,6 +42,7 @@ def test_by_default_rounding_has_the_derivative_zero(shapes: str) -> None:
     assert results["t_grad"].all()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", [np.int8, np.uint8])
 def test_the_scale_has_the_gradient_of_torch(kind: type) -> None:
     """torch looks whether a value is in the range after it rounded; no value here lies within half a step of the end."""

@@ -21,7 +21,7 @@ from refgrad.errors import NoGradientError, RuleError
 from refgrad.tables.registry import DIALECTS, LOWERINGS
 from refgrad.transforms import ortbuilder
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PLAIN = ("sequence_lens", "P")  # what ONNX Runtime's training kernels do not read
 KERNELS = {"GRU": ("GRUTraining", "GRUGrad"), "LSTM": ("LSTMTraining", "LSTMGrad")}
@@ -336,6 +336,7 @@ TORCH_MODELS = [
 ]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("kind", "options"), TORCH_MODELS, ids=str)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_as_torch_exports_it(kind: str, options: dict[str, Any], dialect: str) -> None:

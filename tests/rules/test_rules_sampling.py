@@ -13,8 +13,6 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.sampling import cases
 
-pytestmark = pytest.mark.torch
-
 PADDINGS = ("zeros", "border", "reflection")
 
 
@@ -48,6 +46,7 @@ def test_forward_is_that_of_the_reference(case: Case) -> None:
     np.testing.assert_allclose(result, theirs, atol=2e-6)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("mode", "padding_mode", "align_corners"), [*product(("linear", "nearest", "cubic"), PADDINGS, (0, 1))]
 )

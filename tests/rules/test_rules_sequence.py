@@ -18,8 +18,6 @@ from refgrad.errors import InvalidModelError, NoGradientError, UnknownNameError
 from refgrad.reverse.assembly import names_in
 from refgrad.tables.registry import RULES, rule
 
-pytestmark = pytest.mark.torch
-
 NUMPY = get_backend("numpy")
 STEP = 1e-5
 Value = Any  # an array, a list of arrays, or None for an empty optional
@@ -371,6 +369,7 @@ def test_forward_mode(name: str) -> None:
             np.testing.assert_allclose(found, (one - other) / (2 * STEP), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.torch
 def test_torch() -> None:
     """A list that is filled row by row, without its last element in one factor of the result."""
     torch = pytest.importorskip("torch")

@@ -22,7 +22,7 @@ from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import NoGradientError, OptionError, RefgradError, UnknownNameError
 from refgrad.tables import registry
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
+pytestmark = pytest.mark.interpreter
 
 Arrays = dict[str, np.ndarray]
 ROUNDED = 1e-12  # of the identity in float64, relative to the sizes of what is added up
@@ -277,6 +277,7 @@ def in_torch(torch: Any, name: str, at: Any) -> Any:
     return y, (y * y).sum()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("text", [MLP, ATTENTION, CONVOLUTION], ids=SIZES)
 def test_hessians_and_jacobians_equal_autograds(text: str) -> None:
     """On the interpreter: ONNX Runtime has no kernel for Conv in double."""

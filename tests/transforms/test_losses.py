@@ -18,8 +18,6 @@ from refgrad.conformance import directional
 from refgrad.conformance.case import Case
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError
 
-pytestmark = pytest.mark.torch
-
 ROWS = 6
 LINEAR = """<ir_version: 8, opset_import: ["" : 15]>
 linear (TYPE[N, 3] X) => (TYPE[N, 1] y) <TYPE[3, 1] coef = {0.5, -2, 3}, TYPE[1] intercept = {0.25}>
@@ -125,6 +123,7 @@ def test_the_gradient_is_that_of_differences(score, penalty, weighted):
     assert abs(got - expected.value) <= max(expected.error, 1e-9 * abs(expected.value))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("score", SCORES)
 def test_the_gradient_is_that_of_torch(score, weighted):

@@ -21,7 +21,7 @@ from refgrad.cli import main
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
 from refgrad.reverse.assembly import names_in
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
+pytestmark = pytest.mark.interpreter
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
@@ -601,6 +601,7 @@ def test_an_operator_without_a_derivative_is_named():
 # Torch
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["float", "double"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_recipes_equal_autograds(backend, kind):
