@@ -22,6 +22,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 os.environ.setdefault("PIP_CONSTRAINT", (ROOT / "constraints.txt").as_uri())  # a URI: pip splits a path at its spaces
+os.environ.setdefault("PIP_NO_COMPILE", "1")  # half of an installation would compile what nothing imports
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of thousands of processes would compile the package: a second
 SAMPLE = "REFGRAD_SAMPLE"  # see tests/conftest.py
 os.environ.setdefault(SAMPLE, "8")  # of so many tests of a matrix, the sessions of CI run one
@@ -30,9 +31,9 @@ TORCH_MODELS = ROOT / "build" / "torch_models"  # whole models; `torch` and othe
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 RUNTIMES = ROOT / "build" / "runtimes"  # written by the session of that name
-CI = (  # what .ci/run runs: the default sessions, then these two lines of sessions at once
-    ("thorough", "conformance", "jets"),
-    ("torch", "training", "lowered", "jax", "page", "package"),
+CI = (  # what .ci/run runs: the default sessions and then the first of these lines, and the second line beside them
+    ("thorough",),
+    ("torch", "training", "lowered", "jax", "page", "package", "conformance", "jets"),
 )
 ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "jaxonnxruntime": ("jaxonnxruntime", "absl-py", "onnx"),

@@ -827,6 +827,7 @@ def test_repeated_blocks_are_folded(opened):
 # For everybody
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rules_of_accessibility(opened, name, scheme):
