@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from refgrad import traits
 from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.conformance.questions.feeds import random_feeds
@@ -33,7 +34,6 @@ _BIAS = {
     "LayerNormalization": (2,),
     "Add": (0, 1),
 }
-_MOVES = ("Unsqueeze", "Squeeze", "Reshape", "Identity")
 
 
 def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
@@ -42,9 +42,9 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
     A fill is a float initializer, or the ConstantOfShape of a constant shape, with many elements of one value. Matrices and
     filters are drawn from a normal distribution, scales between 0.5 and 1.5, biases with a standard deviation of 0.1. Then one
     random input passes through the model, node by node: each drawn matrix is scaled so that its result has unit variance
-    (Mishkin and Matas 2016, "All you need is a good init"), and the mean and variance of BatchNormalization become those of
-    what it reads, its scales about ½ and its biases about 1. So nothing overflows, vanishes or saturates, however deep the
-    model, and most of each Relu is on: a deep random network where half of it is off is chaotic, its gradient full of kinks.
+    (Mishkin and Matas 2016, "All you need is a good init"), and BatchNormalization gets the mean and variance of its input,
+    scales about ½ and biases about 1. So nothing overflows, vanishes or saturates, however deep the model, and most of each
+    Relu is on: a deep random network where half of it is off is chaotic, its gradient full of kinks.
 
     :raises OptionError: nothing in the model is a constant fill.
     """
@@ -117,7 +117,7 @@ def _calibrate(model: ModelProto, drawn: set[str], seed: int) -> None:
 
 
 def _run(model: ModelProto, node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What one node computes of `values`."""
+    """The outputs that one node computes from `values`."""
     names = dict.fromkeys(node.reads)
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(values[name].dtype), None) for name in names
@@ -135,7 +135,7 @@ def _readers(graph: onnx.GraphProto) -> dict[str, tuple[NodeProto, int]]:
     for node in reversed(graph.node):
         for position, name in enumerate(node.input):
             readers[name] = node, position
-        if node.op_type in _MOVES and node.output[0] in readers:
+        if node.op_type in traits.RESHAPES and node.output[0] in readers:
             readers[node.input[0]] = readers[node.output[0]]
     return readers
 

@@ -1,4 +1,4 @@
-"""What makes a NaN or an infinity of finite numbers, or a NaN of infinities: operator by operator."""
+"""The causes of a NaN or an infinity from finite numbers, or of a NaN from infinities: operator by operator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
+from refgrad import traits
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.point import limits
 from refgrad.errors import RefgradError
 from refgrad.tables.randomness import operator_of
 
-_ELEMENTWISE_NAMED = """
-    Abs Acos Acosh Add Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Div Elu Erf Exp Floor Gelu HardSigmoid
-    HardSwish Identity LeakyRelu Log Max Mean Min Mish Mod Mul Neg PRelu Pow Reciprocal Relu Round Selu Shrink
-    Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where
-"""
-ELEMENTWISE = frozenset(_ELEMENTWISE_NAMED.split())
 _DOMAINS = {
     "Acos": "[−1, 1]",
     "Asin": "[−1, 1]",
@@ -28,11 +23,7 @@ _DOMAINS = {
     "Log": "(0, ∞)",
     "Sqrt": "[0, ∞)",
 }
-_MOVING_NAMED = """
-    Concat Expand Flatten Gather GatherElements GatherND Identity Pad Reshape ScatterElements ScatterND Slice
-    Split Squeeze Tile Transpose Unsqueeze DepthToSpace SpaceToDepth
-"""
-_MOVING = frozenset(_MOVING_NAMED.split())
+_MOVING = traits.MOVING | {"ScatterElements", "ScatterND"}
 _SOFTMAX = frozenset(("Softmax", "LogSoftmax", "ReduceLogSumExp"))
 _REMEDIES = {
     "0 · ∞": "keep the infinity away: use a large finite number for a mask, or a Where instead of a product",
@@ -62,7 +53,7 @@ class Cause:
 
     @property
     def remedy(self) -> str:
-        """What people do about it."""
+        """The usual remedy."""
         return _REMEDIES.get(self.kind, "look at the operands")
 
 
@@ -73,7 +64,7 @@ def cause_of(node: NodeProto, values: Mapping[str, Any], result: np.ndarray, mod
     floats = {name: _wide(np.asarray(v)) for name, v in values.items() if _is_float(v)}
     if not domain and op_type in _MOVING:
         return None
-    if not domain and op_type in ELEMENTWISE:
+    if not domain and op_type in traits.ELEMENTWISE:
         return _of_elements(node, op_type, floats, wide, result, values)
     has_nan = any(np.isnan(v).any() for v in floats.values())
     has_inf = any(np.isinf(v).any() for v in floats.values())
@@ -130,7 +121,7 @@ def _of_elements(
                 spread[name] = np.broadcast_to(_wide(array), wide.shape)
             except ValueError:
                 return None
-    if op_type == "Where":  # what is chosen is passed on
+    if op_type == "Where":  # it passes on the chosen elements
         return None
     held = [spread[name] for name in floats if name in spread]
     nan = np.logical_or.reduce([np.isnan(v) for v in held], axis=0) if held else np.zeros(wide.shape, bool)
@@ -182,7 +173,7 @@ def _kind(op_type: str, x: list[float], value: float, dtype: np.dtype[Any]) -> t
 
 
 def _in_double(node: NodeProto, values: Mapping[str, Any], model: ModelProto, result: np.ndarray) -> np.ndarray | None:
-    """What the node computes of the same numbers in double."""
+    """The result that the node computes of the same numbers in double; None if it cannot."""
     made = ModelProto(ir_version=model.ir_version)
     made.opset_import.extend(model.opset_import)
     made.graph.name = "node"

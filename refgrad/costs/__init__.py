@@ -1,1 +1,1 @@
-"""What a run of a model costs, from shapes alone."""
+"""The cost of a run of a model, from shapes alone."""

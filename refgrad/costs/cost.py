@@ -26,7 +26,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class NodeCost:
-    """What a node costs: its operations, the bytes of what it reads and writes, and those that are alive while it computes.
+    """The cost of a node: its operations, the bytes that it reads and writes, and the bytes that are alive while it computes.
 
     `alive` is 0 where the runtime does not run the node: it computes it once, when it loads the model.
     """
@@ -41,7 +41,7 @@ class NodeCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run of a model costs on a runtime: its nodes in their order, the peak, and the bytes of what lies beside it.
+    """The cost of a run of a model on a runtime: its nodes in their order, the peak, and the bytes beside it.
 
     `peak` has all that a run makes, the results too, without `weights` and `feeds`.
     """
@@ -103,7 +103,7 @@ class Cost:
 def cost(
     model: ModelProto | str | os.PathLike[str], sizes: Mapping[str, int] | None = None, *, runtime: str = "numpy"
 ) -> Cost:
-    """What a run of `model` costs, from shapes alone: operations, bytes read and written, and the peak of memory.
+    """The cost of a run of `model`, from shapes alone: operations, bytes read and written, and the peak of memory.
 
     Nothing is run. Each node counts what its operator does:
 
@@ -117,7 +117,7 @@ def cost(
     steps, so is Loop where the number is a constant and nothing ends it earlier; If is its dearer branch; a call of a local
     function is the nodes of its body.
 
-    The memory is that of a run in the order of the nodes. On "numpy", the interpreter, it has the views, what is written into
+    The memory is for a run in the order of the nodes. On "numpy", the interpreter, it has the views, the results written into
     dead inputs, and what kernels take for themselves. On "onnxruntime" it is the first run on the CPU: its order of nodes, its
     reuse of memory, the common fusions of products, what recurrences take for themselves, and its arena, which keeps what was
     freed. Not in it are what other kernels take for themselves, and rarer fusions. Later runs take a block that is planned in

@@ -9,30 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from refgrad import traits
 from refgrad.costs.program import Step, Tensor, fitting
 from refgrad.errors import InvalidModelError
 from refgrad.protos.domains import MICROSOFT
 
 # What only moves data, makes it of nothing, or says what it is.
-MOVING = frozenset(
-    (
-        *("Cast", "CastLike", "BitCast", "Compress", "Concat", "ConcatFromSequence", "Constant"),
-        *("ConstantOfShape", "CenterCropPad", "DepthToSpace", "Dropout", "Expand", "EyeLike", "Flatten"),
-        *("Gather", "GatherElements", "GatherND", "Identity", "NonZero", "OneHot", "Optional"),
-        *("OptionalGetElement", "OptionalHasElement", "Pad", "Range", "Reshape", "ReverseSequence"),
-        *("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
-        *("SequenceLength", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Squeeze"),
-        *("Tile", "Transpose", "Trilu", "Unique", "Unsqueeze", "Col2Im", "ConcatTraining", "ExpandDims"),
-        *("Group", "PassThrough", "ShrunkenGather", "SliceGrad", "SplitTraining", "UnfoldTensor", "View"),
-        *("YieldOp", "ZeroGradient"),
+MOVING = (
+    (traits.MOVING | traits.CASTS | traits.CONTAINERS | traits.SIZES | traits.CONSTANTS)
+    - {"BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"}  # they compute cosines and logarithms
+    | frozenset(("BitCast", "Col2Im", "Dropout", "NonZero", "OneHot"))
+    | frozenset(
+        ("ConcatTraining", "ExpandDims", "Group", "PassThrough", "ShrunkenGather", "SliceGrad", "SplitTraining")
     )
+    | frozenset(("UnfoldTensor", "View", "YieldOp", "ZeroGradient"))
 )
 # Those that add what they move, where they say so.
 _COMBINING = frozenset(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"))
 
 
 def flops(step: Step) -> int:
-    """The floating-point operations of a node without bodies. What is not known of its inputs counts as nothing."""
+    """The floating-point operations of a node without bodies. Unknown inputs count as nothing."""
     count = _COUNTS.get(step.op_type)
     if count is not None and step.domain in ("", MICROSOFT):
         try:
@@ -105,7 +102,7 @@ def _conv_transpose(step: Step) -> int:
 
 
 def _conv_grad(step: Step) -> int:
-    """That of the convolution for each of the gradients of X and W, and a sum for that of B."""
+    """The operations of the convolution for each of the gradients of X and W, and a sum for the gradient of B."""
     each = 2 * math.prod(_of(step, 2).shape[1:]) * _of(step, 0).size
     wanted = [*(bool(name) for name in step.outputs), False, False, False]
     return each * (wanted[0] + wanted[1]) + wanted[2] * _of(step, 0).size

@@ -17,7 +17,7 @@ Values = Sequence[np.ndarray | None]
 def folded(node: NodeProto, attributes: Mapping[str, Any], shapes: Shapes, values: Values) -> np.ndarray | None:
     """The value of a node's only output, None where it is not known. It is small if its inputs are.
 
-    :param shapes: and `values`: what is known of the inputs.
+    :param shapes: and `values`: the shapes and values of the inputs, None where they are not known.
     """
     if node.op_type == "Constant":
         return _constant(node)
@@ -34,7 +34,7 @@ def folded(node: NodeProto, attributes: Mapping[str, Any], shapes: Shapes, value
     try:
         return np.asarray(make(attributes, *values))
     except (LookupError, ValueError, TypeError, ZeroDivisionError, OverflowError, MemoryError):
-        return None  # the run says what is wrong with the node
+        return None  # the run reports the fault of the node
 
 
 def _constant(node: NodeProto) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""The memory of a run on the interpreter in NumPy: what is a view, what takes the memory of an input, what kernels need.
+"""The memory of a run on the interpreter in NumPy: views, results in the memory of an input, and the needs of kernels.
 
 It follows `backends/numpy/plan.py` step by step, with layouts in place of arrays: a value lives until the last node that reads
 it, a view keeps the array that it looks into, and a Reshape copies where the elements do not lie in order.
@@ -72,7 +72,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The bytes that are alive while each node of a run computes, 0 for one that does not run; and those of the results."""
+    """The bytes alive while each node of a run computes, 0 for one that does not run; the peak; the bytes of the results."""
 
     alive: tuple[int, ...]
     peak: int
@@ -80,7 +80,7 @@ class Usage:
 
 
 def usage(program: Program) -> Usage:
-    """What a run holds beside weights and feeds, node by node."""
+    """The bytes that a run holds beside weights and feeds, node by node."""
     return _Run(program).usage()
 
 
@@ -118,7 +118,7 @@ class _Run:
         return Usage(tuple(alive), max([*alive, self._alive + copied], default=0), self._alive)
 
     def _mark_memory(self) -> None:
-        """Which values may share memory, as the plan sees it: it does not know which views turn out to be copies."""
+        """Note the values that may share memory, as the plan sees it: it does not know which views turn out to be copies."""
         self._parts: dict[str, frozenset[int]] = {}
         foreign, number = frozenset((_FOREIGN,)), 0
         for k in self._order:
@@ -200,7 +200,7 @@ class _Run:
         return most
 
     def _results(self, index: int, step: Step, inputs: Sequence[Array | None]) -> tuple[list[Array], int]:
-        """The arrays that a step makes, and how many bytes it takes at its peak beside what is alive before it."""
+        """The arrays that a step makes, and the bytes that it takes at its peak beside the bytes that are alive before it."""
         if step.bodies:
             return _of_bodies(self, step)
         if not step.domain and step.op_type in _VIEWS:
@@ -366,7 +366,7 @@ _VIEWS: Mapping[str, Callable[[_Run, Step, Sequence[Array | None]], list[Array]]
 
 
 def _of_bodies(run: _Run, step: Step) -> tuple[list[Array], int]:
-    """What a node with bodies makes, and its peak: that of a body beside what the rounds before have left."""
+    """The arrays that a node with bodies makes, and its peak: the peak of a body beside what the rounds before have left."""
     within = [usage(body) for body in step.bodies]
     made = [run._new(tensor) for tensor in step.made]
     total = sum(run._sizes[array.memory] for array in made)
@@ -429,7 +429,7 @@ def _copies(arrays: Iterable[Array | None]) -> int:
 
 
 def _is_in_one_piece(layout: Layout) -> bool:
-    """Whether an array is contiguous in the order of its axes, or in the reverse."""
+    """True if an array is contiguous in the order of its axes, or in the reverse."""
     return layout.is_contiguous or layout.transposed(range(len(layout.shape))[::-1]).is_contiguous
 
 
@@ -529,7 +529,7 @@ def _scattered(step: Step, inputs: Sequence[Array | None], size: int) -> int:
 
 
 def _recurrent(step: Step, inputs: Sequence[Array | None], size: int) -> int:
-    """What the gates of all steps hold, and the cells."""
+    """The bytes of the gates of all steps, and of the cells of an LSTM."""
     x, w, r = step.given[0], step.given[1], step.given[2]
     if x is None or w is None or r is None:
         return 0

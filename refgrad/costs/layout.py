@@ -18,7 +18,7 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements follow one another in the order of the axes."""
+        """True if the elements follow one another in the order of the axes."""
         return self.reshaped(()) is not None if not self.shape else self._runs_from(1)
 
     def _runs_from(self, step: int) -> bool:
@@ -84,7 +84,7 @@ def contiguous(shape: tuple[int, ...]) -> Layout:
 
 
 def merged(shape: tuple[int, ...], layouts: Sequence[Layout]) -> Layout:
-    """A new array whose axes lie in memory as those of the operands do; where these disagree, in their order.
+    """A new array whose axes lie in memory as the axes of the operands do; where operands disagree, in the order of the axes.
 
     It is how NumPy lays out results in order "K" (`npyiter_find_best_axis_ordering`). An array of more axes than NumPy has is
     in their order.
@@ -110,7 +110,7 @@ def merged(shape: tuple[int, ...], layouts: Sequence[Layout]) -> Layout:
 
 
 def _goes_before(axis: int, other: int, operands: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> bool | None:
-    """Whether an axis lies closer in memory than another one behind it; None where no operand tells."""
+    """True if an axis lies closer in memory than another one behind it; None where no operand tells."""
     found = None
     for strides in operands:
         mine, its = (0 if shape[k] == 1 else strides[k] for k in (axis, other))

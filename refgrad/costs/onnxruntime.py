@@ -7,9 +7,9 @@ It follows what ONNX Runtime does before and in its first run:
   (`MatMulAddFusion`), and what a Transpose exchanges is a part of the product that reads it (`GemmTransposeFusion`);
 - the nodes are taken in the order of a depth-first search backwards from the ends of the graph (`Graph::ReverseDFSFrom`);
 - some results are aliases of an input, others may take the memory of an input that is read last
-  (`KernelDefBuilder::Alias`, `MayInplace`), and others that of a dead value of the same type and shape (`AllocPlanner`);
+  (`KernelDefBuilder::Alias`, `MayInplace`), and others the memory of a dead value of the same type and shape (`AllocPlanner`);
 - an arena hands out memory (`BFCArena`): the smallest free chunk that fits, split where half of it would be left over. It keeps
-  what is freed, so the resident memory is all that was ever written to.
+  freed chunks, so the resident memory is all that was ever written to.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from refgrad import traits
 from refgrad.costs.program import Program, Step, Tensor, fitting
 from refgrad.protos.domains import MICROSOFT
 
-_ALIASES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
+_ALIASES = traits.RESHAPES | {"Dropout"}
 # The result may be written into the first input.
 _FIRST = frozenset(
     (
@@ -57,14 +58,14 @@ class Usage:
 
 
 def usage(program: Program) -> Usage:
-    """What a first run holds beside weights and feeds."""
+    """The bytes that a first run holds beside weights and feeds."""
     arena = _Arena()
     alive, _ = _run(program, arena)
     return Usage(alive, arena.resident)
 
 
 def _run(program: Program, arena: _Arena) -> tuple[tuple[int, ...], list[int]]:
-    """Run a graph; what is alive at each step, and the chunks of its results, which are still held."""
+    """Run a graph. Return the bytes that are alive at each step, and the chunks of its results, which are still held."""
     program, within = _with_gelu(program)
     program, more = _with_gemm(program)
     within |= more
@@ -146,7 +147,7 @@ def _with_gelu(program: Program) -> tuple[Program, set[int]]:
     reads = Counter((*(name for step in steps for name in step.inputs), *program.outputs))
 
     def matched(name: str, pattern: Any, x: str) -> tuple[str, set[int]] | None:
-        """What x is, and the steps that make `name` of it by `pattern`."""
+        """The name that x stands for, and the steps that make `name` of it by `pattern`; None where they do not match."""
         if pattern == _NUMBER:
             return (x, set()) if name in program.values else None
         if pattern == _X:
@@ -203,7 +204,7 @@ def _with_gemm(program: Program) -> tuple[Program, set[int]]:
 
 
 def _adds_row(product: Step, rows: Sequence[Tensor | None]) -> bool:
-    """Whether what is added to a product with a matrix is a row for each of its rows."""
+    """True if one row is added to every row of a product with a matrix."""
     left, right = product.given if product.key == ("", "MatMul") else (None, None)
     if left is None or right is None or rows[0] is None or len(left.shape) < 2 or len(right.shape) != 2:
         return False
@@ -346,7 +347,7 @@ def _readers(steps: Iterable[Step]) -> dict[str, list[str]]:
 def _scales_product(
     step: Step, values: Mapping[str, np.ndarray], readers: Mapping[str, Sequence[str]], makers: Mapping[str, str]
 ) -> bool:
-    """Whether a Mul or Div by a constant number becomes a part of a product before or behind it."""
+    """True if a Mul or Div by a constant number becomes a part of a product before or behind it."""
     if step.op_type not in ("Mul", "Div") or values.get(step.inputs[1], _NOTHING).size != 1:
         return False
     behind = readers.get(step.outputs[0], ())
@@ -355,12 +356,12 @@ def _scales_product(
 
 
 def _is_folded_normalization(step: Step, program: Program) -> bool:
-    """Whether a BatchNormalization becomes a part of the weights of the convolution before it."""
+    """True if a BatchNormalization becomes a part of the weights of the convolution before it."""
     return step.op_type == "BatchNormalization" and program.constants.issuperset(step.inputs[1:])
 
 
 def _is_fused(step: Step, readers: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a Transpose becomes a part of the products that read it."""
+    """True if a Transpose becomes a part of the products that read it."""
     if step.op_type != "Transpose" or step.domain:
         return False
     tensor = step.given[0]

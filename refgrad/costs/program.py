@@ -60,7 +60,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its elements. Those of strings are not counted."""
+        """The bytes of its elements. The characters of strings are not counted."""
         return self.size * self.itemsize
 
 
@@ -87,7 +87,7 @@ def fitting(step: Step) -> Iterator[None]:
 class Step:
     """A node with everything that its cost depends on.
 
-    `reads` are the values that it reads, those of its bodies included. `bodies` are its subgraphs, `trips` says how often
+    `reads` are the values that it and its bodies read. `bodies` are its subgraphs, `trips` says how often
     they run: None where only the run knows. `constants` has the small inputs whose value is known, by position.
     """
 
@@ -449,7 +449,7 @@ def _body(
 
 
 def _of_body(node: NodeProto, body: Program, trips: int | None, types: Mapping[str, Tensor]) -> list[Tensor | None]:
-    """What a node with bodies gives, as one of them says."""
+    """The tensors that a node with bodies returns, by the types of the outputs of one body."""
     made = [body.types.get(name) for name in body.outputs]
     if node.op_type == "If":
         return made

@@ -58,7 +58,7 @@ def tensor(op: Emitter, *sizes: Size) -> str:
 
 
 def dims(sizes: Sequence[Size]) -> tuple[int | None, ...]:
-    """What is known of them."""
+    """The sizes as integers, None for those that are not known."""
     return tuple(size if isinstance(size, int) else None for size in sizes)
 
 
@@ -115,7 +115,7 @@ def split(op: Emitter, d: str | None, past: str | None, before: Size, new: Size)
 
 
 def is_packed(op: Emitter, X: str, heads: int | None) -> bool:
-    """Where the rank is unknown, the number of heads is given for three axes alone."""
+    """True if the inputs have three axes: if the rank is unknown, the attributes with the numbers of heads tell."""
     rank = op.rank(X)
     return rank == 3 if rank is not None else bool(heads)
 
@@ -172,7 +172,7 @@ class Heads:
         return x if self.alone else reshape(self.op, x, self.batch, self.K[1], self.folded, last)
 
     def unfold(self, x: str, last: Size) -> str:
-        """What `fold` takes, of what it makes."""
+        """The inverse of `fold`."""
         return _known(self.op, x if self.alone else reshape(self.op, x, self.batch, self.heads, self.queries, last))
 
     def _sizes(self, X: str, heads: int | None) -> tuple[Size, ...]:
@@ -183,7 +183,7 @@ class Heads:
 
 
 class Mask:
-    """What is added to the scores, or None, and which rows of it are `blind`: −∞ throughout, so that they are taken for 0.
+    """The bias that is added to the scores, or None, and its `blind` rows: they are −∞ throughout, and are taken for 0.
 
     A blind query takes no part, whatever its row of Q holds: its scores are made finite, its dY 0. The query at
     p = i + offset sees the keys from p − left to p + upper, each bound only where it is not negative, and before `valid`.
@@ -220,7 +220,7 @@ class Mask:
         return op.as_type(op.Slice(d, [0], op.Shape(given, start=-1), [-1]), op.type(given))
 
     def _additive(self) -> str | None:
-        """What was given as numbers: −∞ where a truth value is false, and behind its end."""
+        """The given mask as numbers: −∞ where a truth value is false, and behind its end."""
         op, mask, keys = self.op, self.given, self.at.keys
         if mask is None:
             return None
@@ -235,7 +235,7 @@ class Mask:
         return added
 
     def _seen(self, valid: str | None, upper: int, left: int) -> str | None:
-        """Where the positions let a query see a key; None: everywhere."""
+        """The condition under which the positions let a query see a key; None: always."""
         op, at, allowed = self.op, self.at, []
         end = None if valid is None else op.Reshape(valid, [-1, 1, 1, 1])
         if upper >= 0 or left >= 0:
@@ -253,7 +253,7 @@ class Mask:
         return reduce(op.And, allowed) if allowed else None
 
     def _may_leave_all(self, left: int) -> bool:
-        """Whether the window of the last query may lie behind the last key."""
+        """True if the window of the last query may lie behind the last key."""
         queries, keys, past = dims((self.at.queries, self.at.keys, self.at.past))
         return left >= 0 and (queries is None or keys is None or past is None or queries + past > keys + left)
 

@@ -9,7 +9,7 @@ from refgrad.reverse.emit import Emitter
 
 @dataclass(frozen=True)
 class Labels:
-    """What the adjoint of a loss needs for each label, all (N, d...) or a scalar.
+    """The tensors that the adjoint of a loss needs for each label, all (N, d...) or a scalar.
 
     `classes` are the labels, 0 where they are ignored, `ignored` tells where (None: nowhere), `unit` is the cotangent of
     an unweighted loss, `share` that of a weighted one: 0 where ignored.

@@ -9,15 +9,16 @@ from refgrad.reverse.emit import Emitter
 _FAST = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
-def kept(op: Emitter, condition: str, d_y: str, *, unless: bool = False, other: float | str = 0.0) -> str:
+def mask_cotangent(op: Emitter, condition: str, d_y: str, *, unless: bool = False, other: float | str = 0.0) -> str:
     """A cotangent of the forward node where the condition holds (with `unless`: where it does not), 0 elsewhere.
 
     `other` may stand in for that 0: it is NaN where d_y is not finite, else 0.
 
     What does not pass may be infinite or NaN, as that of √y is at 0: then it is selected away. Where no operator behind the
     node can make it so, it is a product with 0 or 1, for which ONNX Runtime's CPU takes a tenth of the time of a Where
-    whose condition changes from element to element. Dialect "ort" writes what ONNX Runtime's builder does.
+    whose condition changes from element to element. A dialect that follows ONNX Runtime's
+    builder writes the Where.
     """
-    if op.dialect == "onnx" and op.type(d_y) in _FAST and op.is_tame:
+    if op.type(d_y) in _FAST and op.preserves_finite and not op.dialect.follows_onnxruntime:
         return op.Mul(d_y, op.Cast(op.Not(condition) if unless else condition, to=op.type(d_y)))
     return op.Where(condition, other, d_y) if unless else op.Where(condition, d_y, other)

@@ -10,10 +10,10 @@ from refgrad.reverse.emit import Emitter
 def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None:
     """`value`/`factor`^power in the shape of `factor`, where `value` is emitted as a product with that power; else None.
 
-    Nothing is divided: the result is right where the factor is 0, and so is its derivative. Dialect "ort" writes the
-    division, as ONNX Runtime's builder does.
+    Nothing is divided: the result is right where the factor is 0, and so is its derivative. A dialect that follows
+    ONNX Runtime's builder writes the division.
     """
-    if op.dialect != "onnx":
+    if op.dialect.follows_onnxruntime:
         return None
     made, forward, rest = op.emission.made, op.graph.producer, value
 

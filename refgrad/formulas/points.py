@@ -148,7 +148,7 @@ def make_corners(
 
 
 def _held(op: Emitter, at: str, last: str, low: float, high: str, mode: str, padding: str) -> tuple[str, str | None]:
-    """Where the image is read instead of `at`, and the derivative of that by `at`; None where it is `at` itself."""
+    """The position at which the image is read instead of `at`, and its derivative by `at`; None if it is `at` itself."""
     if padding == "border" and mode != "cubic":
         between = op.And(op.Greater(at, 0), op.Less(at, last))
         return op.Min(op.Max(at, 0), last), op.Cast(between, to=op.type(at))

@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """That of the bytes: rows, blocks, and the bytes of a block."""
+        """The shape of the bytes: rows, blocks, and the bytes of a block."""
         return self.N, self.blocks, self.block_size // self.planes
 
     @property
@@ -74,7 +74,7 @@ class Layout:
 
 
 def is_block_size(size: int) -> bool:
-    """Whether it is a power of 2, not too small, and of 32 bits."""
+    """True if it is a power of 2, not too small, and of 32 bits."""
     return LEAST_BLOCK <= size < 2**31 and not size & (size - 1)
 
 
@@ -221,7 +221,7 @@ class Coded:
         return self.block_size // math.gcd(self.K, self.block_size)
 
     def coded(self, op: Op, begin: str, end: str) -> str:
-        """What the numbers of some rows stand for without the scales: (blocks, block size), the last block filled up."""
+        """The values of some rows without the scales: (blocks, block size), the last block filled up."""
         first, last = (op.Div(op.Add(op.Mul(row, [self.K]), [1]), [2]) for row in (begin, end))
         high, low = planes(op, wide(op, op.Slice(self.B, first, last, [0]), self.like), 4)[::-1]
         numbers = op.Reshape(op.Concat(op.Unsqueeze(high, [1]), op.Unsqueeze(low, [1]), axis=1), [-1])

@@ -189,7 +189,7 @@ def _pairs(op: Emitter, X: str, Y: str, plan: _Sizes, shape: str, axis: int) -> 
 
 
 def _is_kept(op: Emitter, plan: _Sizes, k: int, axis: int) -> bool:
-    """Whether it is known that W is an identity matrix."""
+    """True if it is known that W is an identity matrix."""
     if plan.ratio is not None:
         return False
     if plan.roi is not None:
@@ -243,7 +243,7 @@ def _weights(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[s
 
 
 def _changes(op: Emitter, plan: _Sizes, axis: int) -> bool:
-    """Whether it is known that the axis changes its size."""
+    """True if it is known that the axis changes its size."""
     before, after = (op.dims(shape) for shape in (plan.before, plan.after))
     sizes = () if before is None or after is None else (before[axis], after[axis])
     return len({size for size in sizes if isinstance(size, int)}) == 2
@@ -308,7 +308,7 @@ class _Moves:
 
 @dataclass(frozen=True)
 class _Points:
-    """Where X is read along one axis, in double: `at` for each element of Y, and the derivatives of that.
+    """The positions at which X is read along one axis, in double: `at` for each element of Y, and its derivatives.
 
     `last` is the last element of X. `by_scale` is None where the scale does not move the points, `by_ends` where there is no
     roi. `stretch` is the factor of the distances that antialias has, and `by_stretch` its derivative by the scale.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refgrad import traits
 from refgrad.forward.graph import Graph
 
 _DEEPEST = 64  # nodes from a root back to its squares
@@ -25,12 +26,7 @@ _SUMS = frozenset(
         *("GlobalAveragePool", "AveragePool"),
     )
 )
-_MOVES = frozenset(
-    (
-        *("Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Slice"),
-        *("Gather", "GatherElements", "GatherND", "Tile", "Relu", "Clip", "Div"),
-    )
-)
+_MOVES = traits.MOVING - {"Pad"} | traits.CASTS | {"Clip", "Div", "Relu"}  # what Pad fills in may be negative
 _ROOTS = frozenset(("Sqrt", "Acos", "Acosh", "Asin"))  # infinite slopes where they are finite
 _SIZES = frozenset(  # what computes a number of elements
     (

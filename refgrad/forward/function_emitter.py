@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from refgrad import traits
 from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import SIXTEEN_BIT, Shape, Type
 from refgrad.protos.walk import attribute_of
 
-_TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
-    ("Equal", "Less", "Greater", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or"), int(TensorProto.BOOL)
-)
+_TYPED = dict.fromkeys(traits.COUNTING, int(TensorProto.INT64)) | dict.fromkeys(traits.BOOLEAN, int(TensorProto.BOOL))
 
 
 class FunctionEmitter(Operators):

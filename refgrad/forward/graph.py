@@ -24,9 +24,9 @@ from refgrad.protos.malformed import not_text
 from refgrad.protos.reading import is_number
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
+from refgrad.tables.finiteness import preserves_finite
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
 from refgrad.tables.schemas import find_schema
-from refgrad.tables.tame import is_tame
 
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 _MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
@@ -115,26 +115,26 @@ class Graph:
                 found.setdefault(read, []).append(node)
         return found
 
-    def is_tame(self, name: str) -> bool:
-        """Whether a value has a finite cotangent wherever those of the outputs are finite, overflow aside.
+    def preserves_finite(self, name: str) -> bool:
+        """True if finite cotangents of the outputs imply a finite cotangent of this value, except for overflow.
 
-        That is so where every operator between it and the outputs of the model is tame; in a body it is not known.
+        Every operator between the value and the outputs has to preserve finite cotangents. In a body this is not known.
         """
-        return name in self._tame
+        return name in self._finite
 
     @cached_property
-    def _tame(self) -> frozenset[str]:
+    def _finite(self) -> frozenset[str]:
         if self.outer is not None or self.functions:
             return frozenset()
         wild: set[str] = set()
         for node in reversed(self.nodes):
-            if not is_tame(node.key, node.attributes) or not wild.isdisjoint(node.outputs):
+            if not preserves_finite(node.key, node.attributes) or not wild.isdisjoint(node.outputs):
                 wild.update(node.reads)
         made = {name for node in self.nodes for name in node.outputs}
         return frozenset(made - wild)
 
     def is_float(self, name: str) -> bool:
-        """Whether `name` may carry a derivative: it is a float, or holds some. A value of unknown type may."""
+        """True if `name` may carry a derivative: it is a float, or holds some. A value of unknown type may."""
         return self.element_type(name) in _MAYBE
 
     def element_type(self, name: str) -> int:
@@ -143,7 +143,7 @@ class Graph:
         return self.types.get(name, 0) if container is None else element_type(container)
 
     def is_weight(self, name: str) -> bool:
-        """Whether a float initializer is the model's own, and not a number that refgrad wrote: a rule, or a loss."""
+        """True if a float initializer is the model's own, and not a number that refgrad wrote: a rule, or a loss."""
         return not is_number(self.initializers[name])
 
     def constant(self, name: str) -> np.ndarray | None:
@@ -267,7 +267,7 @@ def _mend_declarations(graph: GraphProto, mended: Mapping[str, Mended]) -> None:
 def _known(
     inferred: GraphProto, among: Container[str] | None
 ) -> tuple[dict[str, ValueInfoProto], dict[str, int], dict[str, Shape], dict[str, TypeProto]]:
-    """What is inferred of results of nodes; the types and the shapes of all tensors, and the types of containers.
+    """The inferred types of results of nodes; the types and the shapes of all tensors, and the types of containers.
 
     :param among: the results of nodes, where what is inferred has others too: those in functions.
     """

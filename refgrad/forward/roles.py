@@ -1,4 +1,4 @@
-"""What an initializer is, by the operators that read it: a parameter, a statistic, a mask, a shape.
+"""The role of an initializer, by the operators that read it: a parameter, a statistic, a mask, a shape.
 
 An initializer is followed through what only rearranges it (Transpose, Reshape, Cast, quantization) and into the bodies and
 functions that read it. Values are looked at where the graph alone does not tell: a mask is added like a bias.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from refgrad import traits
 from refgrad.protos.reading import is_number
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
@@ -116,11 +117,12 @@ _SHAPES = {
     "CumSum": (1,),
     "MaxUnpool": (2,),
 }
-_REARRANGING = frozenset(  # the first output is made of the first input
-    (
-        *("Identity", "Cast", "CastLike", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
-        *("Expand", "Tile", "QuantizeLinear", "DequantizeLinear", "DepthToSpace", "SpaceToDepth"),
-    )
+# The first output is made of the first input.
+_REARRANGING = (
+    traits.RESHAPES
+    | traits.PERMUTATIONS
+    | traits.CASTS
+    | {"DequantizeLinear", "Expand", "QuantizeLinear", "Slice", "Split", "Tile"}
 )
 _ELEMENTWISE = frozenset(("Add", "Sub", "Sum", "Mul", "Div", "Max", "Min", "Where", "Concat"))
 _SUMS = frozenset(("Add", "Sub", "Sum"))
@@ -257,7 +259,7 @@ class Reads:
 
 
 def role_of(tensor: TensorProto, reads: tuple[Read, ...], values: Callable[[], np.ndarray]) -> str:
-    """What an initializer is, a key of `KINDS`.
+    """The role of an initializer, a key of `KINDS`.
 
     :param reads: the places where it is read.
     :param values: returns its values; called where the graph does not tell what it is.
@@ -287,7 +289,7 @@ def role_of(tensor: TensorProto, reads: tuple[Read, ...], values: Callable[[], n
 
 
 def is_of_layer(reads: Iterable[Read]) -> bool:
-    """Whether a layer reads a tensor, where it reads its weights."""
+    """True if a layer reads a tensor, where it reads its weights."""
     return any(read.input in _PARAMETERS.get(read.op_type, ()) for read in reads)
 
 
@@ -300,7 +302,7 @@ def _all_in(reads: Iterable[Read], table: Mapping[str, tuple[int, ...]]) -> bool
 
 
 def _role_of_others(tensor: TensorProto, reads: tuple[Read, ...]) -> str:
-    """What a tensor is that has no floats."""
+    """The role of a tensor without floats."""
     if tensor.data_type in _SMALL_INTEGERS:
         quantized = any(read.input in _PARAMETERS.get(read.op_type, ()) for read in reads)
         if quantized or any(read.input in _QUANTIZED.get(read.op_type, ()) for read in reads):
@@ -315,7 +317,7 @@ def _role_of_others(tensor: TensorProto, reads: tuple[Read, ...]) -> str:
 
 
 def _role_of_values(values: np.ndarray, elementwise: bool) -> str:
-    """What a float tensor of two elements or more is that no layer reads."""
+    """The role of a float tensor of two elements or more that no layer reads."""
     wide = values.astype(np.float64)
     rank = sum(size > 1 for size in values.shape)
     lowest = wide.min()
@@ -329,12 +331,12 @@ def _role_of_values(values: np.ndarray, elementwise: bool) -> str:
 
 
 def _is_filled(values: np.ndarray) -> bool:
-    """Whether all values are equal."""
+    """True if all values are equal."""
     return bool((values == values.flat[0]).all())
 
 
 def _is_progression(values: np.ndarray) -> bool:
-    """Whether every row of values is an arithmetic or a geometric progression: positions, slopes, frequencies."""
+    """True if every row of values is an arithmetic or a geometric progression: positions, slopes, frequencies."""
     if values.size > _LONGEST_PROGRESSION:
         return False
     wide = np.squeeze(values.astype(np.float64))

@@ -1,7 +1,7 @@
 """Models in the layout of a processor (com.microsoft.nchwc), read back into plain operators.
 
-ONNX Runtime saves such a model at level ORT_ENABLE_ALL. The channels of its tensors lie in blocks, as many at once as fit in a
-register of the processor, and their number is rounded up to whole blocks. The filters of its convolutions lie in the same way:
+ONNX Runtime saves them at level ORT_ENABLE_ALL. The channels of tensors lie in blocks, as many at once as fit in a
+register of the processor, and their number is rounded up to whole blocks. The filters of convolutions lie in the same way:
 (O, I, ...) as (O/b, ..., b) where the input is an ordinary tensor or each channel has its own filter, else as
 (O/b, I/b, ..., b, b). The plain model has every tensor as the specification of ai.onnx has it, without the added channels.
 """
@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad import traits
 from refgrad.errors import InvalidModelError
 from refgrad.notices import notice
 from refgrad.protos import native
@@ -33,42 +34,10 @@ from refgrad.protos.walk import (
     rename_values,
 )
 
-_BLOCKS = (8, 16)  # channels: of processors with registers of 32 and of 64 bytes, and of those of ARM
-_ALIGNED = 4  # the channels of what is reordered are a multiple of this
+_BLOCKS = (8, 16)  # channels: 8 with registers of 32 bytes, 16 with registers of 64 bytes and on ARM
+_ALIGNED = 4  # reordered tensors have a multiple of this number of channels
 # What ONNX Runtime lets stand between the operators of the layout: each element for itself, besides Concat.
-_ELEMENTWISE = frozenset(
-    (
-        *(
-            "Add",
-            "Sum",
-            "Mul",
-            "Sub",
-            "Div",
-            "Max",
-            "Min",
-            "Relu",
-            "Sigmoid",
-            "Tanh",
-            "LeakyRelu",
-            "Clip",
-            "HardSigmoid",
-        ),
-        *(
-            "HardSwish",
-            "Elu",
-            "Softplus",
-            "Softsign",
-            "ThresholdedRelu",
-            "Gelu",
-            "QuickGelu",
-            "Identity",
-            "Cast",
-            "Abs",
-            "Neg",
-        ),
-        *("Exp", "Log", "Sqrt", "Erf"),
-    )
-)
+_ELEMENTWISE = traits.ELEMENTWISE | {"QuickGelu"}
 _INLINED = "_inlfunc_"
 _POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 _EXPORT = "Save the model again with ORT_ENABLE_EXTENDED or less."
@@ -134,7 +103,7 @@ class _Filter:
 
 
 def in_layout(model: ModelProto) -> bool:
-    """Whether the model has operators in the layout of a processor."""
+    """True if the model has operators in the layout of a processor."""
     return any(one.domain == NCHWC for one in model.opset_import) and any(
         node.domain == NCHWC for graph in graphs(model.graph) for node in graph.node
     )

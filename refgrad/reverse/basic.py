@@ -19,6 +19,7 @@ from refgrad.reverse.emission import Emission
 from refgrad.reverse.primitives import Primitives
 from refgrad.reverse.values import Values, tensor_type
 from refgrad.tables.conventions import DEFAULT, Conventions
+from refgrad.tables.dialects import DIALECTS, Dialect
 from refgrad.tables.schemas import find_schema
 from refgrad.tables.torch_functions import exported_function
 
@@ -33,7 +34,7 @@ class BasicEmitter(Operators):
     def __init__(
         self,
         values: Values,
-        dialect: str,
+        dialect: Dialect,
         taken: set[str],
         *,
         conventions: Conventions = DEFAULT,
@@ -62,10 +63,10 @@ class BasicEmitter(Operators):
     @classmethod
     def over(cls, graph: Graph, taken: set[str]) -> Self:
         """An emitter of ai.onnx operators that stand behind the nodes of `graph`."""
-        return cls(Values(graph), "onnx", taken)
+        return cls(Values(graph), DIALECTS["onnx"], taken)
 
     def enter(self, rule: str, node: str, forward: Node | None = None) -> None:
-        """What is emitted from now on belongs to `rule` and to the node called `node`, which is `forward` if there is one."""
+        """Assign the nodes that follow to `rule` and to the node called `node`, which is `forward` if there is one."""
         self.emission.enter(rule, node, forward.inputs if forward is not None else ())
         self._forward = forward
 
@@ -101,9 +102,9 @@ class BasicEmitter(Operators):
         return self.emission.owner[1]
 
     @property
-    def is_tame(self) -> bool:
-        """Whether the cotangents of the forward node are finite wherever those of the model's outputs are, overflow aside."""
-        return self._forward is not None and all(map(self.graph.is_tame, filter(None, self._forward.outputs)))
+    def preserves_finite(self) -> bool:
+        """True if finite cotangents of the model's outputs imply finite ones of the forward node, except for overflow."""
+        return self._forward is not None and all(map(self.graph.preserves_finite, filter(None, self._forward.outputs)))
 
     # Nodes
 
@@ -178,11 +179,11 @@ class BasicEmitter(Operators):
     # What is known of a value
 
     def is_needed(self, value: str) -> bool:
-        """Whether the adjoint of `value` is asked for: for lowerings, a rule gives them all."""
+        """True if the adjoint of `value` is asked for: for lowerings, a rule gives them all."""
         return self._needed is None or value in self._needed
 
     def is_emitted(self, value: str) -> bool:
-        """Whether a node of the gradient graph computes `value`, and not the model."""
+        """True if a node of the gradient graph computes `value`, and not the model."""
         return value in self.emission.made
 
     def type(self, value: str) -> int:
@@ -216,7 +217,7 @@ class BasicEmitter(Operators):
         return self.values.dims(shape)
 
     def is_sequence(self, value: str) -> bool:
-        """Whether the adjoint of `value` is a sequence."""
+        """True if the adjoint of `value` is a sequence."""
         return self.values.is_sequence(value)
 
     def assume(self, value: str, shape: Shape) -> None:

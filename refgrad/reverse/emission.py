@@ -1,4 +1,4 @@
-"""What is emitted: nodes of the model's opset, constants, and the names that are taken."""
+"""The emitted nodes of the model's opset, the constants, and the names that are taken."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
+from refgrad import traits
 from refgrad.forward.misuse import no_such_setting, no_type, not_a_value, numbers, numbers_alone, refuse_parts
 from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
@@ -21,16 +22,9 @@ from refgrad.reverse.values import Values
 from refgrad.tables.element_types import element_types
 
 # The element type of a node's result where it is not that of its first operand.
-_BOOL = frozenset(
-    (
-        *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"),
-        "OptionalHasElement",
-    )
-)
-_INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"))
 _ARRAYS = np.ndarray, np.generic
 _LONGEST = 1000  # characters of a node's name that its derivative repeats
-_OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
+_OTHER_TYPE = traits.BOOLEAN | traits.COUNTING | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
 
 
 class Emission:
@@ -56,7 +50,7 @@ class Emission:
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
 
     def enter(self, rule: str, node: str, reads: Sequence[str] = ()) -> None:
-        """What is added from now on belongs to `rule` and to the forward node called `node`, whose inputs are `reads`."""
+        """Assign the nodes that follow to `rule` and to the forward node called `node`, whose inputs are `reads`."""
         if len(node) > _LONGEST:  # what is emitted repeats it many times
             node = f"{node[:_LONGEST]}..."
         self.owner, self._scope, self._count = (rule, node), f"{node}_Grad/", 0
@@ -167,9 +161,9 @@ class Emission:
         raise numbers_alone(self, op_type, inputs)
 
     def _result_type(self, op_type: str, names: tuple[str, ...], attributes: Mapping[str, Any]) -> int | None:
-        if op_type in _BOOL:
+        if op_type in traits.BOOLEAN:
             return TensorProto.BOOL
-        if op_type in _INT64:
+        if op_type in traits.COUNTING:
             return TensorProto.INT64
         if op_type == "Cast":
             return int(attributes["to"])
@@ -184,7 +178,7 @@ class Emission:
         self._seen.pop((op_type, "", inputs, 1, NO_SETTINGS), None)
 
     def written(self, value: float | Sequence[int] | np.ndarray | np.generic) -> str:
-        """What a rule wrote as a constant of its own type: an array's or a NumPy scalar's, bool, or int64.
+        """The constant of a rule's literal that has a type of its own: an array, a NumPy scalar, a bool or integers (int64).
 
         :raises RuleError: it is a Python float, or a list with floats: their type is that of another value. Or a list has
             names of values.
@@ -253,7 +247,7 @@ _type_name = cache(operator.attrgetter("name"))  # NumPy puts a type's name toge
 
 
 def _written(value: Any) -> Any:
-    """What is equal for attributes that are written alike. Equal values need not be: 0.0 and −0.0, [0] and [0.0]."""
+    """A key that is equal for attributes with the same protobuf. Equal values may differ in it: 0.0 and −0.0, [0] and [0.0]."""
     kind = value.__class__
     if kind is int or kind is str:
         return value

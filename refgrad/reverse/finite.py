@@ -5,21 +5,13 @@ from __future__ import annotations
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto
 
+from refgrad import traits
 from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value
 
-_BOOL = frozenset(
-    ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf")
-)
-_WHOLE = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"))
 # Finite where all their operands are: they choose, repeat and move elements, or scale them down to 1.
-_MOVES = frozenset(
-    (
-        *("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Concat", "Gather", "Pad"),
-        *("Tile", "Where", "Abs", "Neg", "Sign", "Max", "Min", "Ceil", "Floor", "Round", "Flatten"),
-    )
-)
+_MOVES = traits.MOVING | traits.STEPS | {"Abs", "Max", "Min", "Neg", "Where"}
 
 
 class Finite:
@@ -68,10 +60,10 @@ class Finite:
         if node.domain or len(node.output) != 1:
             return
         op_type, name = node.op_type, node.output[0]
-        if op_type in _BOOL:
+        if op_type in traits.BOOLEAN:
             self._bools.add(name)
             self._finite.add(name)
-        elif op_type in _WHOLE:
+        elif op_type in traits.COUNTING:
             self._finite.add(name)
         elif op_type in ("Constant", "ConstantOfShape"):
             self._filled(name, node)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from onnx import NodeProto, TensorProto
 
+from refgrad import traits
 from refgrad.forward.graph import Graph, Node
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import MICROSOFT
@@ -29,27 +30,16 @@ from refgrad.reverse.report import LeakedGradient, OperatorVerdict
 from refgrad.tables.registry import QUANTIZERS
 from refgrad.tables.schemas import find_schema
 
-_ROUNDING = frozenset(("", name) for name in ("Round", "Floor", "Ceil", "Sign"))
+_ROUNDING = frozenset(("", name) for name in traits.STEPS)
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
 _INTEGERS = frozenset(
     getattr(TensorProto, sign + bits) for sign in ("INT", "UINT") for bits in ("2", "4", "8", "16", "32", "64")
 )
 _REDUCTIONS = frozenset(
-    ("", name)
-    for name in (
-        *("ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "TopK"),
-        *("ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"),
-    )
+    ("", name) for name in traits.REDUCTIONS | {"TopK", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"}
 )
-_ELEMENTWISE = frozenset(
-    ("", name)
-    for name in (
-        *("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Clip", "Min", "Max", "Mean", "Sum", "Where", "Pow", "Mod"),
-        *("Reciprocal", "Sqrt", "Exp", "Log", "Relu", "LeakyRelu", "Tanh", "Sigmoid", "HardSigmoid", "Softplus", "Erf"),
-        *("Cast", "CastLike", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile"),
-        *("Slice", "Split", "Concat", "Pad", "Gather", "Floor", "Ceil", "Round", "Sign"),
-    )
-)  # what computes a scale from a reduction, and what stands between a tensor and its rounding
+# What computes a scale from a reduction, and what stands between a tensor and its rounding.
+_LOCAL = frozenset(("", name) for name in traits.ELEMENTWISE | traits.MOVING)
 _PRODUCTS = frozenset(
     (
         *(
@@ -200,7 +190,7 @@ class _Labels:
                     scales &= ~merged
                 elif node.key in _SUMS:
                     scales &= ~(merged & offsets)
-                if node.key not in _ELEMENTWISE and node.key not in _REDUCTIONS:
+                if node.key not in _LOCAL and node.key not in _REDUCTIONS:
                     straight, scales = straight | scales, 0  # a layer makes features of a statistic
             for name in node.outputs:
                 if name in self._path.varied:
@@ -233,7 +223,7 @@ class _Labels:
                 continue
             found.add(name)
             node = self._graph.producer.get(name)
-            if node is not None and node.key in _ELEMENTWISE:
+            if node is not None and node.key in _LOCAL:
                 pending.extend(node.reads)
         return found
 

@@ -1,4 +1,4 @@
-"""Which nodes lie between the inputs and the outputs of a derivative, and what each of them does to it."""
+"""The nodes between the inputs and the outputs of a derivative, and the verdict on each of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
+from refgrad import traits
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.forward.functions import factors_in_double, make_function
 from refgrad.forward.graph import Graph, Node, view
@@ -27,7 +28,7 @@ from refgrad.tables.schemas import find_schema
 
 _WILDCARDS = frozenset("*?[")  # of fnmatch
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
-_BITWISE = frozenset(("", op_type) for op_type in ("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"))
+_BITWISE = frozenset(("", op_type) for op_type in traits.BITWISE)
 _UNWRITTEN = "nobody has written its rule"
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
 
@@ -198,7 +199,7 @@ class Structures:
 
 
 class _Verdicts:
-    """What the nodes of a graph do to a derivative, in topological order."""
+    """The verdicts on the nodes of a graph, in topological order."""
 
     def __init__(self, graph: Graph, flow: Flow, rounds: bool) -> None:
         self._graph, self._flow, self._rounds = graph, flow, rounds
@@ -253,7 +254,7 @@ class _Verdicts:
         return to_text or node.key == ("", "BitCast")
 
     def _verdict(self, node: Node) -> tuple[str, Sequence[str]]:
-        """What `node`, an output of which may carry a derivative, does to it, and the inputs that it may flow to."""
+        """The verdict on `node`, an output of which may carry a derivative, and the inputs that the derivative may flow to."""
         rule = RULES.get(node.key)
         if node.key in DEFINITIONS and DEFINITIONS[node.key].misfit(node.proto):
             return "missing", node.reads
@@ -379,7 +380,7 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
 
 
 def of_maps(graph: Graph) -> str:
-    """Where ZipMap makes maps of the scores of a classifier, which values these are and what to do, as the end of a message."""
+    """The end of a message: the scores of a classifier that a ZipMap makes maps of, and advice. "" if there is no ZipMap."""
     maps = [node.inputs[0] for node in graph.nodes if node.key == (ML, "ZipMap")]
     if not maps:
         return ""
@@ -402,7 +403,7 @@ def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
 
 
 def _has_pattern(names: Any, known: Sequence[str]) -> bool:
-    """Whether some of the names are patterns: no input and no initializer is called so."""
+    """True if some of the names are patterns: no input and no initializer is called so."""
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         return False
     return any(_WILDCARDS.intersection(name) and name not in known for name in names)
@@ -477,7 +478,7 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
 
 
 def _place(graph: Graph, name: str) -> str:
-    """Where the model has a value that is neither its input nor its output, as the end of a sentence."""
+    """The place of a value that is neither an input nor an output of the model, as the end of a sentence."""
     if name in graph.producer:
         return f", but a result of node {graph.producer[name].name!r} within"
     for node in graph.nodes:

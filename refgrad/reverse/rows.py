@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad import traits
 from refgrad.forward.graph import Graph, Node, view
 from refgrad.protos.types import Dim, is_unnamed
 from refgrad.protos.walk import names_of, refill
@@ -26,14 +27,7 @@ _LONG = 512  # rows from which on it is worth while
 _ROWS = 128  # of a block
 _BLOCKS = 8  # where the number of rows is not known
 _MOST_BLOCKS = 16
-# What computes each element of its result from those at the same place, also where an operand is broadcast.
-_ELEMENTWISE = frozenset(
-    (
-        *("Abs", "Add", "And", "Cast", "CastLike", "Clip", "Div", "Equal", "Erf", "Exp", "Greater", "GreaterOrEqual"),
-        *("Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow"),
-        *("Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where", "Xor"),
-    )
-)
+_DEEPEST = 45  # nodes between a product and the Softmax
 _ATTENTION = ("", "Attention")
 
 
@@ -134,8 +128,8 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
 
 
 def _keeps_rows(graph: Graph, node: Node, last: int) -> bool:
-    """Whether a row of the result depends on the same row of the operands alone; `last` is the axis behind that of the rows."""
-    if node.domain or node.op_type in _ELEMENTWISE:
+    """True if a row of the result depends on the same row of the operands alone; `last` is the axis behind that of the rows."""
+    if node.domain or node.op_type in traits.ELEMENTWISE:
         return not node.domain
     if node.op_type == "Concat":
         return node.attributes.get("axis") in (-1, last)
@@ -146,14 +140,14 @@ def _keeps_rows(graph: Graph, node: Node, last: int) -> bool:
 
 
 def _elements(node: Node) -> Sequence[str]:
-    """What a node that keeps rows reads besides types and bounds."""
+    """The inputs of a node that keeps rows, without those that give types and bounds."""
     return node.inputs[:1] if node.op_type in ("CastLike", "Slice") else node.inputs
 
 
 def _behind(graph: Graph, name: str, inside: dict[str, Node], last: int, depth: int = 0) -> Iterable[Node]:
     """The products that a value is computed from row by row; what lies between goes to `inside`."""
     node = graph.producer.get(name)
-    if node is None or depth > len(_ELEMENTWISE):
+    if node is None or depth > _DEEPEST:
         return
     if node.key == ("", "MatMul"):
         yield node

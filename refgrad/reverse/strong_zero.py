@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad import traits
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import CONSTANT, is_number
 from refgrad.protos.types import FLOATS, element_type
@@ -23,12 +24,8 @@ from refgrad.reverse.finite import Finite
 _CONTRACTIONS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": None, "RotaryEmbedding": 3}
 _PRODUCTS = frozenset(("Mul", "Div"))
 _SCALES = frozenset(("Neg", "Cast", "CastLike", "Identity"))  # 0 where their operand is
-_OBSERVERS = frozenset(  # they return no cotangent: conditions, sizes and places
-    (
-        *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf", "Shape", "Size", "NonZero"),
-        *("ArgMax", "ArgMin", "Sign", "SequenceLength", "OptionalHasElement"),
-    )
-)
+# They return no cotangent: conditions, sizes and places.
+_OBSERVERS = traits.BOOLEAN | traits.COUNTING | {"Sign"}
 
 
 def with_strong_zeros(gradient: ModelProto, seeds: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Which gradients are 0 whatever is fed, and what stops the derivative: a right answer that is of no use."""
+"""The gradients that are 0 for all feeds, and the nodes that stop the derivative: right answers that are of no use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from onnx import TensorProto
 
+from refgrad import traits
 from refgrad.errors import choices
 from refgrad.forward.graph import Graph, Node
 from refgrad.protos.domains import ML
@@ -15,9 +16,7 @@ from refgrad.tables.registry import QUANTIZERS
 
 _FEW = 3  # values that an advice names
 _TREES = frozenset((ML, name) for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"))
-_SIZES = frozenset(
-    ("", name) for name in ("Shape", "Size", "EyeLike", "RandomNormalLike", "RandomUniformLike", "SequenceLength")
-)  # what reads the sizes of its input alone
+_SIZES = frozenset(("", name) for name in traits.OF_SIZES)
 _OTHERS = "Choose other names for wrt or outputs."
 _OF_TREES = (
     "Take differences over a distance that crosses thresholds of the trees, or train a smooth model on their results and "
@@ -82,7 +81,7 @@ def _stopped(
 
 
 def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection[str]) -> str:
-    """What to do about nodes that let no derivative through: differentiate what they read, where that is computed."""
+    """Advice for nodes that let no derivative through: differentiate the values that they read, if these are computed."""
     if any(node.key in _TREES for node in nodes):
         return _OF_TREES
     if any(TensorProto.INT8 in QUANTIZERS.get(node.key, ()) for node in nodes):

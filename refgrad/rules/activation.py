@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refgrad.errors import RuleError
-from refgrad.formulas.masks import kept
+from refgrad.formulas.masks import mask_cotangent
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
@@ -24,7 +24,7 @@ def leaky_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 def prelu(op: Emitter, d_Y: str, X: str, slope: str) -> tuple[str, str]:
     """dx = dy where x > 0, else slope·dy; dslope = 0 where x > 0, else x·dy"""
     positive, kind = op.Greater(X, 0.0), op.type(d_Y)
-    d_slope = op.Mul(d_Y, op.Clip(X, None, 0.0)) if op.is_tame else op.Where(positive, 0.0, op.Mul(d_Y, X))
+    d_slope = op.Mul(d_Y, op.Clip(X, None, 0.0)) if op.preserves_finite else op.Where(positive, 0.0, op.Mul(d_Y, X))
     factor = op.Add(op.Cast(positive, to=kind), op.Mul(op.Cast(op.Not(positive), to=kind), slope))
     return op.Mul(d_Y, factor), d_slope
 
@@ -66,7 +66,7 @@ def _exponential(op: Emitter, x: str, above: float, below: float) -> str:
 @rule("ThresholdedRelu")
 def thresholded_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy where x > α, else 0"""
-    return kept(op, op.Greater(X, alpha), d_Y)
+    return mask_cotangent(op, op.Greater(X, alpha), d_Y)
 
 
 @rule("Shrink")
@@ -74,7 +74,7 @@ def shrink(op: Emitter, d_output: str, input: str, lambd: float, bias: float) ->
     """dx = dy where |x| > λ, else 0; dy for λ = bias = 0, where the operator changes nothing"""
     if lambd == bias == 0:
         return d_output
-    return kept(op, op.Greater(op.Abs(input), lambd), d_output)
+    return mask_cotangent(op, op.Greater(op.Abs(input), lambd), d_output)
 
 
 @rule("Sigmoid")
@@ -87,7 +87,7 @@ def sigmoid(op: Emitter, d_Y: str, Y: str) -> str:
 def hard_sigmoid(op: Emitter, d_Y: str, Y: str, alpha: float) -> str:
     """dx = α·dy where 0 < y < 1, else 0"""
     inside = op.And(op.Greater(Y, 0.0), op.Less(Y, 1.0))
-    return kept(op, inside, op.Mul(d_Y, alpha))
+    return mask_cotangent(op, inside, op.Mul(d_Y, alpha))
 
 
 @rule("HardSwish")

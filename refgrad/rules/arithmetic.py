@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.formulas.masks import kept
+from refgrad.formulas.masks import mask_cotangent
 from refgrad.formulas.norms import quotient
 from refgrad.formulas.squares import is_sum_of_squares
 from refgrad.formulas.types import in_range
@@ -87,13 +87,13 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
         return [d_y]
     if len(inputs) == 2 and op.torch_function in _CLAMPS:
         unchanged = op.Equal(inputs[0], y)
-        return [kept(op, unchanged, d_y), kept(op, unchanged, d_y, unless=True)]
+        return [mask_cotangent(op, unchanged, d_y), mask_cotangent(op, unchanged, d_y, unless=True)]
     attained = [op.Equal(x, y) for x in inputs]
     ties = op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained))
     share = op.Div(d_y, ties)
     # Where y is NaN none is equal to it, and 0/0 is NaN. ONNX Runtime's builder has 0 there.
-    none = 0.0 if op.dialect == "ort" else op.Div(0.0, ties)
-    return [kept(op, hit, share, other=none) for hit in attained]
+    none = 0.0 if op.dialect.follows_onnxruntime else op.Div(0.0, ties)
+    return [mask_cotangent(op, hit, share, other=none) for hit in attained]
 
 
 @rule("Clip", broadcast=True)
@@ -105,9 +105,17 @@ def clip(
     if min is None and max is None:
         return d_output, None, None
     if max is None:
-        return kept(op, op.GreaterOrEqual(input, min), d_output), kept(op, op.Less(input, min), d_output), None
+        return (
+            mask_cotangent(op, op.GreaterOrEqual(input, min), d_output),
+            mask_cotangent(op, op.Less(input, min), d_output),
+            None,
+        )
     if min is None:
-        return kept(op, op.LessOrEqual(input, max), d_output), None, kept(op, op.Less(max, input), d_output)
+        return (
+            mask_cotangent(op, op.LessOrEqual(input, max), d_output),
+            None,
+            mask_cotangent(op, op.Less(max, input), d_output),
+        )
     if op.torch_function in _FLAT_AT_THE_ENDS:
         inside = op.And(op.Greater(input, min), op.Less(input, max))
     else:
@@ -116,8 +124,12 @@ def clip(
         if low is None or high is None or not np.all(low < high):  # where min = max, every x gives the same
             inside = op.And(inside, op.Less(min, max))
     lowered = op.Less(max, op.Max(input, min))
-    raised = kept(op, op.Less(input, min), d_output)
-    return kept(op, inside, d_output), kept(op, lowered, raised, unless=True), kept(op, lowered, d_output)
+    raised = mask_cotangent(op, op.Less(input, min), d_output)
+    return (
+        mask_cotangent(op, inside, d_output),
+        mask_cotangent(op, lowered, raised, unless=True),
+        mask_cotangent(op, lowered, d_output),
+    )
 
 
 @rule("Where", broadcast=True)

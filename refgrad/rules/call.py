@@ -40,7 +40,7 @@ class _Derivative:
 
 
 class _Arguments:
-    """What is known of the inputs of a call: their types, and the integers that are known before the model runs."""
+    """The known types of the inputs of a call, and the integers that are known before the model runs."""
 
     def __init__(self, graph: Graph, function: FunctionProto, node: Node) -> None:
         self._graph = graph
@@ -87,7 +87,7 @@ class Call(Structure):
         return cls(structures, node, function, _Arguments(structures.graph, function, node))
 
     def _once(self, what: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` returns, for all calls of this kind."""
+        """The result of `make`, computed once for all calls of this kind."""
         derived, key = self.graph.functions.derived, (self._arguments.kind, what)
         if key not in derived:
             derived[key] = make()

@@ -224,7 +224,7 @@ def _quantized(op: Emitter, d_y: str, x: str, scale: str, zero_point: str | None
 
 
 def _inside(op: Emitter, x: str, kind: int) -> str:
-    """Whether x is in the range of an element type."""
+    """True if x is in the range of an element type."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     info: Any = ml_dtypes.iinfo if kind in INTEGERS else ml_dtypes.finfo
     limits = info(dtype)
@@ -314,6 +314,6 @@ def _laid(op: Emitter, value: str, shape: Any, parameter: str, x: str) -> Laid:
 
 
 def _is_single(op: Emitter, parameter: str) -> bool:
-    """Whether it is known to hold one element."""
+    """True if it is known to hold one element."""
     shape = op.static(parameter)
     return shape is not None and int(np.prod(shape)) == 1

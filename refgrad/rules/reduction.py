@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.formulas.masks import kept
+from refgrad.formulas.masks import mask_cotangent
 from refgrad.formulas.products import of_others
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
@@ -57,7 +57,7 @@ def reduce_max(
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
     )
-    return kept(op, attained, op.Div(d_y, ties), other=op.Div(0.0, ties))
+    return mask_cotangent(op, attained, op.Div(d_y, ties), other=op.Div(0.0, ties))
 
 
 def _of_an_index(op: Emitter, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int) -> Sequence[int]:

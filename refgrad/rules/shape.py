@@ -40,7 +40,7 @@ def unsqueeze(op: Emitter, d_expanded: str, data: str, axes: str) -> str:
 
 
 def _any(op: Emitter, axes: str | None) -> bool:
-    """Whether at least one axis is known to be given: runtimes disagree on whether an empty list means every axis."""
+    """True if at least one axis is known to be given: runtimes disagree on whether an empty list means every axis."""
     if axes is None:
         return False
     known = op.constant(axes)

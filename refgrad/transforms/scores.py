@@ -1,23 +1,17 @@
-"""What makes the output that a loss compares: numbers between minus and plus infinity (logits), or probabilities."""
+"""Tell by its nodes whether the output that a loss compares is logits (between minus and plus infinity) or probabilities."""
 
 from __future__ import annotations
 
 import ml_dtypes
 from onnx import ModelProto, NodeProto, helper
 
+from refgrad import traits
 from refgrad.errors import OptionError
 from refgrad.notices import notice
 from refgrad.protos.domains import ML
 from refgrad.protos.walk import attribute_value
 
-_PASSING = (
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-)  # they change neither values nor their order
+_PASSING = traits.RESHAPES | {"Cast"}  # they change neither values nor their order
 _PROBABILITIES = ("Softmax", "Sigmoid", "Normalizer")
 _TRANSFORMS = ("SOFTMAX", "SOFTMAX_ZERO", "LOGISTIC", "PROBIT")  # post_transform of ai.onnx.ml
 _LINEAR = ("MatMul", "Gemm", "Conv", "LinearRegressor")
@@ -95,7 +89,7 @@ def warn_of_logits(model: ModelProto, name: str, loss: str) -> None:
 
 
 def _passed(node: NodeProto, makers: dict[str, NodeProto]) -> bool:
-    """Whether ReduceLogSumExp made a value, perhaps in another shape."""
+    """True if ReduceLogSumExp made a value, perhaps in another shape."""
     seen = 0
     while node.op_type in _PASSING and node.input and node.input[0] in makers and seen < len(makers):
         node, seen = makers[node.input[0]], seen + 1

@@ -15,6 +15,7 @@ from typing import Unpack
 
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 
+from refgrad import traits
 from refgrad.forward.calls import Functions
 from refgrad.protos.malformed import explained
 from refgrad.protos.types import nbytes, type_of
@@ -25,10 +26,8 @@ from refgrad.reverse.gradient import gradient
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.transforms.selection import inferred, select_model_inputs_outputs
 
-# Operators that move no numbers, or only those of a shape: repeating them costs next to nothing.
-_FREE = frozenset(
-    ("Constant", "Expand", "Flatten", "Identity", "Range", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze")
-)
+# Operators that move no numbers, or only the numbers of a shape: repeating them costs next to nothing.
+_FREE = traits.RESHAPES | traits.SIZES | {"Constant", "Expand", "Range"}
 _SHAPES = 64  # as many numbers as a tensor of sizes or axes may have: whatever computes it costs nothing
 _REPEATED = 2**12  # the bytes that may cross rather than one node is in both models
 _CONTAINER = 2**40  # a sequence crosses where nothing else can
@@ -39,8 +38,9 @@ class Split:
     """A gradient in two models.
 
     `forward` has the inputs of the model (and the weights, as `weights` says), and returns the outputs of the model and then
-    what it keeps. `backward` has those of these inputs that it reads, `saved`, and a cotangent for each output; it returns the
-    gradients. `saved` are the names of the values that cross; outputs of the model may be among them, inputs never are.
+    the values that it keeps. `backward` has the inputs of `forward` that it reads, `saved`, and a cotangent for each output; it
+    returns the gradients. `saved` are the names of the values that cross. Outputs of the model may be among them, inputs never
+    are.
     """
 
     forward: ModelProto
@@ -114,7 +114,7 @@ def split(
 
 
 class _Crossing:
-    """Which values of a gradient cross from its forward to its backward part.
+    """The values of a gradient that cross from its forward to its backward part.
 
     A node that depends on a cotangent is in the backward part, one that the outputs of the model need in the forward part,
     and any other may be in either. A node that costs nothing may be in both.
@@ -156,7 +156,7 @@ class _Crossing:
         self._early = self._needed(results, self._there)[1]
 
     def values(self) -> list[str]:
-        """The values that cross, in the order in which they are computed: those of a minimum cut.
+        """The values that cross, in the order in which they are computed: the values of a minimum cut.
 
         In the network a value is an edge of the capacity of its bytes. What can be computed in the backward part hangs on what
         it is computed from, and by a thin edge on the source where that repeats a node; everything else hangs on the source.
@@ -186,7 +186,7 @@ class _Crossing:
         return [name for name in made if (name, "in") in before and (name, "out") not in before]
 
     def read_beside(self, saved: Sequence[str]) -> set[str]:
-        """What else the backward part reads, down to inputs and constants, where it is given the values in `saved`."""
+        """The values that the backward part reads, down to inputs and constants, where it is given the values in `saved`."""
         return self._needed(self._gradients, self._there.union(saved))[0]
 
     def _needed(self, names: Sequence[str], given: Set[str]) -> tuple[set[str], set[int]]:
@@ -209,7 +209,7 @@ class _Crossing:
         return all(self._is_small(name) for name in (*self._reads[k], *filter(None, node.output)))
 
     def _is_small(self, name: str, of: int = 0) -> bool:
-        """Whether a tensor has few elements, of the element type `of` where that is not 0."""
+        """True if a tensor has few elements, of the element type `of` where that is not 0."""
         if name in self._sizes:
             return self._sizes[name] <= _SHAPES
         kind, shape = type_of(ValueInfoProto(type=self._types.get(name)))

@@ -18,7 +18,7 @@ TOPS = ("refgrad", "backends", "conformance")
 # From the lowest step up. Rooms on one step may not import from each other either.
 STAIRCASE = (
     # the differentiator
-    ("refgrad.escaping",),
+    ("refgrad.escaping", "refgrad.traits"),
     ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
     ("refgrad.links", "refgrad.notices", "refgrad.ranges"),
     ("refgrad.protos", "refgrad.worker"),
@@ -66,7 +66,7 @@ STAIRCASE = (
 )
 STEPS = {room: step for step, rooms in enumerate(STAIRCASE) for room in rooms}
 # backends know nothing of derivatives: of the differentiator they may import these alone
-BELOW_BACKENDS = {"refgrad.errors", "refgrad.links", "refgrad.protos", "refgrad.tables", "refgrad.worker"}
+BELOW_BACKENDS = {f"refgrad.{room}" for room in ("errors", "links", "protos", "tables", "traits", "worker")}
 
 
 @cache

@@ -6,7 +6,7 @@ import math
 
 from onnx import TensorProto
 
-from refgrad.formulas.masks import kept
+from refgrad.formulas.masks import mask_cotangent
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -16,7 +16,7 @@ _CUBIC = 0.044715  # of the tanh form of Gelu
 @lowering("ReluGrad")
 def relu_grad(op: Emitter, dY: str, Y: str) -> str:
     """Y is never negative: as a truth value it is Y > 0, and a Cast is faster than a comparison."""
-    return kept(op, op.Cast(Y, to=TensorProto.BOOL), dY)
+    return mask_cotangent(op, op.Cast(Y, to=TensorProto.BOOL), dY)
 
 
 @lowering("LeakyReluGrad")

@@ -149,7 +149,7 @@ def rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
     row, count = op.constant(width), None if dims is None else dims[0]
     if row is not None and isinstance(count, int) and row.item() and count:
         size = int(row.item())
-        is_few = count <= _FEW_ROWS and op.is_tame and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE)
+        is_few = count <= _FEW_ROWS and op.preserves_finite and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE)
         lengths = op.static(indices)
         is_few &= lengths is not None and 0 not in lengths  # ONNX Runtime 1.19 refuses a product of nothing
         if is_few or count * size >= _IN_ROWS:

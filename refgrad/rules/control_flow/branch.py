@@ -137,7 +137,7 @@ class If(Structure):
 
 
 def _contradict(one: Shape | None, other: Shape | None) -> bool:
-    """Whether no tensor has both shapes."""
+    """True if no tensor has both shapes."""
     if one is None or other is None:
         return False
     pairs = zip(one, other, strict=False)
@@ -152,7 +152,7 @@ def _leaves_open(own: Shape, other: Shape | None) -> bool:
 
 
 def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
-    """What one branch returns in place of `name`, which only the other has. Nothing reads it; its size is the same if known."""
+    """A stand-in for `name` in the branch that lacks it. Nothing reads it; it has the same size if that is known."""
     shape, kind = op.shape(name), op.type(name)
     container = op.values.containers.get(name)
     if container is not None:

@@ -1,4 +1,4 @@
-"""What Loop and Scan have in common: a body that runs once per step, and carries states."""
+"""The common part of Loop and Scan: a body that runs once per step, and carries states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Layout:
 
 @dataclass
 class Steps:
-    """What the backward node carries, reads and returns, besides the residuals."""
+    """The values that the backward node carries, reads and returns, without the residuals."""
 
     starts: list[str] = field(default_factory=list)  # the states before the first step
     states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the states inside the body, with their types
@@ -276,7 +276,7 @@ class Iteration(Structure):
         residuals: Sequence[str],
         more: Sequence[tuple[list[NodeProto], ValueInfoProto]] = (),
     ) -> dict[str, Slices]:
-        """Where the residuals of the steps are: in tensors that the node reads or returns, or in new outputs.
+        """The tensors with the residuals of the steps: tensors that the node reads or returns, or new outputs.
 
         :param more: further results of the body, after all others, with the nodes that make them.
         """
@@ -357,7 +357,7 @@ def _joined_elements(read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | 
 
 
 def is_sized(shape: Sequence[Dim] | None, axis: int) -> bool:
-    """Whether the sizes of the slices along an axis are known before the model runs."""
+    """True if the sizes of the slices along an axis are known before the model runs."""
     return shape is not None and all(isinstance(dim, int) for k, dim in enumerate(shape) if k != axis)
 
 

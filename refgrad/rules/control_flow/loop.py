@@ -117,7 +117,7 @@ class Loop(Iteration):
     def _listed(
         self, op: Emitter, swept: Swept, residuals: list[str], names: list[str]
     ) -> tuple[dict[str, Slices], dict[str, str]]:
-        """Where the residuals are, and for each of `names` the sequence of its values in all steps, which is a new state."""
+        """The residuals, and for each of `names` the sequence of its values in all steps, which is a new state."""
         node, edit, values = self.node, op.edits.of(self.node), op.values
         kinds = [sequence_type(swept.op.type(name)) for name in names]
         states = []
