@@ -13,10 +13,9 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, helper
 from refgrad.errors import InvalidModelError
 from refgrad.forward.graph import Graph, needed_nodes
 from refgrad.protos.documents import parse_json, typed
-from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain, refill, rename_repeats
-from refgrad.reverse.emitted import COTANGENT_OF, Writer, listed, needed_emitted
+from refgrad.reverse.emitted import COTANGENT_OF, Writer, needed_emitted
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
 from refgrad.reverse.sweep import Gradients
@@ -55,19 +54,19 @@ def assemble(
     spaces.put_forward(target.node)
     names = {**sweep.names, **again.names} if again.names else sweep.names
     primals = _primals(found)
-    with Writer(target, names, spaces.of_backward) as writer:
-        for position, emitted in enumerate(backward):
-            if chosen:
-                writer.copy(again.before(position))
-            writer.add(emitted)
-        _declare_adjoints(writer, found, live, primals)
+    writer = Writer(target, names, spaces.of_backward)
+    for position, emitted in enumerate(backward):
+        if chosen:
+            target.node.extend(again.before(position))
+        writer.add(emitted)
+    _declare_adjoints(writer, found, live, primals)
     final.functions.extend(graph.functions.called_by(target.node))
     if chosen or found.path.passages:
         domains = {node.domain for node in every_node(final)}
     else:
         domains = {node.domain for node in forward} | {emitted.domain for emitted in backward}
-    if MICROSOFT in domains:
-        import_domain(final, MICROSOFT)
+    for domain in sorted(domains - {"", *(one.domain for one in final.opset_import)}):
+        import_domain(final, domain)
     _add_values(final, found, live, kept, again, weights, primals)
     if any(
         node.key in graph.structures for node in graph.nodes
@@ -196,7 +195,7 @@ def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any] | S
 
 def _say_primals(value: ValueInfoProto, primals: Sequence[str]) -> None:
     """Write into the metadata of a value that it is the cotangent of these."""
-    value.metadata_props.add(key=COTANGENT_OF, value=listed(primals))
+    value.metadata_props.add(key=COTANGENT_OF, value=json.dumps(primals))
 
 
 def noted(model: ModelProto, key: str, kind: Any = dict[str, Any]) -> Any:

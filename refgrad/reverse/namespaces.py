@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from onnx import NodeProto
 
 from refgrad.forward.graph import Node
-from refgrad.reverse.emitted import NAMESPACE, entry
+from refgrad.reverse.emitted import NAMESPACE, Entries, entry
 
 _FORWARD, _BACKWARD = "forward", "backward"
 
@@ -23,7 +23,7 @@ class Namespaces:
         """:param nodes: those of the model."""
         self._groups: dict[str, str] = {}
         self._given: set[str] = set()  # the nodes that say their group themselves
-        self._entries: dict[tuple[str, str], bytes] = {}
+        self._entries: dict[tuple[str, str], Entries] = {}
         for node in nodes:
             name = node.name
             if props := node.proto.metadata_props:
@@ -46,18 +46,18 @@ class Namespaces:
                     if prop.key == NAMESPACE:
                         prop.value = _joined(_FORWARD, group)
             else:
-                node.MergeFromString(known.get((_FORWARD, group)) or self._entry(_FORWARD, group))
+                node.metadata_props.extend(known.get((_FORWARD, group)) or self._entry(_FORWARD, group))
 
-    def of_backward(self, name: str) -> bytes:
+    def of_backward(self, name: str) -> Entries:
         """The group, as metadata, of the backward nodes that belong to the node or value `name`."""
         group = self._groups.get(name)
         if group is None:  # a value, or a node whose name is no path
             group = name.rpartition("/")[0] if "/" in name else ""
         return self._entries.get((_BACKWARD, group)) or self._entry(_BACKWARD, group)
 
-    def _entry(self, first: str, group: str) -> bytes:
-        written = self._entries[first, group] = entry(NAMESPACE, _joined(first, group))
-        return written
+    def _entry(self, first: str, group: str) -> Entries:
+        made = self._entries[first, group] = [entry(NAMESPACE, _joined(first, group))]
+        return made
 
 
 def _joined(first: str, path: str) -> str:

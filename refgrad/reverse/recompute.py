@@ -31,7 +31,7 @@ from refgrad.forward.graph import Graph, Node, needed_nodes
 from refgrad.protos.types import nbytes
 from refgrad.reverse.bodies import is_random, rename_reads
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import Emitted
+from refgrad.reverse.emitted import Emitted, Entries
 from refgrad.reverse.path import Path
 
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
@@ -126,7 +126,7 @@ class Repetition:
         live: set[str],
         results: Iterable[str],
         rename: Mapping[str, str],
-        space: Callable[[str], bytes],
+        space: Callable[[str], Entries],
     ) -> None:
         self._space = space
         self.names: dict[str, str] = {}
@@ -175,7 +175,7 @@ class Repetition:
         return {name: node for name, node in makers.items() if name not in crossing | yielded | results}
 
     def _repeated(self, makers: Mapping[str, Node]) -> tuple[dict[str, int], set[str]]:
-        """Where the backward pass first reads the values in `makers` that it needs; the names of the nodes to repeat for it."""
+        """The first position at which the backward pass needs a value of `makers`, with the names of the nodes to repeat."""
         places: dict[str, int] = {}
         for position, emitted in enumerate(self._backward):
             for name in _reads(emitted):
@@ -191,7 +191,7 @@ class Repetition:
         return places, repeated
 
     def _is_tied(self, name: str) -> bool:
-        """Whether a value that is kept is tied: a tensor that depends on more than initializers."""
+        """True if a value that is kept is tied: a tensor that depends on more than initializers."""
         values = self._op.values
         return name not in self._fixed and (
             name in values.graph.types or (name in values.added and values.is_tensor(name))
@@ -298,9 +298,9 @@ def _reads(node: Emitted) -> Iterator[str]:
     yield from node.settings.captured
 
 
-def _describe(node: NodeProto, of: str, space: Callable[[str], bytes]) -> None:
+def _describe(node: NodeProto, of: str, space: Callable[[str], Entries]) -> None:
     """Say in the metadata what the node is for, and which node or value it repeats."""
     del node.metadata_props[:]
     node.metadata_props.add(key="refgrad.rule", value="recompute")
     node.metadata_props.add(key="refgrad.node", value=of)
-    node.MergeFromString(space(of))
+    node.metadata_props.extend(space(of))

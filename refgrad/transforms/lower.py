@@ -108,7 +108,7 @@ def lower(
 
 
 def _is_plain(node: NodeProto, opset: int) -> bool:
-    """Whether onnx has the operator: ONNX Runtime puts some of its own into the domain of ai.onnx."""
+    """True if onnx has the operator: ONNX Runtime puts some of its own into the domain of ai.onnx."""
     if node.domain in ("", "ai.onnx"):
         return bool(onnx.defs.has(node.op_type, opset, ""))
     return node.domain in _PLAIN
@@ -154,7 +154,7 @@ class _Lowering:
             self._complete(value)
         return assemble(self.source, self.graph, graph, self.inputs, self.outputs, constants)
 
-    # What is known of every value
+    # Types and shapes of every value
 
     def _stand_ins(self) -> ModelProto:
         """The model in operators that onnx knows, for type and shape inference alone."""
@@ -408,12 +408,12 @@ class _Body:
             else:
                 live.update((*node.inputs, *node.settings.captured))
             needed.append(node)
-        with Writer(kept, self.rename) as writer:
-            for node in reversed(needed):
-                if isinstance(node, NodeProto):
-                    writer.copy([node])
-                else:
-                    writer.add(node)
+        writer = Writer(kept, self.rename)
+        for node in reversed(needed):
+            if isinstance(node, NodeProto):
+                kept.node.append(node)
+            else:
+                writer.add(node)
         return list(kept.node)
 
 
