@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import onnx
 from onnx.defs import OpSchema
 
-from refgrad.tables.registry import LOWERINGS
+from refgrad.tables.dialects import DIALECTS
 
 OLDEST = 16  # the opset from which on gradients are emitted
 _VALUES = {
@@ -85,7 +85,7 @@ def operators() -> str:
 
 
 def _is_used(schema: OpSchema, versions: Iterable[OpSchema]) -> bool:
-    """Whether a model of an opset from the oldest on may have this version."""
+    """True if a model of an opset from the oldest on may have this version."""
     later = [other.since_version for other in versions if other.since_version > schema.since_version]
     return not later or min(later) > OLDEST
 
@@ -156,7 +156,7 @@ def primitives() -> str:
         '    """`op.grad.SoftmaxGrad(...)`: a gradient primitive, lowered for the dialect in use."""\n\n'
         "    def __init__(self, op: Any) -> None: ...\n"
     ]
-    for name, function in sorted(LOWERINGS["onnx"].items()):
+    for name, function in sorted(DIALECTS["onnx"].lowerings.items()):
         result = inspect.signature(function).return_annotation
         lines.append(f"    def {name}(self, *inputs: Any, **attributes: Any) -> {result}: ...\n")
     return "".join(lines)

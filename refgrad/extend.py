@@ -1,4 +1,4 @@
-"""What the author of an operator imports. One module is enough for an operator of your own (docs/add_an_operator.md).
+"""The names that the author of an operator imports. One module is enough for an operator of your own (docs/add_an_operator.md).
 
 >>> from refgrad.extend import rule
 >>> @rule("Square", domain="my.domain")
@@ -20,16 +20,19 @@ from collections.abc import Callable
 from typing import Any
 
 from refgrad.reverse.emit import Emitter
+from refgrad.tables.dialects import Dialect, register_dialect
 from refgrad.tables.extensions import case, forward, no_derivative, strategy, zero
 from refgrad.tables.registry import lowering, rule
 
 __all__ = [
+    "Dialect",
     "Emitter",
     "case",
     "forward",
     "kernel",
     "lowering",
     "no_derivative",
+    "register_dialect",
     "rule",
     "strategy",
     "zero",

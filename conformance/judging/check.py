@@ -66,11 +66,10 @@ from refgrad.protos.walk import every_node
 from refgrad.ranges import RANGES, checked
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.reverse.gradient import of_any_rank
-from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 from refgrad.worker import SECONDS
 
-Progress = Callable[[int, int, str], None]  # how many steps are done, of how many, and what is next
+Progress = Callable[[int, int, str], None]  # how many steps are done, of how many, and the next step
 FAILED, UNSUPPORTED = "failed", "not supported"
 WRONG_BUILDER = "onnxruntime is wrong"
 FLOAT64 = "float64"
@@ -105,7 +104,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found."""
+    """The result of `check`."""
 
     wrt: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -115,7 +114,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing disagrees. Rows that are not supported, inconclusive or at a kink do not count as such."""
+        """True if nothing disagrees. Rows that are not supported, inconclusive or at a kink do not count as such."""
         return not self.faults
 
     @property
@@ -147,7 +146,7 @@ class Check:
         return summary
 
     def _repr_html_(self) -> str:
-        """The summary, and what is wrong, for a notebook."""
+        """The summary and the faults, for a notebook."""
         notes = [
             f"{row.gradient} ({row.dialect}, {row.backend}): {row.verdict} {row.note}".rstrip() for row in self.faults
         ]
@@ -174,7 +173,7 @@ def check(
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     backends: Sequence[str] | None = None,
-    dialects: Sequence[str] = DIALECTS,
+    dialects: Sequence[str] = ("onnx", "ort"),
     seed: int = 0,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
@@ -193,7 +192,7 @@ def check(
     :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
     :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
     :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
-    :param progress: called with the number of steps that are done, the number of all, and what is next.
+    :param progress: called with the number of steps that are done, the number of all, and the next step.
     :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
     """
     if due := RANGES["directions"].why_not(directions):
@@ -243,7 +242,7 @@ def _checked(
     seconds: float,
     progress: Progress,
 ) -> Check:
-    """What every witness says at a point."""
+    """Compare the gradients at a point with every oracle, on every backend."""
     rows: list[Row] = []
     done, steps = count(), 1 + len(gradients) * (1 + len(names))
     truths: dict[str, dict[str, np.ndarray]] = {}

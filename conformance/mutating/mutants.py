@@ -50,7 +50,8 @@ from refgrad.protos.types import Type
 from refgrad.protos.walk import reads_of
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import DEFINITIONS
-from refgrad.tables.registry import LOWERINGS, RULES, ZERO
+from refgrad.tables.dialects import DIALECTS
+from refgrad.tables.registry import RULES, ZERO
 
 FAILS = "fails"  # the verdict on a broken gradient that cannot be built or run
 WITH_REFGRAD = "wrong beside refgrad"
@@ -111,7 +112,7 @@ class Outcome:
 
     @property
     def caught(self) -> bool:
-        """Whether any case caught it."""
+        """True if any case caught it."""
         return bool(self.case)
 
     @property
@@ -122,7 +123,7 @@ class Outcome:
         return self.verdict if self.alone else WITH_REFGRAD
 
 
-# What is changed in an emission
+# Changes of an emission
 
 
 Emits = Emitter | FunctionEmitter  # of a rule, of a body
@@ -352,7 +353,7 @@ def _with(changes: dict[str, Change], *op_types: str) -> dict[str, dict[str, Cha
     return {op_type: CHANGES.get(op_type, {}) | changes for op_type in op_types}
 
 
-# What is changed in a body besides: it has the operator's own arithmetic and its constants.
+# Further changes in a body: it has the operator's own arithmetic and its constants.
 BODY_CHANGES = CHANGES | {
     **_with({"Sub": _instead("Sub")}, "Add"),
     **_with({"Add": _instead("Add")}, "Sub"),
@@ -364,7 +365,7 @@ BODY_CHANGES = CHANGES | {
 }
 
 
-# What is changed in what a rule returns
+# Changes of the result of a rule
 
 
 def _flat(op: Emits, value: str, rearranged: Callable[[str], str]) -> str:
@@ -394,7 +395,7 @@ EXCHANGED = "exchanged with the next"
 
 
 def _has(shape: tuple[int, ...] | None, axes: int) -> bool:
-    """Whether a gradient of this shape has two elements along at least `axes` axes; true where the shape is unknown."""
+    """True if a gradient of this shape has two elements along at least `axes` axes; true where the shape is unknown."""
     return shape is None or sum(size > 1 for size in shape) >= axes
 
 
@@ -541,7 +542,7 @@ def _broken_rule(key: tuple[str, str], breaking: _Breaking, returned: Any) -> It
         entries = dict(_entries(rule.wrt, result))
         return _rebuilt(result, returned(op, entries))
 
-    sums = [table for table in LOWERINGS.values() if _SUM in table] if rule.broadcast else []
+    sums = [one.lowerings for one in DIALECTS.values() if _SUM in one.lowerings] if rule.broadcast else []
     right = [table[_SUM] for table in sums]
     RULES[key] = replace(rule, function=function)
     for table, lower in zip(sums, right, strict=True):
@@ -590,7 +591,7 @@ def _watching(lower: Callable[..., Any], breaking: _Breaking) -> Callable[..., A
 
 
 def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]]:
-    """The adjoints that a rule returned, by input; those of a variadic input are numbered."""
+    """The adjoints that a rule returned, by input; the adjoints of a variadic input are numbered."""
     for name, adjoint in zip(wrt, result if isinstance(result, tuple) else (result,), strict=False):
         if isinstance(adjoint, list | tuple):
             yield from ((f"{name}_{k}", one) for k, one in enumerate(adjoint))
@@ -622,7 +623,7 @@ def survey(
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
     :param tests: tests of a case, for which mutants that are caught are planted again: `Outcome.tested` has the result.
-    :param progress: called with the number of operators that are done, the number of all, and what is next.
+    :param progress: called with the number of operators that are done, the number of all, and a text about the next.
     :param every: take one of so many mutants of an operator, at least one.
     :raises OptionError: an operator has neither a rule nor a body.
     """
@@ -718,7 +719,7 @@ class _Subject:
 
     @property
     def of_body(self) -> bool:
-        """Whether the mutants are those of a body."""
+        """True if the mutants break a body, not a rule."""
         return self.key not in RULES
 
     @property
@@ -728,7 +729,7 @@ class _Subject:
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
-        """What the kernels compute: every value of the model."""
+        """The values that the kernels compute: every value of the model."""
         weights = {t.name: array_of(t) for t in self.case.model.graph.initializer}
         prepared = NumpyBackend().prepare(self.case.model)
         return {**weights, **self.case.feeds, **prepared.run(self.case.feeds, trace=True)}
@@ -767,7 +768,7 @@ class _Subject:
         return {**fed, **NumpyBackend().prepare(model).run(fed, trace=True)}
 
     def wrong_result(self, model: ModelProto) -> str:
-        """What differs between the results of `model` and those of the kernel, or "": as the tests of the bodies compare."""
+        """A text about the first output of `model` that differs from the kernel's, or "", as in the tests of the bodies."""
         got = NumpyBackend().prepare(model).run(self.case.feeds)
         for value in model.graph.output:
             wanted = self.results[value.name]
@@ -780,7 +781,7 @@ class _Subject:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """What the oracles say about the question."""
+        """The evidence of the oracles about the question."""
         said: list[Evidence] = []
         for oracle in ORACLES:
             with suppress(Exception):  # an oracle that fails is silent, as in a run of the suite
@@ -794,7 +795,7 @@ class _Subject:
 
     @cached_property
     def sound(self) -> bool:
-        """Whether the judge accepts the unbroken gradient."""
+        """True if the judge accepts the unbroken gradient."""
         nodes = len(self.form[0])
         return self.trial.verdict(Candidate("refgrad", "numpy", nodes, self.gradients)).verdict != verdicts.WRONG
 
@@ -825,7 +826,7 @@ class _Subject:
         return found
 
     def _judged(self, gradients: Mapping[str, Any], nodes: int, breaking: Callable[[], Any]) -> Outcome:
-        """What the judge says of the gradients of a mutant."""
+        """The judge's verdict on the gradients of a mutant."""
         if all(_same(gradients.get(name), gradient) for name, gradient in self.gradients.items()):
             return Outcome(_NOBODY)
         candidate = Candidate("mutant", "numpy", nodes, gradients)
@@ -844,7 +845,7 @@ _NOBODY = Mutant("", "", "")
 
 
 def _form(graph: GraphProto, outside: Mapping[str, Any]) -> Any:
-    """What a graph computes, whatever its values are called: the names also count emissions that were not used."""
+    """The computation of a graph, whatever its values are called: the names also count emissions that were not used."""
     names = dict(outside)
     names |= {value.name: ("input", len(names), k) for k, value in enumerate(graph.input)}
     names |= {tensor.name: (tensor.data_type, *tensor.dims, tensor.raw_data) for tensor in graph.initializer}

@@ -118,7 +118,7 @@ def _called(nodes: Iterable[NodeProto], functions: Mapping[Key, FunctionProto]) 
 
 
 def _gives_graphs(model: ModelProto) -> bool:
-    """Whether a call gives a graph to a function."""
+    """True if a call gives a graph to a function."""
     functions = {(f.domain, f.name) for f in model.functions}
     return any((n.domain, n.op_type) in functions and any(map(subgraphs, n.attribute)) for n in every_node(model))
 
@@ -187,6 +187,6 @@ def _can_stay(function: FunctionProto, model: ModelProto) -> bool:
 
 
 def _hides_numbers(node: NodeProto) -> bool:
-    """Whether a node makes text or bits of floats: a derivative is looked for in what is made of them, in one graph."""
+    """True if a node makes text or bits of floats: a derivative is looked for in what is made of them, in one graph."""
     to = {a.name: attribute_value(a) for a in node.attribute}.get("to") if node.op_type == "Cast" else None
     return node.op_type == "BitCast" or to == TensorProto.STRING

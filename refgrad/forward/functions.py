@@ -156,7 +156,7 @@ def _origins(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto] | No
 
 
 def _is_size(name: str, makers: Mapping[str, NodeProto]) -> bool:
-    """Whether `name` is a Shape, or gathered from one."""
+    """True if `name` is a Shape, or gathered from one."""
     node = makers.get(name)
     gathered = node is not None and node.op_type == "Gather"
     return node is not None and (node.op_type == "Shape" or (gathered and _is_size(node.input[0], makers)))

@@ -85,14 +85,14 @@ def _take(graph: GraphProto, inferred: GraphProto, mended: dict[str, Mended]) ->
 
 
 def _agree(declared: Shape, found: Shape) -> bool:
-    """Whether two shapes may be those of one tensor."""
+    """True if two shapes may be those of one tensor."""
     if len(declared) != len(found):
         return False
     return all(a == b for a, b in zip(declared, found, strict=True) if isinstance(a, int) and isinstance(b, int))
 
 
 def _infer(model: ModelProto, trusting: bool) -> GraphProto:
-    """What onnx infers, where it has to be helped; `trusting` is as for `infer_shapes`.
+    """The types and shapes that onnx infers, with help where it fails; `trusting` is as for `infer_shapes`.
 
     An input's dimension without a name gets one first: two values whose shapes were inferred from it are then known to agree.
     """

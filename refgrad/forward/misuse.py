@@ -1,4 +1,4 @@
-"""What is wrong where a rule or a lowering asks `op` for something that it cannot give: errors that name rule and node."""
+"""Errors for a rule or a lowering that asks `op` for something that it cannot give: they name the rule and the node."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import onnx
 
 from refgrad.errors import BrokenRuleError, InvalidModelError, RuleError, UnknownOperatorError, choices, did_you_mean
 from refgrad.protos.walk import attribute_of
-from refgrad.tables.registry import LOWERINGS
+from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.schemas import find_schema, type_name
 
 
 class Asked(Protocol):
-    """What the errors read of an emitter."""
+    """The part of an emitter that the errors read."""
 
     @property
     def rule(self) -> str:
@@ -111,7 +111,7 @@ def no_such_primitive(op: Asked, name: str) -> Exception:
     """The error for `op.grad.<name>`, which is no gradient primitive."""
     if name.startswith("_"):
         return AttributeError(f"op.grad has no attribute {name!r}")
-    known = sorted(LOWERINGS["onnx"])
+    known = sorted(DIALECTS["onnx"].lowerings)
     return UnknownOperatorError(
         f"{_place(op)} uses op.grad.{name}, which is no gradient primitive.{_nearest(name, known)} "
         f"There are {', '.join(known)}."
@@ -165,7 +165,7 @@ def numbers_alone(op: Asked, op_type: str, inputs: Sequence[object]) -> RuleErro
 
 
 def numbers(op: Asked, value: float | Sequence[int] | np.ndarray | np.generic, dtype: np.dtype) -> np.ndarray:
-    """What a rule wrote as numbers of type `dtype`.
+    """The numbers that a rule wrote, as an array of type `dtype`.
 
     :raises BrokenRuleError: they would lose their fractions, or are no numbers.
     """

@@ -52,7 +52,7 @@ _NEVER, _ANY = 0.0, float("inf")  # the size of what is no vector or has no know
 
 
 class ContradictionError(Exception):
-    """What a model declares of a result differs from what onnx infers."""
+    """A model declares another type or shape of a result than onnx infers."""
 
 
 def infer_shapes(model: ModelProto, shaped: bool = True, trusting: bool = False) -> GraphProto:
@@ -81,7 +81,7 @@ def infer_shapes(model: ModelProto, shaped: bool = True, trusting: bool = False)
 
 
 def _writes_out(function: FunctionProto) -> bool:
-    """Whether a call of a function may make onnx write out a vector of more elements than shapes have."""
+    """True if a call of a function may make onnx write out a vector of more elements than shapes have."""
     bounds: dict[str, float] = {}
     numbers: dict[str, Sequence[int]] = {}
     for node in nested(function.node):
@@ -133,7 +133,7 @@ def _bodies(model: ModelProto) -> Iterator[GraphProto]:
 
 
 def _is_shaped(graph: GraphProto, fed: set[str]) -> bool:
-    """Whether a node of the graph reads a shape that is not constant there."""
+    """True if a node of the graph reads a shape that is not constant there."""
     read = [_shape_of(node) for node in graph.node if node.op_type in _SHAPED]
     return bool(read) and not (_constants(graph) | fed).issuperset(read)
 
@@ -266,7 +266,7 @@ def _declare(graph: GraphProto, types: Mapping[str, TypeProto]) -> None:
 
 
 class _Scope:
-    """What is known of the values that the nodes of a graph may read.
+    """The known types and shapes of the values that the nodes of a graph may read.
 
     `opened` are those whose shape a computed shape decides on: propagation may find out more about them.
     """

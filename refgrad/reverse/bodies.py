@@ -159,7 +159,7 @@ class Swept:
         return value
 
     def is_stackable(self, name: str) -> bool:
-        """Whether a value is a tensor that has the same shape in every step."""
+        """True if a value is a tensor that has the same shape in every step."""
         if name in self.body.steady:
             return True
         values = self.op.values
@@ -315,7 +315,7 @@ def known_integers(outer: Graph, values: Mapping[str, str]) -> dict[str, np.ndar
 
 
 def is_random(node: NodeProto, functions: Functions | None = None) -> bool:
-    """Whether a node, or one in its subgraphs or in a function, draws random numbers: another run of it gives others."""
+    """True if a node, or one in its subgraphs or in a function, draws random numbers: another run of it gives others."""
     within = list(nested([node]))
     for function in functions.called_by(within) if functions else ():
         within += nested(function.node)

@@ -47,7 +47,7 @@ class _Candidate(Generic[Made]):
 
 
 def budget(text: str) -> Budget:
-    """What "2 GiB", "1.5GB" or "800 MiB for N=32, T=128" says.
+    """The budget in "2 GiB", "1.5GB" or "800 MiB for N=32, T=128".
 
     :raises OptionError: it says nothing of the kind.
     """

@@ -1,4 +1,4 @@
-"""What is emitted for sequences and optionals: element by element, with SequenceMap."""
+"""Emission for sequences and optionals: element by element, with SequenceMap."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def replace(op: BasicEmitter, sequence: str, position: str, tensor: str) -> str:
 
 
 def where_erased(op: BasicEmitter, rest: str, position: str) -> str | None:
-    """Where SequenceInsert puts into `rest` what SequenceErase took from `position`; None is the end."""
+    """The position at which SequenceInsert puts back into `rest` the element that SequenceErase took; None is the end."""
     known = op.constant(position)
     if known is None:
         return shift(op, position, op.Add(op.SequenceLength(rest), 1), 0)
@@ -125,6 +125,6 @@ def total(op: BasicEmitter, parts: Sequence[str], like: str) -> str:
 
 
 def _is_same(op: BasicEmitter, position: str, other: str) -> bool:
-    """Whether two positions are known to be one: the same value, or equal constants."""
+    """True if two positions are known to be one: the same value, or equal constants."""
     known, too = op.constant(position), op.constant(other)
     return position == other or (known is not None and too is not None and bool(known == too))

@@ -1,4 +1,4 @@
-"""What forward nodes do in a gradient model besides what they do in the model: the assembly applies these edits to copies."""
+"""Edits of forward nodes: the assembly applies them to the copies of the nodes in the gradient model."""
 
 from __future__ import annotations
 

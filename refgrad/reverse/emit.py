@@ -1,4 +1,4 @@
-"""What rules and lowerings see: `op.Mul(a, b)` adds a node of the model's opset and returns the name of its result.
+"""The emitter that rules and lowerings see: `op.Mul(a, b)` adds a node of the model's opset and returns the name of its result.
 
 An argument is the name of a value, a Python number (a scalar of the type of the other operands), True or False (bool), a
 list of integers (int64, one axis), a NumPy array or scalar with its own type, or None (absent). np.float64 is a Python number
@@ -50,7 +50,7 @@ class Emitter(BasicEmitter):
         return name
 
     def share(self, whole: str, parts: str | None, like: str) -> str | float:
-        """What one element weighs in a mean: the size of `parts` (the means; None is one) over that of `whole`.
+        """The weight of one element in a mean: the size of `parts` (the means; None is one) over the size of `whole`.
 
         A number where the shapes are known, else a scalar of the type of `like`, divided in double: sizes overflow float16.
         """
@@ -95,4 +95,4 @@ class Emitter(BasicEmitter):
         """
         if self.is_sequence(like):
             return containers.total(self, parts, like)
-        return str(self.Add(*parts) if self.dialect == "onnx" and len(parts) == 2 else self.Sum(*parts))
+        return str(self.Add(*parts) if len(parts) == 2 and not self.dialect.follows_onnxruntime else self.Sum(*parts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +35,7 @@ from refgrad.reverse.sweep import Gradients, sweep
 from refgrad.reverse.values import Values
 from refgrad.reverse.zeros import zeros
 from refgrad.tables.conventions import DEFAULT, QUANTIZATION, Conventions
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS, get_dialect
 from refgrad.worker import limited
 
 COTANGENTS = ("input", "ones", "yield")
@@ -203,19 +202,18 @@ def _made(
 ) -> ModelProto:
     quantization, strong_zero = conventions.quantization, conventions.strong_zero
     _check_options(
-        ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
         ("choice of weights", weights, WEIGHTS),
     )
-    if strong_zero and dialect != "onnx":
+    writes, plain = get_dialect(dialect), DIALECTS["onnx"]
+    if strong_zero and not writes.plain:
         raise OptionError(
-            "strong_zero=True cannot guard the training operators of dialect='ort', which multiply inside their kernels: "
+            f"strong_zero=True cannot guard the operators of dialect={dialect!r}, which multiply inside their kernels: "
             "use dialect='onnx'."
         )
-    if cotangent == "yield" and dialect != "ort":
-        raise OptionError(
-            "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
-        )
+    if cotangent == "yield" and not writes.yields:
+        others = " or ".join(f"dialect={one.name!r}" for one in DIALECTS.values() if one.yields)
+        raise OptionError(f"cotangent='yield' emits com.microsoft.YieldOp, which only {others} has: use {others}.")
 
     limit = budget(recompute) if isinstance(recompute, str) else None
 
@@ -233,7 +231,7 @@ def _made(
             sources, targets, path = prepare(in_blocks, wrt, outputs, quantization)
         op = Emitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
-            "onnx" if plainly else dialect,
+            plain if plainly else writes,
             taken_names(path.graph),
             conventions=conventions,
             needed=path.needed,
@@ -246,21 +244,20 @@ def _made(
             with_strong_zeros(made, swept.seeds)
         return made, found
 
-    with _no_collection():
-        keep = dialect == "onnx" and quantization == "zero" and not recompute and not strong_zero
-        graph = normalise(model, keep=keep, removable=strong_zero)
-        made = None
-        if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
-            with suppress(NoGradientError, RuleError):
-                made, found = differentiated(graph)
-            if made is None:
-                graph = normalise(model)  # at its calls more is known, as a shape may be an argument
-        if made is None and limit is not None:
-            chosen, (made, found) = within(limit, partial(cut, graph), partial(differentiated, graph, plainly=True))
-            if dialect != "onnx":  # the shapes within ONNX Runtime's operators are not known
-                made, found = differentiated(graph, chosen)
-        elif made is None:
+    keep = writes.plain and quantization == "zero" and not recompute and not strong_zero
+    graph = normalise(model, keep=keep, removable=strong_zero)
+    made = None
+    if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
+        with suppress(NoGradientError, RuleError):
             made, found = differentiated(graph)
+        if made is None:
+            graph = normalise(model)  # at its calls more is known, as a shape may be an argument
+    if made is None and limit is not None:
+        chosen, (made, found) = within(limit, partial(cut, graph), partial(differentiated, graph, plainly=True))
+        if writes is not plain:  # the plan is of plain operators, whose shapes are known
+            made, found = differentiated(graph, chosen)
+    elif made is None:
+        made, found = differentiated(graph)
     adjoints = {adjoint: name for names in names_in(made) for name, adjoint in names.items()}
     _refuse_shapeless((*made.graph.output, *made.graph.input), adjoints)
     say_useless(found, wrt is not None)
@@ -306,7 +303,7 @@ def recorded(
             raise refuse(path)
         op = RecordingEmitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
-            "onnx",
+            DIALECTS["onnx"],
             taken_names(path.graph),
             conventions=conventions,
             needed=path.needed,
@@ -318,14 +315,13 @@ def recorded(
             with_strong_zeros(made, swept.seeds)
         return made, swept, _useless(path, graph, sources, targets, conventions.quantization)
 
-    with _no_collection():
-        strong_zero = conventions.strong_zero
-        graph = normalise(model, keep=conventions.quantization == "zero" and not strong_zero, removable=strong_zero)
-        if graph.functions:
-            with suppress(NoGradientError, RuleError):
-                return differentiated(graph)
-            graph = normalise(model)
-        return differentiated(graph)
+    strong_zero = conventions.strong_zero
+    graph = normalise(model, keep=conventions.quantization == "zero" and not strong_zero, removable=strong_zero)
+    if graph.functions:
+        with suppress(NoGradientError, RuleError):
+            return differentiated(graph)
+        graph = normalise(model)
+    return differentiated(graph)
 
 
 def _useless(
@@ -392,19 +388,6 @@ def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
     for option, value, known in options:
         if value not in known:
             raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: a sweep makes many objects, all of them live, and it would search them again and again."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def taken_names(graph: Graph) -> set[str]:

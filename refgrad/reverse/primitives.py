@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refgrad.forward.misuse import no_such_primitive
-from refgrad.tables.registry import LOWERINGS
+from refgrad.tables.dialects import DIALECTS
 
 
 class Primitives:
@@ -16,13 +16,13 @@ class Primitives:
         self._op = op
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        known = LOWERINGS["onnx"]
+        known = DIALECTS["onnx"].lowerings
         if name not in known:
             raise no_such_primitive(self._op, name)
 
         def lower(grad: Primitives, *inputs: Any, **attributes: Any) -> Any:
             op = grad._op
-            override = LOWERINGS[op.dialect].get(name) if op.dialect != "onnx" else None
+            override = None if op.dialect.lowerings is known else op.dialect.lowerings.get(name)
             result = None if override is None else override(op, *inputs, **attributes)
             return known[name](op, *inputs, **attributes) if result is None else result
 

@@ -1,4 +1,4 @@
-"""What a sweep adds up, kept beside what it emits: who contributed to which adjoint, and what was summed over a broadcast.
+"""The record of a sweep: the contributions to each adjoint, and the sums over broadcast axes.
 
 Nobody but `refgrad.walk` asks for it. Without a record a sweep does nothing for it.
 """
@@ -14,7 +14,8 @@ from refgrad.forward.graph import Graph, Node
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import needed_emitted, write
 from refgrad.reverse.primitives import Primitives
-from refgrad.tables.registry import LOWERINGS, RULES
+from refgrad.tables.dialects import DIALECTS
+from refgrad.tables.registry import RULES
 
 
 class Given(NamedTuple):
@@ -103,7 +104,7 @@ class _RecordingPrimitives(Primitives):
 
     def BroadcastGradient(self, dY: str, X: str, operands: tuple[str, ...]) -> Any:  # noqa: N802
         """The lowering of the primitive, and a line in the record."""
-        made = LOWERINGS["onnx"]["BroadcastGradient"](self._emitter, dY, X, operands)
+        made = DIALECTS["onnx"].lowerings["BroadcastGradient"](self._emitter, dY, X, operands)
         if made != dY:
             self._record.summed.append(Summed(self._emitter.node, X, dY, made))
         return made

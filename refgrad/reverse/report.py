@@ -1,4 +1,4 @@
-"""What is found of a derivative before it is written: the verdict on each operator, and the gradients that are zero."""
+"""The report on a derivative before it is written: a verdict on each operator, and the gradients that are zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FEW = 3  # nodes or values that a sentence names
 
 @dataclass(frozen=True)
 class OperatorVerdict:
-    """What preflight says of one operator: "rule", "zero", "none" (no derivative exists) or "missing", and why."""
+    """The verdict of preflight on one operator: "rule", "zero", "none" (no derivative exists) or "missing", and why."""
 
     operator: str
     verdict: str
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether `gradient` would succeed."""
+        """True if `gradient` would succeed."""
         return not self.refused
 
     @property

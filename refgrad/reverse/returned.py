@@ -1,4 +1,4 @@
-"""What a rule or a structure returned for a node, paired with what the node reads, or an error that says what is wrong."""
+"""The adjoints that a rule or a structure returned, paired with the inputs of the node, or an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def adjoints_of(
 def adjoints_by_structure(
     structure: str, result: Any, node: str, reads: Sequence[str], known: Container[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """What a node reads and the adjoints that its structure gave for that.
+    """The inputs of a node, each with the adjoint that its structure gave.
 
     :param structure: the name of the structure's class, for messages.
     :param reads: what the node reads, in its graphs too.

@@ -10,10 +10,10 @@ from refgrad.reverse.emit import Emitter
 def joined(op: Emitter, parts: Sequence[str], like: str) -> list[str]:
     """The adjoints `parts` of `like`, with one Concat for those whose ranges together are an axis.
 
-    Only in dialect "onnx": ONNX Runtime's builder adds.
+    A dialect that follows ONNX Runtime's builder adds them all.
     """
     padded, shape = op.values.sparse.padded, op.shape(like)
-    if op.dialect != "onnx" or shape is None:
+    if op.dialect.follows_onnxruntime or shape is None:
         return list(parts)
     # By axis, and by where they begin: where the ranges end, and the parts that have them.
     ranges: dict[int, dict[int, tuple[int, list[int]]]] = {}

@@ -145,7 +145,7 @@ class Sweep:
     def _arguments(
         self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """What the rule reads, in the order of its parameters."""
+        """The arguments for the rule, in the order of its parameters."""
         attributes = node.attributes
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class Sweep:
 
 
 def _in_rule(domain: str, op_type: str, function: Any, node: Node, error: Exception) -> str:
-    """Where an exception came from that a rule let through."""
+    """The place in the code where an exception was raised that a rule let through."""
     return f"In the rule for {qualified(domain, op_type)} of node {node.name!r}, at {raised_at(error, function)}."
 
 

@@ -1,4 +1,4 @@
-"""What is known of values: of the forward graph's, and of those that the backward pass emits."""
+"""The known types, shapes and constants of values, of the forward graph and of the backward pass."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ class Values:
         return self.containers.get(value) or self.graph.type_of(value)
 
     def is_tensor(self, value: str) -> bool:
-        """Whether `value` is known to be a tensor."""
+        """True if `value` is known to be a tensor."""
         return value in self.types and value not in self.containers
 
     def is_sequence(self, value: str) -> bool:
-        """Whether the adjoint of `value` is a sequence."""
+        """True if the adjoint of `value` is a sequence."""
         return value in self.containers and unwrapped(self.containers[value]).HasField("sequence_type")
 
     def static(self, value: str) -> tuple[int, ...] | None:

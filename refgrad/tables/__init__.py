@@ -1,1 +1,1 @@
-"""What is known of operators: rules, schemas, primitives, kinks, verdicts."""
+"""The tables of operators: rules, schemas, primitives, kinks, verdicts."""

@@ -113,7 +113,7 @@ class Definition:
 
     @property
     def meaning(self) -> str:
-        """What the body computes: the first line of its docstring."""
+        """The formula of the body: the first line of its docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     @property

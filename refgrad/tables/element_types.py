@@ -63,7 +63,7 @@ def element_types(
 
 @cache
 def _sources(domain: str, op_type: str, opset: int | None) -> tuple[_Source, ...]:
-    """What each output of an operator takes its type from; the last one stands for all that follow where it is variadic."""
+    """The source of the type of each output of an operator; the last one also stands for the rest of a variadic output."""
     try:
         schema = find_schema(op_type, domain, opset)
     except onnx.defs.SchemaError:
@@ -100,7 +100,7 @@ def _source(schema: Any, domain: str, position: int) -> _Source:
 
 
 def _special(op_type: str, position: int) -> _Source | None:
-    """What only the text of an operator's specification says."""
+    """The types that only the text of an operator's specification gives."""
     if (op_type, position) in _ATTRIBUTES:
         name, default = _ATTRIBUTES[op_type, position]
         if default is None:

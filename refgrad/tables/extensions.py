@@ -1,4 +1,4 @@
-"""What the author of an operator says of it besides its rule: that there is no derivative, and what the suite needs.
+"""The statements about an operator besides its rule: that it has no derivative, and what the suite needs to test it.
 
 The suite and its libraries are not imported for that. What is said here waits until the suite asks for it.
 """

@@ -42,7 +42,7 @@ class Kink:
 
     @property
     def agreed(self) -> bool:
-        """Whether everyone who has a gradient chooses the same."""
+        """True if everyone who has a gradient chooses the same."""
         others = [zip(other, self.ours, strict=True) for other in (self.torch, self.ort) if other is not None]
         return all(repr(theirs) == repr(ours) for pairs in others for theirs, ours in pairs if theirs is not None)
 

@@ -31,7 +31,7 @@ def once(kind: str, name: str, before: Any, after: Any, replace: bool) -> None:
 
 
 def _again(before: Any, after: Any) -> bool:
-    """Whether `after` is `before`, loaded again: a reloaded module, or a cell of a notebook that runs again."""
+    """True if `after` is `before`, loaded again: a reloaded module, or a cell of a notebook that runs again."""
     name = (after.__module__, after.__qualname__)
     if (before.__module__, before.__qualname__) != name:
         return False
@@ -39,7 +39,7 @@ def _again(before: Any, after: Any) -> bool:
 
 
 def place(defined: Any) -> str:
-    """Where a function or a class is defined: "package.module.function (file:line)"."""
+    """The place where a function or a class is defined: "package.module.function (file:line)"."""
     named = f"{defined.__module__}.{defined.__qualname__}"
     plain = inspect.unwrap(defined)
     code = getattr(plain, "__code__", None)
@@ -52,7 +52,7 @@ def place(defined: Any) -> str:
 
 
 def raised_at(error: BaseException, function: Any = None) -> str:
-    """Where an exception was raised, as "file:line": in the file of `function` where it came through there."""
+    """The place where an exception was raised, as "file:line": in the file of `function` if the exception passed through it."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]

@@ -1,4 +1,4 @@
-"""What the derivative of every operator of ONNX is: a rule, its function body, zero, or none, and why."""
+"""The derivative of every operator of ONNX: a rule, its function body, zero, or none, and why."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def operators() -> tuple[Operator, ...]:
 
 
 def against_tags() -> dict[str, str]:
-    """Where the classification contradicts the schema's own differentiability tags: "Operator.parameter" and how.
+    """The contradictions between the classification and the schema's own differentiability tags: "Operator.parameter" and how.
 
     A tag says of an input or output that it is differentiable, or that it is not; many say nothing.
     """

@@ -77,7 +77,7 @@ def _import(module: str) -> None:
 
 
 def _advice(module: str, error: BaseException) -> str:
-    """What to do: mend a module that was found, or give another name than `module`, which may be that of a file."""
+    """Advice: mend a module that was found, or give another name than `module`, which may be the name of a file."""
     missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
     if not missing and isinstance(error, SyntaxError):
         return f"The module was found: mend {error.filename}:{error.lineno}."

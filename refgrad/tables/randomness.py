@@ -1,4 +1,4 @@
-"""Which operators draw random numbers: another run of such a node, or another executor, gives other results."""
+"""The operators that draw random numbers: another run of the node, or another executor, gives other results."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def operator_of(node: NodeProto) -> tuple[str, str]:
 
 
 def may_draw(node: NodeProto) -> bool:
-    """Whether a node may draw random numbers, its subgraphs aside."""
+    """True if a node may draw random numbers, its subgraphs aside."""
     return operator_of(node) in RANDOM

@@ -16,13 +16,13 @@ from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError, did_you_mean
 from refgrad.protos.walk import attribute_value
+from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.once import once, place, qualified
 from refgrad.tables.primitives import PRIMITIVES
 from refgrad.tables.schemas import find_schema
 from refgrad.tables.signatures import SIGNATURES, declare, read_signature, with_list
 
 _FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
-DIALECTS = ("onnx", "ort")
 _STARRED, _DOUBLE_STARRED = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 Function = Callable[..., Any]
@@ -85,7 +85,7 @@ class Rule:
 
 @dataclass
 class Flow:
-    """What depends on `wrt` so far: the values, and the float types of the adjoints of those that are quantised."""
+    """The values that depend on `wrt` so far, and the float types of the adjoints of the quantised ones."""
 
     varied: set[str]
     adjoint_types: dict[str, int] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Structure:
     def differentiate(
         self, op: Any, passage: Passage, cotangents: Mapping[str, str]
     ) -> Iterable[tuple[str, str | None]]:
-        """What the node reads, and the adjoints of that, from the adjoints of its outputs by name."""
+        """The values that the node reads, each with its adjoint, from the adjoints of its outputs by name."""
         raise NotImplementedError
 
 
@@ -164,7 +164,6 @@ NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
 QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: to which element types
 QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values of such a type too
-LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
 
 
 def _left_out(inputs: Iterable[str], wrt: Collection[str]) -> dict[str, str]:
@@ -266,8 +265,9 @@ def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) ->
     :raises RuleError: the dialect or the primitive does not exist, the parameters are not the primitive's, or it has a
         lowering in this dialect.
     """
-    if dialect not in LOWERINGS:
-        raise RuleError(f"There is no dialect {dialect!r}; there are {', '.join(LOWERINGS)}.")
+    if dialect not in DIALECTS:
+        raise RuleError(f"There is no dialect {dialect!r}; there are {', '.join(DIALECTS)}.")
+    lowerings = DIALECTS[dialect].lowerings
 
     def register(function: F) -> F:
         if primitive not in PRIMITIVES:
@@ -287,8 +287,8 @@ def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) ->
                 f"The lowering of {primitive} has the parameters {', '.join(names)}; the primitive has "
                 f"{', '.join(known.inputs + known.attributes)}."
             )
-        once(f"lowering to {dialect!r}", primitive, LOWERINGS[dialect].get(primitive), function, replace)
-        LOWERINGS[dialect][primitive] = function
+        once(f"lowering to {dialect!r}", primitive, lowerings.get(primitive), function, replace)
+        lowerings[primitive] = function
         return function
 
     return register
@@ -317,7 +317,7 @@ def _is_variadic(parameter: OpSchema.FormalParameter) -> bool:
 
 
 def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
-    """What the parameter `name` means for `schema`; one that only `newest` has is bound to its absence there.
+    """The part of `schema` that the parameter `name` means; a name that only `newest` has is bound as absent.
 
     An attribute that later became an input (the axes of reductions) is bound as that input in every opset.
     """

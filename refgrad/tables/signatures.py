@@ -54,7 +54,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Signature:
-    """What is known of an operator by the signature of its rule, or by a declaration.
+    """The description of an operator by the signature of its rule, or by a declaration.
 
     `types` has the element type of each output, 0 where it is that of the first input at one of the places `floats`.
     `where` says who declared it, for messages.

@@ -18,6 +18,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import captured, subgraphs
 from refgrad.reverse.gradient import gradient, preflight
+from refgrad.tables.dialects import get_dialect
 from refgrad.transforms.selection import select_model_inputs_outputs
 
 BUILDERS = ("refgrad", "onnxruntime")
@@ -30,7 +31,7 @@ _KINDS = {
 
 
 class DerivativeOptions(Flag):
-    """What the graph of a gradient looks like; KeepOutputs and FillGrad are combined by `|`.
+    """The options for the graph of a gradient; KeepOutputs and FillGrad are combined by `|`.
 
     - Zero: an input `<output>_grad` per float output.
     - KeepYieldOp: the cotangents come from com.microsoft.YieldOp, as ONNX Runtime's TrainingAgent wants them.
@@ -64,7 +65,7 @@ def onnx_derivative(
 ) -> ModelProto:
     """The gradient of a model, as a graph with ONNX Runtime's training operators and its names.
 
-    Its inputs are those of the model, then `weights`, which have no default, then `<output>_grad` per float output (none
+    Its inputs are the model's inputs, then `weights`, which have no default, then `<output>_grad` per float output (none
     with KeepYieldOp, FillGrad or Loss). Its outputs are `<input>_grad`, `<weight>_grad`, then with KeepOutputs the
     outputs of the model, with Loss the loss. All have the shapes and types of what they are named after.
 
@@ -237,7 +238,7 @@ def _check_options(
         raise OptionTypeError(f"options are DerivativeOptions, not {type(options).__name__}.")
     if builder not in BUILDERS:
         raise OptionError(f"There is no builder {builder!r}; there are {choices(BUILDERS)}.")
-    if builder == "onnxruntime" and dialect != "ort":
+    if builder == "onnxruntime" and not get_dialect(dialect).follows_onnxruntime:
         raise OptionError(f"ONNX Runtime's builder has no dialect {dialect!r}: use builder='refgrad' or dialect='ort'.")
     given = {"loss": loss, "label": label, "path_name": path_name}
     if options & DerivativeOptions.Loss:

@@ -6,6 +6,7 @@ from typing import Any
 
 from refgrad.backends.numpy import registry as kernels
 from refgrad.tables import extensions, registry, schemas, signatures
+from refgrad.tables.dialects import DIALECTS
 
 
 @contextmanager
@@ -13,7 +14,8 @@ def forgetting() -> Iterator[None]:
     """While this lasts operators may be registered; behind it every table is as it was before."""
     kernels.kernels()
     tables: list[dict[Any, Any]] = [
-        *(registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE, *registry.LOWERINGS.values()),
+        *(registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE),
+        *(DIALECTS, *(one.lowerings for one in DIALECTS.values())),
         *(schemas.DECLARED, signatures.SIGNATURES, extensions.STRATEGIES, extensions.FORWARDS),
         kernels._kernels,
     ]

@@ -57,7 +57,7 @@ NOT_LOWERED = {
 
 
 def is_plain(model: onnx.ModelProto) -> bool:
-    """Whether ai.onnx is the only domain, of the imports and of every node."""
+    """True if ai.onnx is the only domain, of the imports and of every node."""
     text = onnx.printer.to_text(model)
     return [o.domain for o in model.opset_import] == [""] and "com.microsoft" not in text and not model.functions
 

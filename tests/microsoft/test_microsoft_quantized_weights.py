@@ -18,7 +18,7 @@ from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.conformance.cases.microsoft.quantized_weights import bnb4, nbits, table
 from refgrad.errors import BackendError, NoGradientError, RefgradError
 from refgrad.formulas import quantized_weights
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 

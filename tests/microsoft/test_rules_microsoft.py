@@ -22,7 +22,7 @@ from refgrad.protos.inlining import inline_functions
 from refgrad.protos.types import Type
 from refgrad.show.explain import explain
 from refgrad.tables.definitions import DEFINITIONS
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.schemas import find_schema
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]

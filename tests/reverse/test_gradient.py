@@ -19,7 +19,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
 from refgrad.protos.walk import tensors_without_initializers
 from refgrad.reverse.gradient import QUANTIZATION, of_any_rank
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 from refgrad.transforms import ortbuilder
 
 X = np.array([[0.5, -1.25, 2.25], [1.5, 0.75, -0.5]], np.float32)

@@ -71,7 +71,7 @@ def test_a_constant_exponent_of_zero() -> None:
 
 
 def runs_right(made: Case) -> bool:
-    """Whether ONNX Runtime gets the function itself right: 1.19.2 has NaN for ReduceLogSumExp of −∞."""
+    """True if ONNX Runtime gets the function itself right: 1.19.2 has NaN for ReduceLogSumExp of −∞."""
     results = [get_backend(name).prepare(made.model).run(made.feeds) for name in ("numpy", "ort-cpu")]
     return all(np.array_equal(results[0][name], results[1][name], equal_nan=True) for name in results[0])
 

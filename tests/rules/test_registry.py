@@ -16,6 +16,7 @@ from refgrad.extend import lowering, rule
 from refgrad.microsoft.forms import FORMS, form
 from refgrad.tables import registry
 from refgrad.tables.definitions import DEFINITIONS, operator
+from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.primitives import PRIMITIVES
 from refgrad.tables.schemas import DECLARED
 
@@ -93,8 +94,8 @@ def test_a_lowering_names_an_existing_primitive_and_dialect():
 
 
 def test_every_primitive_has_a_meaning_in_plain_operators():
-    assert set(registry.LOWERINGS["onnx"]) == set(PRIMITIVES)
-    assert set(registry.LOWERINGS["ort"]) <= set(PRIMITIVES)
+    assert set(DIALECTS["onnx"].lowerings) == set(PRIMITIVES)
+    assert set(DIALECTS["ort"].lowerings) <= set(PRIMITIVES)
 
 
 @pytest.mark.parametrize("key", sorted(registry.RULES), ids=lambda key: ".".join(filter(None, key)))
@@ -178,7 +179,7 @@ TWICE = {
 
 @pytest.fixture
 def _tables(monkeypatch):
-    for table in (registry.STRUCTURES, registry.LOWERINGS["onnx"], FORMS, DEFINITIONS, DECLARED):
+    for table in (registry.STRUCTURES, DIALECTS["onnx"].lowerings, FORMS, DEFINITIONS, DECLARED):
         for key, value in list(table.items()):
             monkeypatch.setitem(table, key, value)
     kernels = registry_of_kernels._kernels

@@ -12,7 +12,7 @@ from onnx import parser
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.convolution import cases
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.linear import cases, gemm, in_double, numbers
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -8,7 +8,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.loss import cases
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.normalization import batch, cases, layer, numbers
-from refgrad.tables.registry import DIALECTS
+from refgrad.tables.dialects import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -153,7 +153,7 @@ def retyped(model: ModelProto, kind: int) -> ModelProto:
 
 @cache
 def several(operator: str, opset: int) -> bool:
-    """Whether the schema of the operator has several outputs that can be floats."""
+    """True if the schema of the operator has several outputs that can be floats."""
     domain, _, op_type = operator.rpartition(".")
     schema = find_schema(op_type, domain, opset)
     floats = {c.type_param_str for c in schema.type_constraints if "float" in " ".join(c.allowed_type_strs)}

@@ -18,7 +18,7 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.recurrent import GATES, OPTIONAL, apart, cases, recurrent
 from refgrad.errors import NoGradientError, RuleError
-from refgrad.tables.registry import DIALECTS, LOWERINGS
+from refgrad.tables.dialects import DIALECTS
 from refgrad.transforms import ortbuilder
 
 pytestmark = pytest.mark.slow
@@ -129,9 +129,9 @@ PLANTED: dict[str, tuple[str, Callable[..., Any], Case]] = {
 @pytest.mark.parametrize("wrong", PLANTED)
 def test_a_planted_lowering_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     primitive, plant, case = PLANTED[wrong]
-    right = LOWERINGS["onnx"][primitive]
+    right = DIALECTS["onnx"].lowerings[primitive]
     assert_gradient(case, runtime=False)
-    monkeypatch.setitem(LOWERINGS["onnx"], primitive, lambda op, *i, **a: plant(right, op, *i, **a))
+    monkeypatch.setitem(DIALECTS["onnx"].lowerings, primitive, lambda op, *i, **a: plant(right, op, *i, **a))
     with pytest.raises(AssertionError):
         assert_gradient(case, runtime=False)
 
@@ -277,9 +277,9 @@ def test_attributes_without_a_meaning_are_refused(attributes: dict[str, Any], me
 
 
 def test_saved_gates_without_their_arguments_tell_few_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LOWERINGS["onnx"]["GRUGates"]
+    right = DIALECTS["onnx"].lowerings["GRUGates"]
     case = recurrent("GRU", activations=["Sigmoid", "Softsign"])
-    monkeypatch.setitem(LOWERINGS["onnx"], "GRUGates", lambda op, *i, **a: (right(op, *i, **a)[0], None))
+    monkeypatch.setitem(DIALECTS["onnx"].lowerings, "GRUGates", lambda op, *i, **a: (right(op, *i, **a)[0], None))
     with pytest.raises(RuleError, match="these tell the slopes of Sigmoid and Tanh without clip"):
         refgrad.gradient(case.model)
     assert_gradient(recurrent("GRU"), runtime=False)

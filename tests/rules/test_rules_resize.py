@@ -26,12 +26,12 @@ NUMPY = get_backend("numpy")
 
 
 def rounds_the_width(case: Case) -> bool:
-    """Whether ONNX Runtime computes something else: the node tests of onnx do not round the width of align_corners."""
+    """True if ONNX Runtime computes something else: the node tests of onnx do not round the width of align_corners."""
     return "align_corners-" in case.name and "-scales=" in case.name
 
 
 def ends_the_process(case: Case) -> bool:
-    """Whether an ONNX Runtime under test does not survive the model itself: with axes below 0, or with nothing in X."""
+    """True if an ONNX Runtime under test does not survive the model itself: with axes below 0, or with nothing in X."""
     return "axes=[-" in case.name or not all(array.size for array in case.feeds.values())
 
 

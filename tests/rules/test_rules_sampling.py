@@ -28,7 +28,7 @@ def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
 
 
 def in_the_reference(case: Case) -> bool:
-    """Whether onnx.reference has this form, and has it right."""
+    """True if onnx.reference has this form, and has it right."""
     given = {a.name: onnx.helper.get_attribute_value(a) for a in case.model.graph.node[0].attribute}
     if case.name.startswith("GridSample"):
         full = all(array.size for array in case.feeds.values())  # it returns one axis where there is nothing

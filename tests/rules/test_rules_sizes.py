@@ -14,7 +14,7 @@ FEW = 3  # cases of an operator with an unknown batch
 
 
 def repeats(case: Case) -> bool:
-    """Whether an Einsum repeats an axis of size 1 along its letter: no specification says so, and only known sizes tell."""
+    """True if an Einsum repeats an axis of size 1 along its letter: no specification says so, and only known sizes tell."""
     if case.operator != "Einsum":
         return False
     terms = case.node.attribute[0].s.decode().partition("->")[0].split(",")

@@ -34,7 +34,7 @@ def run(model: ModelProto, values: dict[str, Any], backend: str = "numpy") -> di
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results are equal, but for the order in which NumPy adds up."""
+    """True if two results are equal, but for the order in which NumPy adds up."""
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     if one is None or other is None:

@@ -95,7 +95,7 @@ def _turned(op: Emitter, dY: str, W: str, shape: tuple[int, ...], windows: Symbo
 def _has_large_images(
     op: Emitter, X: str, dY: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int
 ) -> bool:
-    """Whether the weight's gradient is summed image by image faster than as one product over all of them."""
+    """True if the weight's gradient is summed image by image faster than as one product over all of them."""
     M, C, *k = shape
     count, size = spatial(op, dY), spatial(op, X)
     if count is None or size is None or 0 in (*count, *size) or isinstance(windows.begin, str):
@@ -187,7 +187,7 @@ def _axes_apart(
 
 
 def _places(axes: list[_Apart], phases: list[int], k: list[int]) -> np.ndarray:
-    """Where each element of the kernel lies among the products of shifts by phases and the elements of the other axes."""
+    """The place of each element of the kernel among the products of shifts by phases and the elements of the other axes."""
     sizes = [*(len(axis.shifts) for axis in axes), *phases, *k[len(axes) :]]
     shifts, remainders = (np.ix_(*([pair[part] for pair in axis.at] for axis in axes)) for part in (0, 1))
     return np.ravel(np.arange(math.prod(sizes)).reshape(sizes)[(*shifts, *remainders)])

@@ -74,7 +74,7 @@ def average_pool_grad(
 
 
 def _is_small(count: Sequence[int], kernel: Sequence[int]) -> bool:
-    """Whether the numbers of elements in windows are few enough for a constant of the gradient."""
+    """True if the numbers of elements in windows are few enough for a constant of the gradient."""
     return math.prod(count) <= _MOST_WINDOWS and all(o * k <= _MOST_WINDOWS for o, k in zip(count, kernel, strict=True))
 
 

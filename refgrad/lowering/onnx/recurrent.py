@@ -140,7 +140,7 @@ def _function(op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[f
 
 
 class _ActiveSteps:
-    """Which steps belong to a sequence: `active` is (time, batch, 1), None where all sequences are as long as X.
+    """The steps that belong to a sequence: `active` is (time, batch, 1), None if all sequences are as long as X.
 
     A Scan needs a step: ONNX Runtime runs none without, and what it returned would have no shape. So where only the run
     tells the number of steps, one more is read that belongs to no sequence.

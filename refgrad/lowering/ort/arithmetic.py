@@ -10,7 +10,7 @@ from refgrad.tables.registry import lowering
 
 @lowering("BroadcastGradient", dialect="ort")
 def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str | None:
-    """Where the sizes are known the axes are constants. Where they are not, BroadcastGradientArgs finds them.
+    """If the sizes are known, the axes are constants. If not, BroadcastGradientArgs finds them.
 
     ONNX Runtime's builder takes two sizes of different names for equal; here they may be broadcast. It asks
     BroadcastGradientArgs about a size of 0 as well, but then ReduceSum gets no axes, and reduces an empty tensor along all.

@@ -23,7 +23,7 @@ def slice_grad(
 
 
 def _may_end_backwards(op: Emitter, dY: str, axes: str | None, steps: str) -> bool:
-    """Whether a step along the last axis may be negative."""
+    """True if a step along the last axis may be negative."""
     by, rank = op.constant(steps), op.rank(dY)
     along = op.constant(axes) if axes is not None or by is None else np.arange(by.size)
     if by is None or along is None:
@@ -47,7 +47,7 @@ def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, axis: i
 
 @lowering("GatherNDGrad", dialect="ort")
 def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: int) -> str | None:
-    """Where the batch is empty the process ends."""
+    """If the batch is empty, the process ends."""
     if op.type(dY) not in _GATHERED or (batch_dims and 0 in (op.shape(indices) or ())):
         return None
     return op.com_microsoft("GatherNDGrad", shape, indices, dY, batch_dims=batch_dims)

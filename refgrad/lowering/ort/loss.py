@@ -16,7 +16,7 @@ def softmax_cross_entropy_loss_grad(
     reduction: str,
     ignore_index: int | None,
 ) -> str | None:
-    """Where there are no labels the process ends."""
+    """If there are no labels, the process ends."""
     if 0 in (op.shape(log_prob) or ()):
         return None
     return op.com_microsoft(

@@ -60,7 +60,7 @@ def layer_normalization_grad(
 
 
 def _may_be(sizes: Sequence[int], shape: Shape) -> bool:
-    """Whether a tensor of this shape may have these sizes."""
+    """True if a tensor of this shape may have these sizes."""
     return len(shape) == len(sizes) and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(shape, sizes, strict=True)
     )

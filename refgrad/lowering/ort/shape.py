@@ -64,7 +64,7 @@ def split_training(op: Emitter, dY: str, lengths: str, axis: int, count: int) ->
 
 
 def _keeps_zeros(given: Shape | None, wanted: Shape | None) -> bool:
-    """Whether every 0 in the wanted shape stands where a tensor of the given shape, as large, has a 0 too."""
+    """True if every 0 in the wanted shape stands where a tensor of the given shape, as large, has a 0 too."""
     if wanted is None:
         return False
     may_be_zero = [axis for axis, dim in enumerate(wanted) if not isinstance(dim, int) or not dim]

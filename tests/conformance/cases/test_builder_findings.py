@@ -48,7 +48,7 @@ def skip_without(system):
 
 
 def confirmed(said, gradients):
-    """Whether an oracle says of every one of these gradients that it is right; None where it does not speak of all."""
+    """True if an oracle says of every one of these gradients that it is right; None where it does not speak of all."""
     spoken = [one for one in said if not isinstance(one, Silent)]
     if {one.name for one in spoken} != gradients.keys():
         return None

@@ -23,8 +23,9 @@ from refgrad.conformance.lacking import read_reasons
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.running.sources import tables
 from refgrad.protos.walk import attribute_value, versions_of
+from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.kinks import KINKS
-from refgrad.tables.registry import BODY, DIALECTS, RULES, STRUCTURES
+from refgrad.tables.registry import BODY, RULES, STRUCTURES
 from refgrad.tables.schemas import find_schema
 from refgrad.transforms import ortbuilder
 

@@ -29,7 +29,7 @@ finally:
 
 
 def ends_the_process(finding):
-    """Whether running it ends the process, by whatever signal or code; an exception does not."""
+    """True if running it ends the process, by whatever signal or code; an exception does not."""
     child = subprocess.run([sys.executable, "-c", RUNNER], input=pickle.dumps(finding), capture_output=True)
     said = child.stdout.split()
     assert said[:1] == [b"ready"], child.stderr.decode()
