@@ -1,4 +1,4 @@
-"""What commands print: JSON, tables, progress, and what was written."""
+"""The output of commands: JSON, tables, progress, and the names of written files."""
 
 from __future__ import annotations
 

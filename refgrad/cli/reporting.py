@@ -1,4 +1,4 @@
-"""What the commands of `refgrad conformance` print: progress, what an interruption keeps, results and remarks."""
+"""The output of the commands of `refgrad conformance`: progress, results, remarks, and what an interruption keeps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Progress:
 
 
 def kept_in(journal: Path | None) -> str:
-    """What an interrupted run leaves behind, and how to go on."""
+    """The remark on what an interrupted run keeps, and how to go on."""
     if journal is None:
         return "Nothing is kept: with --journal FILE a run can be resumed."
     if not journal.exists():

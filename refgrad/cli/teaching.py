@@ -78,7 +78,7 @@ def _list(as_json: bool) -> None:
 
 
 def _ask(asked: Chapter, as_json: bool) -> None:
-    """What a chapter asks, and how to begin."""
+    """The questions of a chapter, and how to begin."""
     if as_json:
         print_json({"chapter": asked.number, "title": asked.title, "exercise": asked.formula, "page": asked.page})
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -26,11 +27,21 @@ from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScalin
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
-from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from refgrad.training.updates import OPTIMIZERS, Optimizer, optimizer_class
 
-_RATES = {"sgd": 0.01, "nesterov": 0.01, "adam": 1e-3, "adamw": 1e-3, "adagrad": 0.01, "rmsprop": 1e-3}
 _SAMPLES = 32  # of a step
 _WIDTH, _HEIGHT = 60, 10  # of the curve
+
+
+def _taking(setting: str) -> list[str]:
+    """The names of the optimizers that have this setting."""
+    return [name for name, kind in OPTIMIZERS.items() if setting in kind.__dataclass_fields__]
+
+
+def _listed(names: Iterable[str], conjunction: str = "or") -> str:
+    *others, last = names
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
 
 _Loss = Annotated[
     str,
@@ -53,9 +64,10 @@ _Trainable = Annotated[
         "Default: all.",
     ),
 ]
-_Optimizer = Annotated[str, typer.Option(metavar="NAME", help="sgd, nesterov, adam, adamw, adagrad or rmsprop.")]
+_Optimizer = Annotated[str, typer.Option(metavar="NAME", help=f"{_listed(OPTIMIZERS)}.")]
 _Momentum = Annotated[
-    float | None, number("momentum", help="Of sgd, nesterov and rmsprop. Default: 0.9 for nesterov, else 0.")
+    float | None,
+    number("momentum", help=f"Of {_listed(_taking('momentum'), 'and')}. Default: 0.9 for nesterov, else 0."),
 ]
 _Decay = Annotated[
     list[str] | None,
@@ -184,7 +196,7 @@ def train(
         given, held = given.split(part, seed)
     elif validation is not None:
         held = open_data(step, validation, label)
-    training = Training(step, _schedule(schedule, _RATES[optimizer] if rate is None else rate, epochs, warmup), backend)
+    training = Training(step, _schedule(schedule, kind.rate if rate is None else rate, epochs, warmup), backend)
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
@@ -281,19 +293,15 @@ def _step(
 
 
 def _optimizer(name: str, momentum: float | None, weight_decay: list[str] | None) -> Optimizer:
-    if name not in _RATES:
-        raise OptionError(f"--optimizer {name!r}; there are {choices(_RATES)}.")
-    if momentum is not None and name not in ("sgd", "nesterov", "rmsprop"):
-        raise OptionError(f"--momentum is not for {name}; it is for sgd, nesterov and rmsprop.")
     usual = _decays(weight_decay).get("")
-    decay: dict[str, Any] = {} if usual is None else {"weight_decay": usual}
-    if name == "nesterov":
-        return SGD(momentum=0.9 if momentum is None else momentum, nesterov=True, **decay)
-    if name in ("sgd", "rmsprop"):
-        kind: Any = SGD if name == "sgd" else RMSProp
-        return kind(momentum=momentum or 0.0, **decay)  # type: ignore[no-any-return]
-    made: Any = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad}[name]
-    return made(**decay)  # type: ignore[no-any-return]
+    given: dict[str, Any] = {"momentum": momentum, "weight_decay": usual}
+    settings = {setting: value for setting, value in given.items() if value is not None}
+    kind = optimizer_class(name)
+    for setting in settings:
+        if name not in (those := _taking(setting)):
+            option = setting.replace("_", "-")
+            raise OptionError(f"--{option} is not for {name}; it is for {_listed(those, 'and')}.")
+    return kind(**settings)
 
 
 def _part(validation: str | None) -> float | None:
@@ -348,7 +356,7 @@ def _schedule(name: str, rate: float, epochs: int, warmup: int) -> Schedule:
 
 
 def _left(run: Run) -> str:
-    """What is left of a run that ends before its time."""
+    """The remark on what a run keeps that ends early."""
     if run.checkpoint is None:
         return "There is no checkpoint; --checkpoint FILE writes one after each epoch."
     if not Path(run.checkpoint).exists():

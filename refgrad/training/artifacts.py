@@ -48,8 +48,8 @@ def write_artifacts(
 
     The training model returns the loss and adds the gradients to buffers; the eval model returns the loss and the outputs of
     the model; both take the data, the label and the weights, which the checkpoint holds. Learning rates and batches are the
-    API's. BatchNormalization is as the model has it. Everything but the model in plain operators is what
-    `onnxruntime.training.artifacts.generate_artifacts` writes.
+    API's. BatchNormalization is as the model has it. Everything except the model, which is in plain operators, is
+    as `onnxruntime.training.artifacts.generate_artifacts` writes it.
 
     :param folder: a new folder.
     :param optimizer: `SGD()` without momentum, or `AdamW` as torch has it, the default; 1.19 has no others.
@@ -187,7 +187,7 @@ def _checkpoint(values: Mapping[str, np.ndarray]) -> bytes:
     """The weights in the tables of ONNX Runtime's format.
 
     Tensor: name, doc_string, dims, data_type, raw_data. ModuleState: requires_grad_params, frozen_params, of which there
-    are none: what is not trained is in the models. Checkpoint: version, module_state.
+    are none: weights that are not trained are in the models. Checkpoint: version, module_state.
     """
     try:
         import flatbuffers

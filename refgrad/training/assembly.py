@@ -24,9 +24,9 @@ _CLIP_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Asked:
-    """What a step is made by.
+    """The settings that a step is made by.
 
-    :param loss: what the loss is called in the gradient model, and `label` what is expected.
+    :param loss: the name of the loss in the gradient model, and `label` the name of the expected values.
     :param decays: l1 and l2 of the penalty by weight; `shared` says whether the samples of a step share it.
     :param weight_decay: λ by weight, where it is not the optimizer's.
     :param clip: the largest element of the gradient, and its largest norm.
@@ -154,7 +154,7 @@ class Assembly:
         return packed
 
     def _sums_to_row(self, name: str, gradients: Mapping[str, str]) -> bool:
-        """Whether the gradient is a sum that nothing else reads and that is a row without the axes of size 1 it keeps."""
+        """True if the gradient is a sum that nothing else reads and that is a row without the axes of size 1 it keeps."""
         graph, gradient = self.made.graph, gradients[name]
         node = next((node for node in graph.node if gradient in node.output), None)
         if node is None or node.op_type != "ReduceSum" or len(node.input) != 2 or self.uses[gradient]:
@@ -169,7 +169,7 @@ class Assembly:
         return True
 
     def _is_scalar(self, name: str) -> bool:
-        """Whether a value is the sum or the mean of all of a tensor; no inner graph reads it."""
+        """True if a value is the sum or the mean of all of a tensor; no inner graph reads it."""
         node = next((node for node in self.made.graph.node if name in node.output), None)
         return (
             node is not None
@@ -231,7 +231,7 @@ class Assembly:
         return clipped
 
     def _accumulated(self, slopes: dict[str, str], due: str) -> dict[str, str]:
-        """Add up gradients, and put their mean in place of each: what is kept of them, nothing where the update is `due`."""
+        """Add up gradients, and put their mean in place of each. Return the sums to keep, 0 where the update is `due`."""
         op, kept = self.last, {}
         for name, slope in slopes.items():
             kind, rank = op.types[name]

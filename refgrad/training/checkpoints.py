@@ -156,7 +156,7 @@ def _generator_state(document: Any) -> dict[str, Any] | None:
 
 
 def fingerprint_of(step: StepModel) -> str:
-    """What tells the step from others: its model, and the names that are fed back."""
+    """The SHA-256 that tells the step from others: of its model, and of the names that are fed back."""
     digest = hashlib.sha256(step.model.SerializeToString(deterministic=True))
     digest.update(json.dumps(sorted(step.next.items())).encode())
     return digest.hexdigest()

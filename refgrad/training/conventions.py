@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from onnx import ModelProto
 
 from refgrad.errors import OptionError, choices
 from refgrad.training.schedules import Adaptive, Constant, InverseScaling, Optimal, Schedule
-from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from refgrad.training.updates import Optimizer, optimizer_class
 from refgrad.transforms.lifting import lift_weights
 from refgrad.transforms.weights import weights
 
 _INTERCEPTS = frozenset({"Add:0", "Add:1", "Gemm:2", "Conv:2", "ConvTranspose:2"})  # the inputs that are added
-_OPTIMIZERS = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "rmsprop": RMSProp}
 _SCHEDULES = {"constant": Constant, "invscaling": InverseScaling, "optimal": Optimal, "adaptive": Adaptive}
 
 
@@ -42,18 +41,18 @@ class Convention:
     half_penalty: bool
 
     def optimizer(self, name: str, **settings: Any) -> Optimizer:
-        """The optimizer "sgd", "adam", "adamw", "adagrad" or "rmsprop", with settings of its own.
+        """The optimizer "sgd", "adam", "adamw", "adagrad", "rmsprop" or another registered one, with settings of its own.
 
         :raises OptionError: there is no such optimizer.
         """
-        if name not in _OPTIMIZERS:
-            raise OptionError(f"There is no optimizer {name!r}; there are {choices(_OPTIMIZERS)}.")
-        if name == "sgd":
-            settings = {"rate_in_velocity": self.rate_in_velocity and not settings.get("dampening")} | settings
-        elif name in ("adam", "adamw"):
-            settings = {"epsilon": self.epsilon} | settings
+        kind = optimizer_class(name)
+        chosen = {
+            "rate_in_velocity": self.rate_in_velocity and not settings.get("dampening"),
+            "epsilon": self.epsilon,
+        }
+        known = {field.name for field in fields(kind)}
         try:
-            made: Optimizer = _OPTIMIZERS[name](**settings)
+            made = kind(**{setting: value for setting, value in chosen.items() if setting in known} | settings)
         except TypeError as error:
             raise OptionError(f"The optimizer {name!r} does not take these settings: {error}.") from error
         return made

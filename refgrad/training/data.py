@@ -32,7 +32,7 @@ class Data(ABC):
 
     @abstractmethod
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
-        """Batches of `size` samples, the last one with what is left; shuffled with `rng`.
+        """Batches of `size` samples, the last one with the rest; shuffled with `rng`.
 
         :raises FeedError: the samples do not fit the step.
         """
@@ -195,7 +195,7 @@ def _of_folder(step: StepModel, place: Path, label: str | None) -> Data:
 
 
 def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dict[str, Any]:
-    """The arrays by the names of the step: what is called x and y is taken for the input and the label, where there is one."""
+    """The arrays by the names of the step. Arrays called x and y, or the like, are taken for the only input and the label."""
     wanted = list(step.inputs)
     given = dict(arrays)
     if label is not None:

@@ -26,7 +26,7 @@ _STRIDES = 48271, 16807  # primitive roots of it: of the steps, and of the place
 
 
 def holds_dropout(model: ModelProto) -> bool:
-    """Whether a Dropout of ai.onnx is in a model, in its graph, a body or a function."""
+    """True if a Dropout of ai.onnx is in a model, in its graph, a body or a function."""
     return any(map(_is_dropout, every_node(model)))
 
 

@@ -35,7 +35,7 @@ from refgrad.transforms.selection import select_model_inputs_outputs
 
 
 class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
-    """What both estimators have in common."""
+    """The parts that both estimators share."""
 
     n_features_in_: int  # where X has two axes
 
@@ -109,7 +109,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         return self._epochs(X, y, sample_weight, most)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, classes: Any = None) -> Self:
-        """Train for one epoch, from the weights reached so far. `classes` are those of the model."""
+        """Train for one epoch, from the weights reached so far. `classes` is ignored: the model has them."""
         if not hasattr(self, "_training"):
             self._begin(sample_weight is not None)
         return self._epochs(X, y, sample_weight, 1)
@@ -157,7 +157,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         self.__dict__.pop("n_features_in_", None)
 
     def _described(self, source: ModelProto) -> None:
-        """What is known of the output before the training."""
+        """Set the attributes that the model decides before the training, such as `classes_`. Here there are none."""
 
     def _epochs(self, X: Any, y: Any, sample_weight: Any, most: int) -> Self:
         x, target = self._array(X), self._labels(y)
@@ -245,7 +245,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
     def _split(self, y: np.ndarray) -> dict[str, Any]:
         return {}
 
-    # What is left
+    # Results of the training
 
     @property
     def onnx_model_(self) -> ModelProto:
@@ -307,7 +307,7 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]  # sk
     :param optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop", or an object of `refgrad.training`.
     :param schedule: "constant", "invscaling", "optimal" or "adaptive" from `learning_rate_init` on, or an object.
     :param alpha: the penalty, as the convention means it.
-    :param batch_size: "auto" is min(200, N). The last batch has what is left.
+    :param batch_size: "auto" is min(200, N). The last batch has the rest.
     :param tol: the training ends when the loss, or with `early_stopping` the score of `validation_fraction` of the samples, has
         not become better by `tol` in more than `n_iter_no_change` epochs in a row. `early_stopping` keeps the best weights.
     :param kinks: and `quantization`, `strong_zero`: the conventions of `refgrad.gradient`.
@@ -326,10 +326,10 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]  # sk
 
 
 class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # skipped by mypy
-    """A classification: the model's output are probabilities [N, C], or that of the second of two classes, [N, 1].
+    """A classification: the model's output are probabilities [N, C], or the probability of the second of two classes, [N, 1].
 
-    The arguments are those of `OnnxRegressor`. With loss="cross_entropy" the output are logits. The classes are those that the
-    model has, as classifiers of skl2onnx do, or else 0, 1, ... ZipMap is left out of the training.
+    The arguments are the same as for `OnnxRegressor`. With loss="cross_entropy" the output are logits. The classes come from
+    the model, as classifiers of skl2onnx have them, or else they are 0, 1, ... ZipMap is left out of the training.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What becomes of y: the label of a step, in its type and with its axes, classes as their positions."""
+"""Turn y into the label of a step, in its type and with its axes, classes as their positions."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def _of_classes(
 
 
 def _is_of_one_score(model: ModelProto, name: str) -> bool:
-    """Whether Sigmoid makes the value of −s and s side by side, which adds up to 1."""
+    """True if Sigmoid makes the value of −s and s side by side, which adds up to 1."""
     makers = {made: node for node in model.graph.node for made in node.output}
     side_by_side = makers.get(makers_of(model, name)[-1].input[0])
     if side_by_side is None or side_by_side.op_type != "Concat" or len(side_by_side.input) != 2:

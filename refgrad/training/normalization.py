@@ -49,7 +49,7 @@ class Statistic:
 
 
 def holds_batch_norm(model: ModelProto) -> bool:
-    """Whether a BatchNormalization of ai.onnx is in a model, in its graph, a body or a function."""
+    """True if a BatchNormalization of ai.onnx is in a model, in its graph, a body or a function."""
     return any(node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx") for node in every_node(model))
 
 

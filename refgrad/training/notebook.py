@@ -1,4 +1,4 @@
-"""What both optimizers of the onnxcustom notebooks have in common: the arguments, the epochs, and what is left in the end."""
+"""The common part of both optimizers of the onnxcustom notebooks: the arguments, the epochs, and the results."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class BaseOptimizer(ABC):
             count += size
         return total / count
 
-    # What is left
+    # Results of the training
 
     def _trained(self) -> dict[str, np.ndarray]:
         if self._state is None:

@@ -31,7 +31,7 @@ class OrtGradientOptimizer(BaseOptimizer):
     :param weights_to_train: names of float initializers, or patterns; None: the parameters that `refgrad.weights` finds.
     :param learning_rate: η₀, or `LearningRateSGD(…)` or `LearningRateSGDNesterov(…)`.
     :param device: "cpu" or "cuda".
-    :param warm_start: `fit` goes on with the weights of the last one, or at first with those of the model.
+    :param warm_start: `fit` goes on with the weights of the last `fit`, or at first with the weights of the model.
     :param validation_every: epochs, or a part of `max_iter`.
     :param sample_weight_name: the input that weighs samples, where the model has it.
     :param backend: what runs the step; by default ONNX Runtime, or the interpreter where that is not installed.

@@ -42,7 +42,7 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
     :param exc: raise ConvergenceError where a loss is not finite; False: warn, and end the training.
     :param enable_logging: has no effect.
 
-    The other arguments are those of `OrtGradientOptimizer`.
+    The other arguments are the same as for `OrtGradientOptimizer`.
 
     >>> import numpy as np, onnx.parser
     >>> from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer

@@ -168,7 +168,7 @@ class Run:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What has to be the same for a training to go on as if it had not stopped."""
+        """The settings that have to be the same for a training to go on as if it had not stopped."""
         return {"schedule": repr(self.training.schedule), "size": self.size, "seed": self.seed}
 
 

@@ -33,7 +33,7 @@ class Progress(NamedTuple):
 class Schedule(ABC):
     """A learning rate that may depend on the progress.
 
-    `unit` says what is counted: epochs, steps or samples. With `by_epoch` the count stands still within an epoch, as for the
+    `unit` is the counted unit: epochs, steps or samples. With `by_epoch` the count stands still within an epoch, as for the
     networks of scikit-learn, which count samples and change the rate after an epoch.
     """
 
@@ -123,7 +123,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """What `after` says, times (k + 1) / length in the first `length` units."""
+    """The learning rate of `after`, times (k + 1) / length in the first `length` units."""
 
     length: int = 10
     after: Schedule = field(default_factory=Constant)

@@ -28,7 +28,7 @@ class BaseLearningLoss(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the loss is told besides."""
+        """Further arguments of the loss in `add_loss_output`, by name."""
         return {}
 
     @property
@@ -94,7 +94,7 @@ class NegLogLearningLoss(BaseLearningLoss):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Where probabilities are clipped."""
+        """The `eps` that probabilities are clipped with, to [eps, 1 − eps]."""
         return {"eps": self.eps}
 
 

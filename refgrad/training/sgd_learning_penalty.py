@@ -8,7 +8,7 @@ from refgrad.errors import OptionError
 
 
 class BaseLearningPenalty(ABC):
-    """What is added to the loss of a batch for large weights."""
+    """A penalty for large weights, which is added to the loss of a batch."""
 
     @property
     @abstractmethod

@@ -61,7 +61,7 @@ class BaseLearningRate(ABC):
     @property
     @abstractmethod
     def optimizer(self) -> SGD:
-        """What becomes of a weight."""
+        """The optimizer that updates a weight."""
 
     @abstractmethod
     def onnx_graphs(self) -> dict[str, ModelProto]:
@@ -147,7 +147,7 @@ class LearningRateSGDNesterov(BaseLearningRate):
 def learning_rate_of(given: BaseLearningRate | float | str) -> BaseLearningRate:
     """The learning rate that an argument means: an object, η₀ of `LearningRateSGD`, or "SGD" or "Nesterov".
 
-    :raises OptionError: it is none of these.
+    :raises OptionError: it is something else.
     """
     if isinstance(given, BaseLearningRate):
         return given

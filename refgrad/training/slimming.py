@@ -1,4 +1,4 @@
-"""What a step does not need: values that nothing reads, copies, Reshapes that change nothing, sums after products."""
+"""Remove unread values, copies and Reshapes that change nothing from a step, and merge sums into the products before them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def slim(model: ModelProto) -> None:
 def _is_copy(
     node: NodeProto, shapes: Mapping[str, Shape], targets: Mapping[str, list[int]], readers: list[NodeProto]
 ) -> bool:
-    """Whether a Reshape makes of its input the same again, or one row of a vector that is only added to matrices."""
+    """True if a Reshape makes of its input the same again, or one row of a vector that is only added to matrices."""
     if node.op_type != "Reshape" or len(node.input) < 2:
         return False
     shape, target = shapes.get(node.input[0]), targets.get(node.input[1])
@@ -104,7 +104,7 @@ def _with_rows_added(
 
 
 def _is_product_and_row(operands: Sequence[tuple[int, Shape] | None]) -> bool:
-    """Whether two matrices are multiplied that are not empty, in a type of Gemm, and a row is added to each row."""
+    """True if two matrices are multiplied that are not empty, in a type of Gemm, and a row is added to each row."""
     if None in operands:
         return False
     (kind, left), (_, right), (_, row) = [operand for operand in operands if operand is not None]
@@ -115,7 +115,7 @@ def _is_product_and_row(operands: Sequence[tuple[int, Shape] | None]) -> bool:
 
 
 def _types(model: ModelProto) -> dict[str, tuple[int, Shape]]:
-    """What is known of the types and shapes of values; nothing where inference fails."""
+    """The known types and shapes of values; none where inference fails."""
     large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
     try:
         inferred = infer(skeleton_of(model, large))

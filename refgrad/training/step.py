@@ -185,7 +185,7 @@ def trained(
 def _trained(
     trainable: Sequence[str] | None, model: ModelProto | str | os.PathLike[str], floats: Sequence[str]
 ) -> list[str]:
-    """What is trained: initializers that are named, and parameters that a pattern matches; all parameters by default."""
+    """The weights to train: initializers that are named, and parameters that a pattern matches; all parameters by default."""
     found = weights(model)
     adapters = adapters_of(read(model))
     parameters = [name for name in adapters or found.trainable if name in floats]
@@ -203,7 +203,7 @@ def _trained(
 
 
 def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Sequence[str] | None = None) -> list[str]:
-    """The names that are given, and those of `usual` that a pattern matches, in the order of `known`."""
+    """The names that are given, and the names in `usual` that a pattern matches, in the order of `known`."""
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     found = matching(given, known, known if usual is None else usual, what)
     if unknown := [name for name in found if name not in known]:

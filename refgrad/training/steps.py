@@ -99,7 +99,7 @@ class StepModel:
         return labels_of(y, value, self.class_names if classes is None else classes)
 
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The state that a training begins with, with these weights in place of those of the model."""
+        """The state that a training begins with, with these weights in place of the model's."""
         if self.flat:
             return {**self.state, VECTOR: np.concatenate([np.ravel(weights[name]) for name in self.layout])}
         return {**self.state, **{name: np.asarray(weights[name]) for name in self.weights}}

@@ -1,4 +1,4 @@
-"""Steps, one after the other: epochs, the learning rate, and what is left in the end."""
+"""Steps, one after the other: epochs, the learning rate, and the trained model in the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Batch = Mapping[str, np.ndarray]
 class Training:
     """A training in progress: the step model, prepared on an executor, with the weights that it has reached.
 
-    `options` are those of the executor: with {"threads": 1} onnxruntime takes small steps faster than with its own choice.
+    `options` are options of the executor: with {"threads": 1} onnxruntime takes small steps faster than with its own choice.
 
     >>> import numpy as np, onnx.parser
     >>> from refgrad.training import SGD, Constant, Training, batches, step_model
@@ -140,7 +140,7 @@ class Training:
         return loss
 
     def _first_not_finite(self, feeds: Batch) -> str:
-        """Where numbers that are not finite begin, in the order of the graph; the interpreter computes every value anew."""
+        """Name the first value that is not finite, in the order of the graph. The interpreter computes every value anew."""
         given = {**feeds, **self.state}
         values = NumpyBackend().prepare(self.step.model).run(given, trace=True)
         for name, value in (*given.items(), *values.items()):
@@ -152,7 +152,7 @@ class Training:
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """What the next step is fed: the weights, what the optimizer keeps of each, and the number of steps."""
+        """The values that the next step is fed: the weights, the optimizer's states of each, and the number of steps."""
         return dict(self._run.values)
 
     def go_on(self, state: Mapping[str, np.ndarray], progress: Progress) -> None:
@@ -177,7 +177,7 @@ class Training:
         """A copy of `model` with the weights, and the running statistics, that the training has reached.
 
         BatchNormalization and Dropout that are in training mode are not any more: it is a model for inference. Weights that
-        were lifted out of attributes (`refgrad.lift_weights`) are written into those of the original, or into the
+        were lifted out of attributes (`refgrad.lift_weights`) are written into the attributes of the original, or into the
         initializers of the lifted model, whichever is given.
 
         :param model: a model, which is not modified, or the path of one.
@@ -208,7 +208,7 @@ def refuse_lengths(lengths: Mapping[str, int]) -> None:
 
 
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of `size` samples, the last one with what is left. With `rng` the samples are shuffled first.
+    """Batches of `size` samples, the last one with the rest. With `rng` the samples are shuffled first.
 
     :param data: arrays by the names of the inputs; the first axis counts the samples.
     :param rng: a generator of NumPy, whose `shuffle` is called once.

@@ -9,19 +9,42 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from refgrad.errors import OptionError, choices
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.ranges import FINITE, checked
+from refgrad.tables import plugins
 
 States = Mapping[str, str]
 EPSILONS = ("corrected", "uncorrected")
 _RANGED = ("beta1", "beta2", "dampening", "momentum", "weight_decay")  # rows of refgrad.ranges
 
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {}
+
+
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update of weights."""
+    """An update of weights. Its fields are its settings.
+
+    A subclass with a `name` is an optimizer of `refgrad train` and of the estimators, which take `rate` as the learning rate
+    unless the caller gives another one.
+    """
+
+    name: ClassVar[str] = ""
+    rate: ClassVar[float] = 1e-3
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Add the class to `OPTIMIZERS`.
+
+        :raises OptionError: another class has its name.
+        """
+        super().__init_subclass__(**options)
+        if name := cls.__dict__.get("name", ""):
+            if OPTIMIZERS.setdefault(name, cls).__qualname__ != cls.__qualname__:
+                raise OptionError(f"{OPTIMIZERS[name].__qualname__} is the optimizer {name!r}: choose another name.")
+            OPTIMIZERS[name] = cls
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -82,6 +105,9 @@ class SGD(Optimizer):
     Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013).
     """
 
+    name = "sgd"
+    rate = 0.01
+
     momentum: float = 0.0
     nesterov: bool = False
     dampening: float = 0.0
@@ -123,6 +149,16 @@ class SGD(Optimizer):
 
 
 @dataclass(frozen=True)
+class Nesterov(SGD):
+    """`SGD` with Nesterov's momentum."""
+
+    name = "nesterov"
+
+    momentum: float = 0.9
+    nesterov: bool = True
+
+
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """m ← β₁·m + (1 − β₁)·g and s ← β₂·s + (1 − β₂)·g²; w ← w − η/(1 − β₁ᵗ) · m / (√(s/(1 − β₂ᵗ)) + ε).
 
@@ -131,6 +167,8 @@ class Adam(Optimizer):
 
     Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1 and section 2.
     """
+
+    name = "adam"
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -180,6 +218,8 @@ class AdamW(Adam):
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019).
     """
 
+    name = "adamw"
+
     weight_decay: float = 0.01
 
     def update(
@@ -196,6 +236,9 @@ class Adagrad(Optimizer):
 
     `weight_decay` λ adds λ·w to g. Duchi et al., "Adaptive Subgradient Methods" (2011).
     """
+
+    name = "adagrad"
+    rate = 0.01
 
     eps: float = 1e-10
     initial: float = 0.0
@@ -227,6 +270,8 @@ class RMSProp(Optimizer):
     Tieleman and Hinton, "Lecture 6.5: rmsprop" (2012); Graves, "Generating Sequences with Recurrent Neural Networks" (2013).
     """
 
+    name = "rmsprop"
+
     alpha: float = 0.99
     eps: float = 1e-8
     momentum: float = 0.0
@@ -257,3 +302,15 @@ class RMSProp(Optimizer):
         if self.momentum:
             direction = new["velocity"] = op.Add(op.Mul(states["velocity"], self.momentum), direction)
         return op.Sub(w, op.Mul(rate, direction)), new
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """The class of the optimizer with this name.
+
+    :raises OptionError: there is none.
+    """
+    if name not in OPTIMIZERS:
+        plugins.load()  # one of them may have it
+    if name not in OPTIMIZERS:
+        raise OptionError(f"There is no optimizer {name!r}; there are {choices(OPTIMIZERS)}.")
+    return OPTIMIZERS[name]

@@ -1,0 +1,67 @@
+"""An optimizer of another module: one class, and the commands and the estimators know it by its name."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import pytest
+
+from refgrad.cli import main
+from refgrad.errors import OptionError
+from refgrad.training import Constant, Optimizer, Training, convention, step_model
+from refgrad.training.updates import OPTIMIZERS
+
+LINE = onnx.parser.parse_model(
+    """<ir_version: 10, opset_import: ["": 21]>
+    line (float[N, 2] X) => (float[N, 1] y) <float[2, 1] w = {0, 0}> { y = MatMul(X, w) }"""
+)
+X = np.tile(np.eye(2, dtype=np.float32), (3, 1))
+FEEDS = {"X": X, "label": X @ np.array([[1.0], [-2.0]], np.float32)}
+
+
+@pytest.fixture(autouse=True)
+def signs() -> Iterator[None]:
+    @dataclass(frozen=True)
+    class Signs(Optimizer):
+        """w ← w − η·sign(g)"""
+
+        name = "signs"
+        rate = 0.25
+
+        @property
+        def states(self) -> Mapping[str, float]:
+            return {}
+
+        def update(self, op, w, g, rate, t, states, decay):
+            return op.Sub(w, op.Mul(rate, op.Sign(g))), {}
+
+    yield
+    del OPTIMIZERS["signs"]
+
+
+def test_it_is_found_by_its_name_and_moves_the_weights():
+    signs = convention("torch").optimizer("signs")
+    training = Training(step_model(LINE, "squared_error", optimizer=signs), Constant(signs.rate))
+    training.epoch([FEEDS])
+    np.testing.assert_array_equal(np.sign(training.weights["w"]), [[1], [-1]])
+    np.testing.assert_allclose(np.abs(training.weights["w"]), 0.25)
+
+
+def test_the_commands_take_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(LINE, "line.onnx")
+    np.savez("line.npz", X=X, y=FEEDS["label"])
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 1 --batch-size 6 --quiet --optimizer"
+    assert main([*words.split(), "signs"]) == 0
+    assert main([*words.split(), "sign"]) == 2
+    assert "There is no optimizer 'sign'; there are 'sgd'" in capsys.readouterr().err
+    assert main([*words.split(), "signs", "--momentum", "0.9"]) == 2
+    assert "--momentum is not for signs; it is for sgd, nesterov and rmsprop" in capsys.readouterr().err
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(OptionError, match="SGD is the optimizer 'sgd': choose another name"):
+
+        class Other(Optimizer):
+            name = "sgd"
