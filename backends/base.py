@@ -225,9 +225,9 @@ def _as_array(feed: Any, value: Value) -> np.ndarray:
 
 
 def check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[int, str]]) -> None:
-    """Raise a FeedError where a feed of this shape is not what `value` declares.
+    """Raise a FeedError if a feed of this shape does not have the shape that `value` declares.
 
-    :param symbols: the sizes of named dimensions so far and where each was met; those of this feed are added.
+    :param symbols: the sizes of named dimensions so far and where each was met; this feed's dimensions are added.
     """
     if shape == value.shape:
         return
@@ -278,7 +278,7 @@ class Prepared(ABC):
         return [results[name] for name in outputs]
 
     def lent(self, values: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
-        """What `take` makes of each value that is held: it is given an array, or a capsule of DLPack, of the same memory."""
+        """Call `take` with each held value, as an array or a DLPack capsule of the same memory, and return the results."""
         return [take(value) for value in values]
 
     def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
@@ -317,7 +317,7 @@ class Recurrence:
 
     @property
     def values(self) -> dict[str, np.ndarray]:
-        """What the next run is fed, by the names of the inputs."""
+        """The values that the next run is fed, by the names of the inputs."""
         return dict(self._values)
 
 
@@ -358,5 +358,5 @@ class Backend(ABC):
     def prepare(self, model: ModelLike, **options: Any) -> Prepared:
         """Make `model` ready to run: a ModelProto, which is not modified, or a path.
 
-        Raises InvalidModelError for what is not a model and BackendError for a model that this executor cannot run.
+        Raises InvalidModelError if it is not a model and BackendError if this executor cannot run it.
         """

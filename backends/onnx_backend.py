@@ -51,12 +51,12 @@ class OnnxBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether `device` is "CPU"."""
+        """True if `device` is "CPU"."""
         return device == "CPU"
 
     @classmethod
     def is_compatible(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether `model` can be prepared for `device`."""
+        """True if `model` can be prepared for `device`."""
         try:
             cls.prepare(model, device, **kwargs)
         except RefgradError:

@@ -236,10 +236,10 @@ class _Session(Local):
         return dict(zip(asked, results, strict=True))
 
     def held(self, value: Any) -> Any:
-        """An OrtValue in the memory of the array or tensor; an array is copied to the device where that is another one.
+        """An OrtValue in the memory of the array or tensor; an array is copied to the device if that is not the CPU.
 
-        It is that of the binding, and so are those of `run_held`: what Python does with one costs as much as a small node.
-        Where it does not own the memory it comes with what does.
+        It is an OrtValue of the binding, as in `run_held`: Python's wrapper around one costs as much as a small node.
+        If it does not own the memory, it comes in a tuple with the owner.
         """
         from onnxruntime.capi import _pybind_state as binding
 
@@ -271,7 +271,7 @@ class _Session(Local):
         return onnxruntime.RunOptions(), onnxruntime.OrtDevice.make(self._device, 0)._get_c_device()
 
     def lent(self, values: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
-        """What `take` makes of capsules of DLPack, or of arrays where this release has none."""
+        """Call `take` with a DLPack capsule of each value, or an array if this release has none, and return the results."""
         from onnxruntime.capi import _pybind_state as binding
 
         if not hasattr(binding.OrtValue, "to_dlpack"):
@@ -314,7 +314,7 @@ class _Session(Local):
 
 
 class _Memory(NamedTuple):
-    """What is fed from outside: the values, the arrays that share their memory, and both bindings."""
+    """The feeds from outside: the arrays that share the memory of the values, the values, and both bindings."""
 
     shared: dict[str, np.ndarray]
     values: dict[str, Any]
@@ -324,7 +324,7 @@ class _Memory(NamedTuple):
 class _Bound(Recurrence):
     """Two sets of memory take turns in being read and written: nothing that is fed back is copied.
 
-    Memory for what is fed from outside is kept for the last combinations of shapes.
+    Memory for feeds from outside is kept for the last combinations of shapes.
     """
 
     def __init__(self, session: _Session, following: Mapping[str, str], values: Mapping[str, Any]) -> None:
@@ -336,7 +336,7 @@ class _Bound(Recurrence):
         ]
         self._fed = [value for value in session.inputs if value.name not in following]
         self._turn = 0
-        # Memory of scalars lasts, that of these arrays; the results beside them are made anew in each run, and come last.
+        # Scalars keep the memory of these arrays; the results beside them are made anew in each run, and come last.
         self._scalars = {
             value.name: np.zeros((), value.dtype)
             for value in session.outputs
@@ -411,7 +411,7 @@ class _Bound(Recurrence):
 
 
 def _is_extended(dtype: np.dtype[Any] | None) -> bool:
-    """Whether `dtype` is a type of ml_dtypes, which onnxruntime does not know by name."""
+    """True if `dtype` is a type of ml_dtypes, which onnxruntime does not know by name."""
     return dtype is not None and dtype.type.__module__ == "ml_dtypes"
 
 
@@ -449,7 +449,7 @@ def _bits(dtype: np.dtype[Any]) -> int:
 
 
 def _is_binary(model: ModelLike) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether `model` is a file that ONNX Runtime reads as onnx does. A file of text could be another model in binary."""
+    """True if `model` is a file that ONNX Runtime reads as onnx does. A file of text could be another model in binary."""
     if isinstance(model, onnx.ModelProto):
         return False
     return registry.get_format_from_file_extension(Path(model).suffix) in (None, "protobuf")

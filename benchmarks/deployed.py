@@ -392,7 +392,7 @@ def _by_initializer(one: Any, gradients: Arrays) -> np.ndarray:
 
 
 def _stands_elsewhere(model: ModelProto, subject: Subject, state: Arrays, name: str, one: Any) -> bool:
-    """Whether the model has the parameter in another constant too: with it, the output moves elsewhere than torch's does."""
+    """True if the model has the parameter in another constant too: with it, the output moves elsewhere than torch's does."""
     import refgrad
     from refgrad.backends import get_backend
 

@@ -161,7 +161,7 @@ def trained(name: str) -> dict[str, Any]:
 
 
 def can_onnxsim(name: str) -> bool:
-    """Whether onnxsim trains it; in a process of its own, which it may end."""
+    """True if onnxsim trains it; in a process of its own, which it may end."""
     try:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             pool.apply_async(_trained_by_onnxsim, (name,)).get(120)

@@ -182,7 +182,7 @@ def node_case(
 ) -> Case:
     """A case of one node whose inputs are called as in the operator's schema.
 
-    :param inputs: the values fed, None for an absent optional input; those of a variadic input are called `<name>_0`, ...
+    :param inputs: the values fed, None for an absent optional input; a variadic input's values are called `<name>_0`, ...
     :param outputs: how many outputs the node has, or the positions of those that it does not leave out.
     :param constant: the inputs that are initializers and not fed.
     :param wrt: what to differentiate with respect to; by default every float input that is fed.

@@ -1,4 +1,4 @@
-"""What an operator with a derivative still lacks, and in which file it belongs."""
+"""The aspects that an operator with a derivative still lacks, and in which file each belongs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Lack:
 
 
 def lacking(operator: str, reasons: Mapping[str, Mapping[str, str]] | None = None) -> tuple[Lack, ...]:
-    """What an operator lacks of all that each one has, in the order of ASPECTS.
+    """The aspects that every operator has and this one lacks, in the order of ASPECTS.
 
     :param operator: "Conv", "com.microsoft.Gelu"; one whose derivative is zero or does not exist lacks nothing.
-    :param reasons: by aspect and operator, why there is nothing; those of lacking.toml by default.
+    :param reasons: by aspect and operator, why there is nothing; by default the reasons in lacking.toml.
     :raises UnknownNameError: there is no such operator.
     """
     known = {one.operator: one for one in operators()}
@@ -110,7 +110,7 @@ def read_reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
 
 
 def family(domain: str, op_type: str) -> str:
-    """What the files of an operator are called in every room; `<family>` where nothing is known of it."""
+    """The name of an operator's files, which is the same in every folder; `<family>` if the operator is not known."""
     key = domain, op_type
     if key in RULES:
         module = RULES[key].function.__module__
@@ -190,7 +190,7 @@ def _strategy(domain: str, op_type: str, operator: str) -> Lack | None:
 
 
 def _forward(domain: str, op_type: str, operator: str) -> Lack | None:
-    """A forward that is registered and is that of the kernel, or another witness that does not share it."""
+    """The fault of the registered forward, or the lack of any forward that does not share the kernel; None if neither."""
     registered = forwards.has_forward(domain, op_type)
     if registered and (wrong := _wrong_forward(operator)):
         return Lack("independent forward", wrong, _where_forwards_are(domain, op_type))
@@ -211,7 +211,7 @@ def _where_forwards_are(domain: str, op_type: str) -> str:
 
 
 def _wrong_forward(operator: str) -> str:
-    """What is wrong with the forward on the first cases of the operator, or ""."""
+    """The fault of the forward on the first cases of the operator, or ""."""
     return next(filter(None, map(forwards.fault, forwards.few(_cases_of(operator)[:_TRIED]))), "")
 
 
@@ -261,7 +261,7 @@ def _tables(operator: str, registered: tuple[Any, ...]) -> tuple[Case, ...]:
 
 
 def _has_floats(operator: str) -> bool:
-    """Whether a smooth case of floats declares every size, or the operator is in the models that round."""
+    """True if a smooth case of floats declares every size, or the operator is in the models that round."""
     cases = (case for case in _cases_of(operator) if case.static)
     return (
         any(is_float(array) and array.size for case in cases for array in case.feeds.values()) or operator in _rounded()

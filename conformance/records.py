@@ -59,10 +59,10 @@ def read(
     """Read every record of a file, checked.
 
     :param table: the name of the tables, of which each is a record.
-    :param keys: what a record may have, and the type of each.
+    :param keys: the keys that a record may have, and the type of each.
     :param optional: the keys that a record may leave out.
     :param named_by: the keys whose values tell a reader which record a message is about, besides its number.
-    :param error: the class of what is raised.
+    :param error: the class of the errors that are raised.
     :raises RecordsError: the file cannot be read, is no TOML, or has a record that is not as it has to be.
     """
     for number, values in enumerate(_tables(path, table, error), 1):

@@ -744,7 +744,7 @@ def generated() -> dict[Path, str]:
 
 
 def fresh(path: Path, text: str) -> bool:
-    """Whether the file is there and says the same."""
+    """True if the file is there and says the same."""
     same = html.same if path.suffix == ".html" else str.__eq__
     return path.exists() and same(path.read_text(), text)
 

@@ -15,7 +15,7 @@ class RefgradError(Exception):
 
 
 class ModelWarning(UserWarning):
-    """What is worth knowing beside a result: a model says of itself what is not so, or an answer is right and of no use."""
+    """A warning beside a result: a model declares something untrue, or an answer is right and of no use."""
 
 
 class InvalidModelError(RefgradError):

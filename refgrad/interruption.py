@@ -95,7 +95,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _is_command() -> bool:
-    """Whether this process was started as `refgrad` or `python -m refgrad`."""
+    """True if this process was started as `refgrad` or `python -m refgrad`."""
     if getattr(sys, "argv", [])[:1] != ["-m"]:  # which it is until Python has found the module
         return bool(getattr(sys, "argv", [])) and Path(sys.argv[0]).stem == "refgrad"
     words = sys.orig_argv

@@ -18,7 +18,7 @@ _CELL = "text-align:{};padding:2px 10px;border:0;border-bottom:1px solid rgba(12
 
 
 def text_of(value: Any) -> str:
-    """What a table shows of a value: "-" for None, yes or no of a bool, three digits of a float."""
+    """The text of a value in a table: "-" for None, yes or no for a bool, three digits of a float."""
     match value:
         case None:
             return "-"

@@ -1,4 +1,4 @@
-"""What is said beside a result: a `ModelWarning` at the line that called refgrad, however deep inside it was found."""
+"""Warnings beside a result: a `ModelWarning` at the line that called refgrad, however deep inside it was raised."""
 
 from __future__ import annotations
 

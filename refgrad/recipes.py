@@ -1,4 +1,4 @@
-"""What a gradient is wanted for, as models: saliency maps, integrated gradients, FGSM, forces, a ranking of weights."""
+"""The uses of a gradient, as models: saliency maps, integrated gradients, FGSM, forces, a ranking of weights."""
 
 from refgrad.transforms.recipes import (
     fgsm,

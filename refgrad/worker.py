@@ -81,7 +81,7 @@ class Worker:
         self._lifeline: IO[bytes] | None = None  # the process ends when this end of a pipe is closed
 
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """What `function`, one of a module, returns over there. Everything that goes there and back is pickled.
+        """The result of `function`, one of a module, in the other process. Everything that goes there and back is pickled.
 
         :raises WorkerError: it raised, the process ended, or the time or the memory was over.
         """
@@ -134,7 +134,7 @@ class Worker:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """True if `stop` was called."""
         return self._stopped
 
     @property
@@ -326,7 +326,7 @@ def _error_instead_of_signal() -> Iterator[None]:
 
 
 def serve(memory: int, room: int = 0) -> None:
-    """What the process does: read a call, make it, answer with the result or with the exception's class and message.
+    """The loop of the process: read a call, make it, answer with the result or with the exception's class and message.
 
     Until stdin ends.
     """

@@ -77,7 +77,7 @@ class Planned(Protocol):
 
 @dataclass(frozen=True)
 class Scope:
-    """What binding a node depends on: opset versions, the precision, and the values that the graph declares.
+    """The context of binding a node: opset versions, the precision, and the values that the graph declares.
 
     `plan` plans a subgraph, `plan_function` the body of a function. `values` has the declared values, `limit` is the
     `max_memory` of the runs.
@@ -96,7 +96,7 @@ class Bound:
     """A node that is ready to run: `call` takes the inputs and returns the output, or a tuple of several.
 
     `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh`: the results never share memory with
-    the inputs. `views`: they share it with nothing else. Those of a subgraph may be its constants, those of another
+    the inputs. `views`: they share memory only with the inputs. Otherwise a subgraph may return its constants, and another
     package's kernel its tables. `reuses`: the results may take the memory of the inputs that `_free` marks. `pure`: the
     node may be computed once where its inputs are constants. `predict` returns the types of the outputs. For a node with
     subgraphs it returns nothing, since the nodes within are asked themselves.

@@ -48,7 +48,7 @@ class Watch:
             )
 
     def replace(self, label: str, results: Iterable[Any], dead: Iterable[Any]) -> None:
-        """Count the results of the node called `label`, and stop counting what is dead after it."""
+        """Count the results of the node called `label`, and stop counting the values that are dead after it."""
         self._due = 0
         for value in results:
             self._hold(value)
@@ -66,7 +66,7 @@ class Watch:
             self._hold(value)
 
     def check(self, more: int = 0) -> None:
-        """Refuse to go on if `more` bytes do not fit beside what is held, and beside what the node in progress makes.
+        """Refuse to go on if `more` bytes do not fit beside the held values and the outputs of the node in progress.
 
         :raises MemoryError: they do not fit; the plan names the node.
         """
@@ -117,7 +117,7 @@ def need(size: float) -> None:
 
 
 class Rounds:
-    """What a loop keeps from one round to the next, counted by the watch of the run. Use it in a `with` statement."""
+    """The values that a loop keeps from round to round, counted by the watch of the run. Use it in a `with` statement."""
 
     def __init__(self, state: Sequence[Any] = ()) -> None:
         self._watch = WATCH.get()
@@ -194,7 +194,7 @@ def inferred(
     except InvalidModelError as error:  # a run could make outputs of any size
         raise BackendError(str(error)) from error
     except native.InferenceError:
-        return None  # the run says what is wrong with the node
+        return None  # the run reports the fault of the node
     found = []
     for value in outputs.values():
         tensor = value.tensor_type

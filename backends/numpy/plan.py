@@ -143,7 +143,7 @@ class PlannedGraph:
         return {name: values[places[name]] for name in wanted}
 
     def _execute(self, schedule: _Schedule, values: list[Any], progress: Progress | None = None) -> None:
-        """Run the steps of `schedule` on its `values`, what is given and the constants in their places."""
+        """Run the steps of `schedule` on its `values`, which hold the given values and the constants in their places."""
         watch, number = WATCH.get(), 0
         try:
             for step, call, inputs, read, outer, made, views, dead in schedule.instructions:
@@ -429,7 +429,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
 
 
 def _reader(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
-    """What reads these places of a list, as fast as Python can: small nodes take no longer than this."""
+    """A function that reads these places of a list, as fast as Python can: small nodes take no longer than this."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))

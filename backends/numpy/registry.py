@@ -61,7 +61,7 @@ class Kernel:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the function belongs to refgrad, not to another package."""
+        """True if the function belongs to refgrad, not to another package."""
         return self.function.__module__.startswith(_OURS)
 
     @property
@@ -70,7 +70,7 @@ class Kernel:
         return {_attribute(name) for name in self.keywords if name not in _SPECIAL}
 
     def requires(self, attribute: str) -> bool:
-        """Whether the function has no default for that attribute."""
+        """True if the function has no default for that attribute."""
         return self.keywords.get(attribute) is inspect.Parameter.empty
 
     @property
@@ -157,7 +157,7 @@ def _described(value: Any) -> str:
 
 
 def _are_floats(due: np.dtype[Any], result: np.ndarray | np.generic) -> bool:
-    """Whether both are floats: a fixed type is wider where the model is computed in double."""
+    """True if both are floats: a fixed type is wider where the model is computed in double."""
     return due.kind == result.dtype.kind == "f"
 
 
@@ -186,7 +186,7 @@ def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> 
 
 
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether an operand of `shape` broadcasts to the shape `to` and does not enlarge it."""
+    """True if an operand of `shape` broadcasts to the shape `to` and does not enlarge it."""
     if shape == to:
         return True
     return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape[::-1], to[::-1], strict=False))

@@ -36,7 +36,7 @@ def every_case() -> tuple[Case, ...]:
 def of_operators(operators: Collection[str] | None = None) -> Iterator[tuple[str, Case]]:
     """The cases of these operators, all by default, each with the name of its family.
 
-    Those of `FURTHER` and of other packages are included; the family of another package is its module.
+    The cases of `FURTHER` and of other packages are included; the family of another package is its module.
 
     :raises PluginError: the cases of another package fail, for one of these operators.
     """
@@ -55,7 +55,7 @@ def built_in() -> Collection[str]:
 
 
 def covered() -> frozenset[str]:
-    """The operators with a rule, a control-flow rule or a function body, and those of which other packages have cases."""
+    """The operators with a rule, a control-flow rule or a function body, and those with cases in other packages."""
     plugins.load()
     keys = {*RULES, *STRUCTURES, *DEFINITIONS}
     return frozenset(qualified(*key) for key in keys) | {entry.operator for entry in extensions.CASES}

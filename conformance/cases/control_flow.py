@@ -13,9 +13,9 @@ from refgrad.conformance.case import SHAPES, Case
 from refgrad.protos import native
 from refgrad.protos.walk import graphs
 
-# What is fed: the shape of random floats, or the array itself.
+# The feeds: the shape of random floats, or the array itself.
 Feeds: TypeAlias = Mapping[str, tuple[int, ...] | np.ndarray]
-# A name, the declared outputs, the nodes with "T" for the type of the floats, and what is fed.
+# A name, the declared outputs, the nodes with "T" for the type of the floats, and the feeds.
 FlowRow: TypeAlias = tuple[str, str, str, Feeds]
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64}

@@ -30,7 +30,7 @@ KINDS: tuple[tuple[Any, int], ...] = (
     (ml_dtypes.float6_e3m2fn, 28),
 )
 
-# The shape of x, that of the scale, the axis, the size of a block.
+# The shape of x, the shape of the scale, the axis, the size of a block.
 GRAINS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, int], ...] = (
     ((2, 3, 4), (), 1, 0),
     ((2, 3, 4), (1,), 1, 0),
@@ -322,7 +322,7 @@ def _dequantize(
 
 
 def is_integer(kind: Any) -> bool:
-    """Whether an element type holds whole numbers."""
+    """True if an element type holds whole numbers."""
     return "int" in np.dtype(kind).name
 
 

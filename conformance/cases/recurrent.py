@@ -17,7 +17,7 @@ ACTIVATIONS = (
     *("Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu"),
     *("Softsign", "Softplus"),
 )
-# Each activation that has such a parameter takes the next one in the list.
+# Each activation that has the parameter takes the next number in the list.
 SCALES: dict[str, Any] = {
     "activation_alpha": [0.4, 0.3, 0.6, 0.7, 0.5, 0.8],
     "activation_beta": [0.2, 0.6, 0.9, 0.1, 0.4, 0.3],

@@ -30,6 +30,6 @@ class Departure:
     cases: str = ""
 
     def covers(self, operator: str, kind: str, case: str) -> bool:
-        """Whether this is the reason for what came of `case`."""
+        """True if this is the reason for what came of `case`."""
         named = not self.operators or operator in self.operators
         return kind == self.kind and named and bool(re.search(self.cases, case))

@@ -1,4 +1,4 @@
-"""A folder as one .zip file whose bytes depend on nothing but the names and contents of its files."""
+"""A folder as one .zip file whose bytes depend only on the names and contents of its files."""
 
 from __future__ import annotations
 

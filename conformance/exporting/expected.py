@@ -38,11 +38,11 @@ _TELLING = 0.1  # a test that allows an error of this part of a gradient tells l
 class Expected:
     """A gradient model, what to feed it and what comes out.
 
-    `feeds` has the inputs of `model`, none with a default, in their order: those of `question.model`, initializers that are
-    differentiated, and the cotangents. `gradients` has its outputs in their order, in the type of what each is the gradient of,
-    rounded from float64; `outputs` has their names by those in `question.wrt`. `dtypes` are the types of the values in `model`.
-    An element may be off by `tolerance`, for `reason`, and `confirmed` has the oracles that confirm each gradient. `results`
-    has what `question.model` itself computes: the outputs that have a cotangent, of which an element may be off by
+    `feeds` has the inputs of `model`, none with a default, in their order: the inputs of `question.model`, initializers that
+    are differentiated, and the cotangents. `gradients` has its outputs in their order, in the type of the value that each is
+    the gradient of, rounded from float64; `outputs` has their names by those in `question.wrt`. `dtypes` are the types of the
+    values in `model`. An element may be off by `tolerance`, for `reason`, and `confirmed` has the oracles that confirm each
+    gradient. `results` has the outputs of `question.model` itself that have a cotangent; an element of these may be off by
     `results_tolerance`.
     """
 
@@ -174,7 +174,7 @@ def _tolerance(truth: Truth, question: Question) -> tuple[float, str]:
 
 
 def _results(truth: Truth, question: Question) -> tuple[dict[str, np.ndarray], float]:
-    """What the model computes of the outputs that have a cotangent, in their types, and how far an element may be off."""
+    """The outputs of the model that have a cotangent, in their types, and how far an element may be off."""
     exact = truth.point.forward.run(question.at, question.cotangents)
     bits = {name: value.astype(question.cotangents[name].dtype) for name, value in exact.items()}
     prepared = NumpyBackend().prepare(
@@ -214,7 +214,7 @@ def curated(operators: frozenset[str] | None = None) -> dict[str, Case]:
 def symbolic(operators: frozenset[str] | None = None) -> dict[str, Case]:
     """The cases that become tests of models whose inputs have symbols for sizes, by the names of these.
 
-    As `curated`, but those that have something that none before has, and not two things together.
+    They are chosen as in `curated`, except that a new pair of features does not count.
     """
     named = (case for case in _plain(operators) if not case.static and "unknown" not in case.name.split("-"))
     return _telling(named, together=1)
@@ -246,7 +246,7 @@ def _telling(cases: Iterable[Case], together: int) -> dict[str, Case]:
 def chosen(operators: Iterable[str] | None = None) -> dict[str, Case]:
     """The curated cases of these operators ("Conv", "Mul"), all by default.
 
-    :raises UnknownNameError: no case is of such an operator.
+    :raises UnknownNameError: one of the operators has no case.
     """
     if operators is None:
         return curated()

@@ -59,7 +59,7 @@ _MODEL_SECONDS = 1800.0  # in which a test of a whole model has to be made
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was exported. `tests` has an entry of `document["tests"]` by each test's name, `left_out` the reason by name."""
+    """The result of an export: `tests` has entries of `document["tests"]`, `left_out` the reasons, both by the test's name."""
 
     folder: Path
     document: Mapping[str, Any]
@@ -93,7 +93,7 @@ def export_suite(
     :param dtype: float types, separated by commas; by default each case has its own.
     :param models: a folder of whole models, or one model, to export too, see `models.models_in`.
     :param archive: write one file `folder`, a .zip archive whose bytes are the same every time, instead of a folder.
-    :raises UnknownNameError: no case is of such an operator.
+    :raises UnknownNameError: one of the operators has no case.
     :raises OptionError: an opset or type that does not exist; nothing to export.
     :raises OutputFileError: the folder is there already, or cannot be written.
     """
@@ -147,7 +147,7 @@ def export(
 def _fill(
     made: Path, cases: Mapping[str, Mapping[str, Case]], asked: Mapping[str, str], progress: Progress | None
 ) -> dict[str, Any]:
-    """Write the suite into an empty folder; return what is in its manifest."""
+    """Write the suite into an empty folder; return the content of its manifest."""
     tests: dict[str, dict[str, Any]] = {}
     left_out: dict[str, dict[str, Any]] = {}
     place = {name: section for section, named in cases.items() for name in named}
@@ -328,7 +328,7 @@ def _write_lists(
 
 
 def _copy(made: Path, tests: int) -> Iterator[Path]:
-    """Write what is the same in every export, but for the number of tests: the README, the schemas and the runners."""
+    """Write the files that differ between exports at most in the number of tests: the README, the schemas and the runners."""
     package = resources.files("refgrad.conformance")
     readme, text = made / "README.md", package.joinpath("exporting", "suite.md").read_text(encoding="utf-8")
     readme.write_text(text.replace("{tests}", f"{tests:,}"), encoding="utf-8", newline="\n")

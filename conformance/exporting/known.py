@@ -1,4 +1,4 @@
-"""Which tests of the exported suite a runtime is known not to pass: `known_failures.json`, which docs/generate.py writes."""
+"""The tests of the exported suite that a runtime is known to fail: `known_failures.json`, which docs/generate.py writes."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ _WORD = re.compile(r"(?!none$|scalar$|true$|false$)[a-z][a-z_ ]*", re.IGNORECASE
 
 
 def named_tests(cases: Iterable[Case]) -> dict[str, Case]:
-    """The cases by a name for a test: the operator, then what is special about the case.
+    """The cases by a name for a test: the operator, then the features of the case.
 
-    That is its title where it has one; else attributes that are not the default, optional inputs that are given, inputs that
-    are constant, and whether tensors are empty, scalars or broadcast. Where the name is taken the rank follows, or the shapes,
-    the opset or a checksum. A name depends on the cases before, so it stays when others are added behind.
+    The features are its title where it has one; else attributes that are not the default, optional inputs that are given,
+    inputs that are constant, and whether tensors are empty, scalars or broadcast. Where the name is taken the rank follows, or
+    the shapes, the opset or a checksum. A name depends on the cases before, so it stays when others are added behind.
     """
     found: dict[str, Case] = {}
     for case in cases:
@@ -66,7 +66,7 @@ def _parts(case: Case) -> Iterator[str]:
 
 
 def _title(case: Case) -> str:
-    """What the author of a case called it: "Loop-states-that-change-places-static-opset21" is "states_that_change_places"."""
+    """The author's title of a case: "Loop-states-that-change-places-static-opset21" has "states_that_change_places"."""
     _, *segments = case.name.split("-")
     if not segments or not _WORD.fullmatch(segments[0]) or _NO_TITLE.fullmatch(segments[0]):
         return ""

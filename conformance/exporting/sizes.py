@@ -92,7 +92,7 @@ def _forget(kind: TypeProto) -> None:
 
 
 def _numbers(kind: TypeProto) -> bool:
-    """Whether every size that a type declares is a number."""
+    """True if every size that a type declares is a number."""
     return all(_whole(tensor.shape.dim) for tensor in _tensors(kind))
 
 

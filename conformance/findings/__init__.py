@@ -1,4 +1,4 @@
-"""What is wrong elsewhere, a TOML file per family; each finding is a model that shows it (docs/findings.md)."""
+"""Faults of other systems, a TOML file per family; each finding is a model that shows one (docs/findings.md)."""
 
 from __future__ import annotations
 

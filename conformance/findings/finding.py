@@ -54,17 +54,17 @@ class Finding:
         return f"{self.system}-{self.operator}-{self.fault[:40]}"
 
     def is_in(self, release: str) -> bool:
-        """Whether this release, one of `RELEASES`, has the fault."""
+        """True if this release, one of `RELEASES`, has the fault."""
         releases = RELEASES[self.system]
         return not self.until or releases.index(release) <= releases.index(self.until)
 
     def wrong(self, results: Arrays) -> bool:
-        """Whether these outputs are not the expected ones."""
+        """True if these outputs are not the expected ones."""
         return not all(equal(results[name], value, self.tolerance) for name, value in self.expected.items())
 
 
 def equal(got: Any, expected: Any, tolerance: float = 1e-5) -> bool:
-    """Whether shapes and types are the same, and floats as near as `tolerance`, relative to the largest."""
+    """True if shapes and types are the same, and floats as near as `tolerance`, relative to the largest."""
     if isinstance(expected, list):
         return len(got) == len(expected) and all(equal(g, e, tolerance) for g, e in zip(got, expected, strict=True))
     if expected is None:

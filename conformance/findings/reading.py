@@ -14,9 +14,9 @@
 
 A model stands in the record as it is, so that it can be read, compared and copied into `onnx.parser.parse_model`; nothing makes
 it of parts. The type of an array is the one that the model declares for its name. Nested lists give its shape, and a table does
-where there are no elements: `{ shape = [0, 3] }`. What a formula gives is a number here, with every digit that its type holds:
-the formula is in `proof`, and the tests compare the number with the interpreter, and that of a gradient with float64
-differences.
+where there are no elements: `{ shape = [0, 3] }`. The value of a formula is a number here, with every digit that its type
+holds: the formula is in `proof`, and the tests compare the number with the interpreter, and the number of a gradient with
+float64 differences.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _ENDED = "its process ended"
 _ROOM = 4 * MEMORY  # what the process has: enough that nothing fails for the lack of it and goes unseen
 
 Mutant = tuple[str, bytes, tuple[str, ...]]  # name, file, and the steps that it is taken through
-Travel = Callable[[bytes, tuple[str, ...]], Journey]  # what is done with a mutant, over there
+Travel = Callable[[bytes, tuple[str, ...]], Journey]  # takes a mutant through its steps, over there
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Class:
 
 @dataclass
 class Tally:
-    """What came of a campaign."""
+    """The totals of a campaign, and its faults by class."""
 
     mutants: int = 0
     differentiated: int = 0
@@ -77,7 +77,7 @@ class Tally:
 
 
 def mutants(first: int, turns: Sequence[tuple[str, ...]]) -> Iterator[Mutant]:
-    """Mutants without end: seed `first`, then the next. They take turns in what is done with them."""
+    """Mutants without end: seed `first`, then the next. They take turns in the steps that they are taken through."""
     for seed in count(first):
         name, base = chosen(seed)
         yield f"{seed}:{name}", mutant(seed, base), turns[seed % len(turns)]
@@ -136,7 +136,7 @@ def campaign(
 def _call(
     worker: Worker, travel: Travel, limit: float, end: float, written: bytes, steps: tuple[str, ...]
 ) -> Journey | None:
-    """What comes of the model, None if the time is over before."""
+    """The journey of the model; None if the time is over before."""
     worker.seconds = min(limit, max(end - time.monotonic(), 0.01))
     try:
         found: Journey = worker.call(travel, written, steps)
@@ -154,7 +154,7 @@ def _call(
 def _journey(
     call: Callable[[bytes, tuple[str, ...]], Journey | None], written: bytes, steps: tuple[str, ...]
 ) -> Journey | None:
-    """What comes of the model; where the process ended, what comes of each step alone."""
+    """The journey of the model; if the process ended, the journeys of the single steps, joined."""
     found = call(written, steps)
     if found is None or found.slowest != _ENDED:
         return found

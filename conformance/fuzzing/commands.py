@@ -1,4 +1,4 @@
-"""What the command line does with a model that is fuzzed: each command in a copy of a process, as if somebody typed it."""
+"""Run the command line on a model that is fuzzed: each command in a copy of a process, as if somebody typed it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def typed(written: bytes, steps: tuple[str, ...] = COMMANDS) -> Journey:
 
 @cache
 def _prepare() -> None:
-    """Import all that commands need, and type some, so that the copies have what is made at the first call."""
+    """Import all that commands need, and type some, so that the copies have everything that the first call makes."""
     warnings.simplefilter("ignore")
     main = runpy.run_module("refgrad", run_name="prepared")["main"]
     model = native.parse_model(_SMALL).SerializeToString()
@@ -156,7 +156,7 @@ def _in_copy(words: list[str], folder: Path) -> int:
 
 
 def _found(words: str, written: bytes, folder: Path, code: int | None) -> list[tuple[str, str]]:
-    """What the command did that it must not."""
+    """The faults of a command, each with its kind and a detail."""
     said = b""
     out = b""
     for name in ("out", "err"):

@@ -1,4 +1,4 @@
-"""What is done with a model that is fuzzed: everything that refgrad does with one."""
+"""Take a model that is fuzzed through everything that refgrad does with one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEEP = ("lower", "expand", "lift", "select")
 
 @dataclass(frozen=True)
 class Fault:
-    """What a step did that it must not: `kind` is the class of an exception or "invalid result", `place` its innermost line."""
+    """A fault of a step: `kind` is the class of an exception or a word like "invalid result", `place` its innermost line."""
 
     step: str
     kind: str
@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Journey:
-    """What came of a model: whether it got a gradient, the faults, the time in seconds, and the largest size in bytes."""
+    """The outcome for a model: whether it got a gradient, the faults, the time in seconds, and the largest size in bytes."""
 
     differentiated: bool = False
     faults: tuple[Fault, ...] = ()
@@ -139,7 +139,7 @@ def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> Journey:
         made, fault = _step(step, model)
         clock.lap(step)
         differentiated |= step == "gradient" and made is not None
-        # What is lowered or expanded may have nothing to change: then it is as valid as it was.
+        # A model that is lowered or expanded may have nothing to change: then it is as valid as it was.
         judged = isinstance(made, ModelProto) and step != "gradient ort"
         faulty = refusal_of if not_text(model) else fault_of  # metadata that nobody reads are passed on as they are
         if judged and (why := faulty(made)) and _ABSENT not in why and not (step in _KEEP and fault_of(model)):

@@ -55,7 +55,7 @@ def spoilt(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
 
 
 def truncated(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
-    """Return a part of the file: its beginning, or all but a piece in the middle."""
+    """Return a part of the file: its beginning, or all except a piece in the middle."""
     first = chance.randrange(len(written) + 1)
     return written[:first] + (b"" if chance.random() < 0.5 else written[first + chance.randint(1, 20) :])
 
@@ -520,7 +520,7 @@ def external(chance: random.Random, model: ModelProto) -> None:
 
 
 def trained(chance: random.Random, model: ModelProto) -> None:
-    """Training information: the graph itself, an empty one, or bindings of what is not there."""
+    """Training information: the graph itself, an empty one, or bindings of names that may not exist."""
     made = model.training_info.add()
     if chance.random() < 0.7:
         made.algorithm.CopyFrom(model.graph)
@@ -530,7 +530,7 @@ def trained(chance: random.Random, model: ModelProto) -> None:
 
 
 def described(chance: random.Random, model: ModelProto) -> None:
-    """What describes: documentation, metadata, quantization, device configurations, the producer."""
+    """Change descriptions: documentation, metadata, quantization, the producer, the name of a graph."""
     graph, text = _a_graph(chance, model), chance.choice([*NAMES, "d" * 100_000])
     match chance.randrange(6):
         case 0:

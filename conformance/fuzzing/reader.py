@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def smallest(files: Sequence[bytes], room: int = _ROOM) -> Iterator[bytes]:
-    """Those of `files` that together reach most lines of refgrad, the one first that reaches most new ones for its size."""
+    """The files that together reach most lines of refgrad, first the one that reaches most new lines for its size."""
     reached = {written: _lines(written) for written in files if len(written) < _SMALL}
     known: set[tuple[str, int]] = set()
     waiting = [(-len(lines) / len(written), written) for written, lines in reached.items()]
@@ -105,7 +105,7 @@ def _lines(written: bytes) -> set[tuple[str, int]]:
         found.add((file, frame.f_lineno))
         return visit
 
-    journey(written, _STEPS)  # what is kept from the first time is done now
+    journey(written, _STEPS)  # the first run fills the caches, and is not traced
     before = sys.gettrace()
     sys.settrace(visit)
     try:

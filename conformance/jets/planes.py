@@ -92,7 +92,7 @@ class Sampled:
     def along(self, *path: Direction) -> Series:
         """The series along a curve, as `Function.along`.
 
-        :raises UnknownError: the function is not such a polynomial.
+        :raises UnknownError: the function is not a polynomial of low degree there.
         """
         if not path:
             return Series.of(self._value({}))

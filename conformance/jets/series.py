@@ -18,7 +18,7 @@ import numpy as np
 
 CONTEXT = mpmath.MPContext()
 CONTEXT.dps = 50
-NOISE = CONTEXT.mpf(10) ** -38  # what is left of a sum by cancellation, relative to its largest term
+NOISE = CONTEXT.mpf(10) ** -38  # the rest of a sum after cancellation, relative to its largest term
 LENGTH = 6  # how many powers of t beyond its leading one a series keeps, unless `precision` says otherwise
 
 Exponent: TypeAlias = int | Fraction
@@ -99,7 +99,7 @@ class Series:
         number = mpf(value)
         return cls({(0, 0): number} if number != 0 else {})
 
-    # What is asked of a series.
+    # Properties of a series.
 
     @property
     def lead(self) -> tuple[Exponent, int] | None:

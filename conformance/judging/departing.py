@@ -1,4 +1,4 @@
-"""Does a backend compute the model itself, or another function? Then its gradient is that of the other function."""
+"""Does a backend compute the model itself, or another function? Then it has the gradient of the other function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = 32  # so many units of rounding are no departure in a narrow type eithe
 
 @dataclass(frozen=True)
 class Departure:
-    """What a backend computes otherwise, and why it is no fault of a gradient; "" where nothing is known."""
+    """A result that a backend computes otherwise, and the reason why its gradient is not at fault, "" if none is known."""
 
     said: str
     excuse: str
@@ -59,7 +59,7 @@ def _out_of_range(model: ModelProto) -> str:
 
 
 def _known_faults(model: ModelProto, backend: str) -> str:
-    """What is known to be wrong with a backend's operators that `model` has (docs/findings.md); "" where nothing is."""
+    """The known faults (docs/findings.md) of a backend in the operators of `model`, in words; "" if there are none."""
     operators = {node.op_type for node in every_node(model)}
     system = ORT if backend.startswith("ort-") else backend
     known = [f"{one.operator} {one.fault}" for one in findings() if one.system == system and one.operator in operators]

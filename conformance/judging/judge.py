@@ -92,7 +92,7 @@ class Trial:
 
     @cached_property
     def of_refgrad(self) -> dict[str, dict[str, Judged]]:
-        """What each oracle says of refgrad's float64 gradient, by the input."""
+        """The comparison of refgrad's float64 gradient with each oracle, by the input."""
         return {
             name: dict(self._testimony(name, gradient, self.question.tolerance or EXACT, exact=True))
             for name, gradient in self.truth.gradients.items()
@@ -217,7 +217,7 @@ class Trial:
     def _testimony(
         self, name: str, got: np.ndarray, tolerance: float, exact: bool = False
     ) -> Iterator[tuple[str, Judged]]:
-        """What each oracle that speaks of `name` says of a gradient. `exact`: it was computed in float64."""
+        """The comparison of a gradient with each oracle that speaks of `name`. `exact`: it was computed in float64."""
         directions: dict[str, list[Directional]] = {}
         for said in self.evidence:
             if isinstance(said, Silent) or said.name != name:
@@ -262,7 +262,7 @@ class Trial:
         return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
 
     def _is_sound(self, name: str, kinked: np.ndarray) -> bool:
-        """Whether refgrad's own gradient makes sense at the elements at a kink, or is right beside the point.
+        """True if refgrad's own gradient makes sense at the elements at a kink, or is right beside the point.
 
         Conventions are gradients by refgrad's rules: where a rule is wrong, they are no excuse.
         """
@@ -277,7 +277,7 @@ class Trial:
     def _follows(
         self, convention: str, name: str, got: np.ndarray, tolerance: float, kinked: np.ndarray | None = None
     ) -> bool:
-        """Whether a gradient, or its elements at a kink alone, follow a convention."""
+        """True if a gradient, or its elements at a kink alone, follow a convention."""
         truth = self._by_convention(convention)
         if name not in truth.gradients:
             return False

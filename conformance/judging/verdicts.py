@@ -78,7 +78,7 @@ class ResultRow:
     """The verdict on one case, builder and executor.
 
     `witnesses` are the oracles that say so, `against` those that say otherwise. `relative` is the largest error of an element
-    relative to the largest element (or of a directional derivative, to the norm), and `allowed` what is explained; None where
+    relative to the largest element (or of a directional derivative, to the norm), and `allowed` the explained error; None where
     nothing was compared. `side` is the side at fault, "" where it is not known or nothing is a fault. `forward` is the verdict
     on the executor's results of the model itself, "" where they are right or nobody asked, and `forward_note` says why.
     """

@@ -1,1 +1,1 @@
-"""Where a gradient goes wrong: which node, and the proof."""
+"""Find where a gradient goes wrong: which node, and the proof."""

@@ -1,4 +1,4 @@
-"""Which rule of a gradient builder is wrong: the builder differentiates parts of the model, at the values that they have in it.
+"""Find the wrong rule of a gradient builder: it differentiates parts of the model, at the values that they have in it.
 
 A part is some of the nodes in a row, as a model of its own: what reaches it from before is fed, what it makes for later has
 random cotangents, constants stay constants and every size is known. Its gradient runs in double on the interpreter, and is
@@ -37,7 +37,7 @@ from refgrad.tables.randomness import may_draw, operator_of
 
 WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
 _ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
-_MASK = 1e18  # what is larger is a mask
+_MASK = 1e18  # a larger number is a mask
 _ALONG = 0.6  # of a direction lies along the gradient; with 1 few elements may not move at all
 _LOOKED = 64  # elements at kinks that are looked at one by one
 _AT_ONCE = 16  # inputs that move together
@@ -75,7 +75,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bisected:
-    """What came of a bisection: the faults, how many gradients were built, and why of some nodes nothing can be said."""
+    """The result of a bisection: the faults, how many gradients were built, and why some nodes cannot be judged."""
 
     faults: tuple[Fault, ...]
     built: int
@@ -126,7 +126,7 @@ def bisect(
 
 
 def _explained(fault: Fault, builder: str) -> Fault:
-    """The fault with the formula that holds for its operator, and what is known of the builder and the operator."""
+    """The fault with the formula that holds for its operator, and the known faults of the builder in that operator."""
     if len(fault.operators) > 1:
         return replace(fault, formula="the adjoints of a value that several nodes read are added")
     [operator] = fault.operators
@@ -190,7 +190,7 @@ class _Search:
         return found
 
     def verdict(self, first: int, last: int, careful: bool = False) -> Fault | str | None:
-        """What is wrong with the builder's gradient of these nodes; None where it is right, or why nothing can be said.
+        """The fault in the builder's gradient of these nodes; None if it is right, or a text that says why it cannot be judged.
 
         :param careful: move the inputs one by one, and not several at once.
         """
@@ -219,7 +219,7 @@ class _Search:
         return self._compared(question, built, labels, operators, careful)
 
     def _question(self, nodes: Sequence[NodeProto], last: int) -> Question | None:
-        """The part as a model, and what is asked of it; None where it has no derivative that can be asked for.
+        """The question about the part as a model of its own; None if it has no derivative that can be asked for.
 
         :raises LookupError: it draws random numbers, or reads or makes something that is no tensor of finite numbers.
         """
@@ -303,7 +303,7 @@ class _Asked:
         self._evaluate, self._seed = forward(question), seed
 
     def contradicted(self, names: Sequence[str]) -> tuple[str, float, float] | None:
-        """The first input by which the gradient is wrong, the derivative that is due and the one that it has."""
+        """The first input by which the gradient is wrong, with the expected derivative and the actual one."""
         for name in names:
             asked = self._asked(name)
             told = self._told([asked])
@@ -320,7 +320,7 @@ class _Asked:
         return None
 
     def _kinks(self, name: str) -> tuple[np.ndarray, bool]:
-        """Which elements are at a kink, and whether these are all: of very many some are looked at, drawn by chance."""
+        """A mask of the elements at a kink, and whether it has all: of very many, some are looked at, drawn by chance."""
         question, x = self._question, self._at[name]
         where = np.zeros(x.shape, bool)
         if not np.isfinite(self._gradients[name]).all() or not kinks_of(question.model):
@@ -355,7 +355,7 @@ class _Asked:
         return None
 
     def is_right(self, names: Sequence[str]) -> bool:
-        """Whether differences along one direction for all of these inputs agree; each moves so far that none hides another."""
+        """True if differences along one direction for all of these inputs agree; each moves so far that none hides another."""
         asked = [self._asked(name) for name in names]
         sizes = [one.size for one in asked if one.size]
         least = max(min(sizes, default=1.0), _APART * max(sizes, default=1.0))
@@ -370,7 +370,7 @@ class _Asked:
         return _Along(name, direction, float(np.sum(gradient * direction)), size)
 
     def _told(self, asked: Sequence[_Along]) -> _Answer | None:
-        """What differences say of the derivative along the sum of some directions; None where they do not tell."""
+        """The answer of differences about the derivative along the sum of some directions; None if they do not tell."""
 
         def moved(at: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
             return self._evaluate(
@@ -415,7 +415,7 @@ def _has_open_sizes(value: ValueInfoProto) -> bool:
 
 
 def _open(name: str, value: np.ndarray) -> ValueInfoProto:
-    """What a graph says of a value whose sizes are not known, nor whether they are those of others."""
+    """The declaration of a value whose sizes are not known, nor whether other values have the same sizes."""
     sizes = [f"{name}_{axis}" for axis in range(value.ndim)]
     return helper.make_tensor_value_info(name, kind_of(value), sizes)
 

@@ -78,7 +78,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one side has for a tensor: right, wrong, a convention at a kink, undecided or missing, and the reason."""
+    """The verdict on a tensor of one side: right, wrong, a convention at a kink, undecided or missing, and the reason."""
 
     verdict: str
     reason: str = ""
@@ -104,7 +104,7 @@ class Tensor:
 
     @property
     def verdict(self) -> str:
-        """What both sides come to, in words."""
+        """The verdict on both sides together, in words."""
         both = self.a.verdict, self.b.verdict
         if both[0] == both[1]:
             return {RIGHT: "they agree", WRONG: "both are wrong"}.get(both[0], both[0])
@@ -115,13 +115,13 @@ class Tensor:
 
     @property
     def ok(self) -> bool:
-        """Whether both sides are right, or follow a convention at a kink."""
+        """True if both sides are right, or follow a convention at a kink."""
         return {self.a.verdict, self.b.verdict} <= {RIGHT, CONVENTION}
 
 
 @dataclass(frozen=True)
 class Sided:
-    """What was found out about one side: why it has no gradient, its wrong rules, its wrong kernels, where NaN was born."""
+    """The findings about one side: why it has no gradient, its wrong rules, its wrong kernels, the origins of NaN."""
 
     label: str
     failed: str = ""
@@ -134,7 +134,7 @@ class Sided:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a comparison: every tensor, and each side. `judge` says who confirmed the judge's gradient."""
+    """The result of a comparison: every tensor, and each side. `judge` says who confirmed the judge's gradient."""
 
     tensors: tuple[Tensor, ...]
     a: Sided
@@ -145,7 +145,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether there is a gradient to compare, and both sides are right in every tensor."""
+        """True if there is a gradient to compare, and both sides are right in every tensor."""
         is_any = any(tensor.kind == GRADIENT for tensor in self.tensors)
         return is_any and not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
 
@@ -193,7 +193,7 @@ def compare(
     :param cotangent: "ones", "random" or arrays by output; by default what a recording has for the outputs, ones with a
         recording that has nothing, and random ones otherwise.
     :param search: look for the nodes at fault.
-    :param progress: called with what is done, how far it is, and how far it goes.
+    :param progress: called with the step in progress, how far it is, and how far it goes.
     :raises OptionError: a side that is none. :raises FeedError: feeds that do not fit.
     :raises RefgradError: what `refgrad.gradient` refuses; a model that the interpreter does not run.
 
@@ -305,7 +305,7 @@ class _Judge:
 
     @property
     def said(self) -> str:
-        """What differences said of the tensors that they were asked about."""
+        """A text about the judge: refgrad in double, and what differences confirm or contradict of the disputed tensors."""
         if not self._confirmed:
             return "refgrad in double"
         bad = sorted(name for name, verdict in self._confirmed.items() if verdict == DISAGREED)
@@ -339,7 +339,7 @@ class _Judge:
         return self._confirmed[name]
 
     def kinked(self, name: str) -> np.ndarray | None:
-        """Where the elements of an input lie that are at a kink; None where there are none."""
+        """A mask of the elements of an input that are at a kink; None if there are none."""
         if not self.has_kinks:
             return None
         if name not in self._kinked:
@@ -349,7 +349,7 @@ class _Judge:
         return self._kinked[name]
 
     def at_kinks(self, name: str, where: np.ndarray) -> np.ndarray:
-        """Which elements of those in `where` are at a kink. Of too many some are looked at, by chance, and stand for all."""
+        """A mask of the elements in `where` that are at a kink. If too many, some stand for all, by chance."""
         nowhere = np.zeros(where.shape, bool)
         if not self.has_kinks or where.shape != self.point.wide[name].shape:
             return nowhere
@@ -365,9 +365,9 @@ class _Judge:
         return nowhere
 
     def outside(self, name: str, got: np.ndarray, tolerance: float, where: np.ndarray) -> str:
-        """Which element of those at kinks is not between the derivatives of both sides; "" where all are.
+        """A text about an element at a kink that is not between the derivatives of both sides; "" if all are.
 
-        Of too many the ones that are furthest off are looked at, and others by chance.
+        If there are too many, it looks at the ones that are furthest off, and at others by chance.
         """
         rng = np.random.default_rng([self.seed, 4])
         off = np.where(where, np.abs(got - self.truth.gradients[name]), -1.0)
@@ -381,7 +381,7 @@ class _Judge:
         return looked
 
     def explanations(self, match: Match, tolerance: float, bits: int) -> Iterator[tuple[np.ndarray, str]]:
-        """What explains an error of each element, more and more of it, each with what a reader has to know."""
+        """The explained error of each element, with more and more explanations, each with a note for the reader."""
         truth, names = self.truth, match.names
         size = max((largest(truth.gradients[name]) for name in names), default=0.0)
         floor = max(limits(self.point.dtype(name))[1] * truth.gradients[name].size ** 0.5 for name in names)
@@ -404,7 +404,7 @@ class _Judge:
             yield wider + match.made_of(apart, sizes=True), ""
 
     def is_noise(self, match: Match, size: float) -> bool:
-        """Whether the gradient in double is no more than its own rounding."""
+        """True if the gradient in double is no more than its own rounding."""
         truth, names = self.truth, match.names
         moved = match.made_of({name: np.abs(truth.moved(name, FLOAT64_BITS)) for name in names}, sizes=True)
         if size <= SENSITIVE * largest(moved):
@@ -613,7 +613,7 @@ class _Work:
             self._born = births(self._built.model, self._feeds, side.backend, point.model)
 
     def told(self) -> Sided:
-        """What was found out."""
+        """The findings about this side."""
         return Sided(
             str(self.side), self.failed, self._bisected, self._located, self._born, self.matched.left, len(self.matched.found)
         )  # fmt: skip
@@ -624,9 +624,9 @@ class _Work:
 
 
 def _is_far(error: np.ndarray, drawn: np.ndarray) -> bool:
-    """Whether more draws of rounding will not explain an error: an element is far off, or all of them together are.
+    """True if more draws of rounding will not explain an error: an element is far off, or all of them together are.
 
-    :param error: what is left of it without them.
+    :param error: the part of it that is not explained without them.
     """
     left = np.maximum(error, 0.0)
     together = left.size >= _MANY and np.linalg.norm(left) > _TOGETHER * np.linalg.norm(drawn)
@@ -638,7 +638,7 @@ def _by_output(point: Point) -> dict[str, np.ndarray]:
 
 
 def _is_exact(judge: _Judge, name: str, found: np.ndarray | None) -> bool:
-    """Whether a gradient computed in double is right."""
+    """True if a gradient computed in double is right."""
     due = judge.truth.gradients[name]
     got = np.zeros_like(due) if found is None else np.asarray(found, np.float64)
     if got.shape != due.shape:
@@ -723,7 +723,7 @@ def _row(judge: _Judge, work: Sequence[_Work], match: Match) -> Tensor:
 
 
 def _apart(held: Sequence[np.ndarray | None], due: np.ndarray) -> float | None:
-    """How far the two are from each other, relative to the largest element that is due."""
+    """The largest difference of the two, relative to the largest finite element of `due`; None if their sizes differ."""
     first, second = held
     if first is None or second is None or first.size != second.size or not first.size:
         return None

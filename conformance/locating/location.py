@@ -1,4 +1,4 @@
-"""Where the results of a model on an executor go wrong: which nodes, with the proof by repair."""
+"""Find where the results of a model on an executor go wrong: which nodes, with the proof by repair."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Located:
-    """Where the results of a model on an executor come from that are wrong.
+    """The nodes that make the results of a model on an executor wrong.
 
-    `error` is that of the result which is furthest off, relative to its largest element, and `rounding` what rounding explains
-    there; `culprits` are the nodes that take it away, in the order of their shares. `acquitted` are nodes that
-    are wrong for themselves and whose repair changes nothing in the results. `failed` says why the executor does not run the
-    model. `is_right` says whether the results are right but for rounding as they are, and `unexplained` whether an error is
-    left that no node has. `unjudged` are nodes of which nothing can be said. `groups`
-    are nodes that are wrong together alone, as where an executor fuses them, and `optimisation` says which pass it comes with.
+    `error` is the error of the result which is furthest off, relative to its largest element, and `rounding` the error that
+    rounding explains there; `culprits` are the nodes that take it away, in the order of their shares. `acquitted` are nodes
+    that are wrong for themselves and whose repair changes nothing in the results. `failed` says why the executor does not run
+    the model. `is_right` says whether the results are right as they are, except for rounding, and `unexplained` whether an
+    error is left that no node has. `unjudged` are nodes that cannot be judged. `groups` are nodes that are wrong together
+    alone, as where an executor fuses them, and `optimisation` says which pass it comes with.
     """
 
     error: float
@@ -66,7 +66,7 @@ def locate(
 
     Each node runs alone on the executor, fed with what the interpreter has there. Its error is held against what rounding
     explains for its numbers. Nodes that are wrong are then repaired, one after the other: the right value takes the place of
-    theirs in the whole model, until the results are right but for rounding.
+    theirs in the whole model, until the results are right except for rounding.
     Nodes in bodies of Loop, Scan and If are looked at in their rounds 1, 2, 4, 8 and so on, and repaired with the node that
     they are in. Nodes that draw random numbers, or read or make sequences, are not judged.
 
@@ -130,7 +130,7 @@ def _runs_nothing(backend: Backend) -> str:
 
 
 def _proved(trial: Trial, error: Errors, wrong: Sequence[Replayed]) -> tuple[list[Culprit], list[Replayed], Errors]:
-    """Repair the nodes one after the other, the one that helps most first: the culprits, the others, and what is left."""
+    """Repair the nodes one after the other, the one that helps most first: the culprits, the others, and the errors left."""
     focus = error.worst
     culprits: list[Culprit] = []
     repaired: list[Replayed] = []

@@ -2,7 +2,7 @@
 
 A recording is matched by name first. Where it has the values of the weights as well, `refgrad.weights` says how each
 initializer is made of them, and gradients go the same way. Where it has gradients alone, those are told by shape and values:
-transposed, in blocks (the gates of an LSTM, q, k and v), flattened. What is left over and fits one place alone goes there.
+transposed, in blocks (the gates of an LSTM, q, k and v), flattened. A gradient left over that fits one place alone goes there.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def identity(name: str, shape: tuple[int, ...]) -> Match:
 
 
 def _is_folded(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Whether two gradients differ by a factor for each row, and these factors differ."""
+    """True if two gradients differ by a factor for each row, and these factors differ."""
     if theirs.shape != ours.shape or theirs.ndim < 2 or len(theirs) < 2:
         return False
     left, right = (value.astype(np.float64).reshape(len(value), -1) for value in (theirs, ours))
@@ -207,7 +207,7 @@ class Matched:
     computed: tuple[str, ...] = ()
 
     def of(self, names: Iterable[str]) -> set[str]:
-        """Those of `names` that no recorded gradient is made of."""
+        """The `names` that no recorded gradient is made of."""
         covered = {name for match in self.found.values() for name in match.names}
         return {name for name in names if name not in covered}
 
@@ -281,7 +281,7 @@ def _by_values(
 
 
 def _adjoint(name: str, source: Source, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, _Piece]]:
-    """Which elements of which tensor an initializer is made of, with the derivative by each."""
+    """The elements of each tensor that an initializer is made of, with the derivative by each."""
     if isinstance(source, Copy | Rows):
         names = source.names if isinstance(source, Rows) else source.names[:1]
         numbers = np.cumsum([0, *(state[key].size for key in names)])
@@ -439,9 +439,9 @@ def _forms(squeezed: np.ndarray, folded: bool) -> list[np.ndarray]:
 def _by_elimination(
     theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], held: Mapping[str, np.ndarray], made: Matched
 ) -> None:
-    """A shape that one recorded gradient and one of ours have, and no other: wrong or not, it is that one.
+    """Match a recorded gradient with ours, wrong or not, if only these two have their shape and they are about parallel.
 
-    It may be that of a logarithm whose exponential the exporter computed: then it is ours times the weight.
+    It may be the gradient of a logarithm whose exponential the exporter computed: then it is ours times the weight.
     """
     free = made.of(ours)
     left = [name for name in theirs if name not in made.found]
@@ -457,7 +457,7 @@ def _by_elimination(
 
 
 def _is_parallel(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Whether two gradients point into the same or the opposite direction: more or less, for one of them may be wrong."""
+    """True if two gradients point into the same or the opposite direction: more or less, for one of them may be wrong."""
     left, right = theirs.astype(np.float64).reshape(-1), ours.reshape(-1)
     size = float(np.linalg.norm(left) * np.linalg.norm(right))
     return bool(size > 0 and abs(float(left @ right)) > _NEARLY * size)

@@ -59,7 +59,7 @@ class Failure:
 
     @property
     def signature(self) -> tuple[str, str, tuple[str, ...], str]:
-        """What has to stay the same."""
+        """The features of the failure that have to stay the same."""
         return self.kind, self.how, tuple(sorted(self.operators)), _skeleton(self.message)
 
 
@@ -216,7 +216,7 @@ class _Search:
         return made if how and made.signature == failure.signature else None
 
     def measure(self, reduced: Reduced) -> None:
-        """What the smallest model should give, and what it gives."""
+        """Compute the results that the smallest model should give, and the ones that it gives."""
         failure = reduced.failure
         if failure.kind == KERNEL:
             reduced.fed = dict(failure.feeds)
@@ -350,14 +350,14 @@ def _with(
     return made, {name: arrays[name] for name in feeds}
 
 
-# What is written
+# The files that are written
 
 
 def write(reduced: Reduced, folder: Path) -> None:
     """Write the failure as a backend test of onnx, with a script that reproduces it and the text of a report.
 
-    The folder has model.onnx, test_data_set_0 with inputs, outputs (what is due) and actual_*.pb (what came), reproduce.py
-    and REPORT.md; for a builder also forward.onnx, the model that is differentiated.
+    The folder has model.onnx, test_data_set_0 with inputs, outputs (the expected ones) and actual_*.pb (the actual ones),
+    reproduce.py and REPORT.md; for a builder also forward.onnx, the model that is differentiated.
 
     :raises OutputFileError: the folder exists, or cannot be written.
     """
@@ -385,7 +385,7 @@ def write(reduced: Reduced, folder: Path) -> None:
 
 
 def _outputs(reduced: Reduced) -> dict[str, str]:
-    """What is due, by the name of the output that has it."""
+    """The names of the outputs, by the names of the expected results."""
     if reduced.gradient is None:
         return {name: name for name in reduced.due}
     outputs = [value.name for value in reduced.gradient.graph.output]

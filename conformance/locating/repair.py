@@ -1,4 +1,4 @@
-"""The proof that a node is to blame: with the right value in the place of its own the results are right, but for rounding."""
+"""The proof that a node is to blame: with the right value in place of its own the results are right except for rounding."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from refgrad.protos.walk import nested, refill
 _ROUNDINGS = 8.0  # how much further off than rounding by chance results may be that count as right
 _DRAWS = 2  # of rounding by chance
 _PART = 1e-4  # of the largest element of all results: a result that is smaller throughout counts as so large
-_FLOOR = 1e-7  # of the largest element: what is closer is right, but for doubles
+_FLOOR = 1e-7  # of the largest element: a result that is closer is right, except in double
 
 
 def repaired_model(
     model: ModelProto, blamed: Mapping[int, Mapping[str, np.ndarray]]
 ) -> tuple[ModelProto, dict[str, Any]]:
-    """The model without the nodes at these positions, whose outputs are inputs; and what is right for them."""
+    """The model without the nodes at these positions, whose outputs become inputs; and the right values of these."""
     if not blamed:
         return model, {}
     made = ModelProto()
@@ -74,7 +74,7 @@ class Errors:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains all of them."""
+        """True if rounding explains all of them."""
         return all(error <= self.allowed.get(name, _FLOOR) for name, error in self.of.items())
 
     def at(self, name: str) -> float:
@@ -143,7 +143,7 @@ class Trial:
 
 
 def _tensors(results: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors among results, those of a sequence by their place."""
+    """The tensors among results; the tensors of a sequence are named by their place."""
     for name, value in results.items():
         if isinstance(value, list | tuple):
             yield from _tensors({f"{name}[{place}]": item for place, item in enumerate(value)})

@@ -1,8 +1,8 @@
-"""Every node of a model for itself, on an executor, fed with what is right: which one computes something else.
+"""Run every node of a model alone on an executor, fed with the right values, to find the ones that compute something else.
 
 The interpreter runs the model; each node, those in bodies of Loop, Scan and If too, is then run on the executor with the inputs
-that it has there, so that an error is the node's own, and none is inherited. What is right is what the interpreter computes of
-these inputs in double. How large an error may be follows from the numbers: how much the result moves when each input moves by a
+that it has there, so that an error is the node's own, and none is inherited. The right result is the interpreter's for these
+inputs in double. How large an error may be follows from the numbers: how much the result moves when each input moves by a
 rounding (the backward error of a sound kernel is of that size: Higham 2002, "Accuracy and Stability of Numerical Algorithms",
 section 1.5), and what a sum of so many terms of that size loses (section 4.2). One node is looked at at a time, so that this
 takes little more memory than the run itself.
@@ -46,10 +46,10 @@ _STEPS = frozenset(2**k for k in range(32))  # the rounds of a loop in which a n
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of one node.
+    """The verdict on one node.
 
     `error` is the largest one of an element, and `allowed` what rounding explains there; `ratio` is the largest ratio of the
-    two. `at` is the element with the largest ratio: its output, its place, what is right and what the executor has. `why` says
+    two. `at` is the element with the largest ratio: its output, its place, the right number and the executor's. `why` says
     why the node was not judged; a node that the executor does not run has the reason in `failed`. A node of a body is `within`
     the node of the graph at `position`, and was judged in its round `step`; `inside` are the wrong nodes of a node's bodies.
     """
@@ -70,7 +70,7 @@ class Replayed:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the executor computes something else than the node means, or fails."""
+        """True if the executor computes something else than the node means, or fails."""
         return self.ratio > 1 or bool(self.failed)
 
     @property
@@ -93,9 +93,9 @@ class Replayed:
 
 
 class Replay:
-    """A model and what it is fed; `run` looks at its nodes on an executor.
+    """A model and its feeds; `run` looks at its nodes on an executor.
 
-    `repairs` has what is right for the outputs of the nodes that were found wrong, by their position in the graph.
+    `repairs` has the right values for the outputs of the nodes that were found wrong, by their position in the graph.
 
     :param model: a model, which is not modified. Functions are written out.
     :param feeds: the values of its inputs, by name.
@@ -129,9 +129,9 @@ class Replay:
     def judged(
         self, node: NodeProto, values: Mapping[str, Any], results: Mapping[str, Any], executor: Backend, said: Replayed
     ) -> tuple[Replayed, dict[str, np.ndarray]]:
-        """What came of one node, and what is right for it; nothing where it is not judged.
+        """The verdict on one node, and its right results; no results if it is not judged.
 
-        :param values: what it reads. :param results: what the interpreter computes, in the types of the model.
+        :param values: the values that it reads. :param results: the interpreter's results, in the types of the model.
         """
         if may_draw(node):
             return replace(said, why="it draws random numbers"), {}
@@ -188,7 +188,7 @@ class Replay:
 
 
 class _Seen:
-    """What was seen of the nodes of a run."""
+    """The verdicts on the nodes of a run, which it collects while the interpreter runs."""
 
     def __init__(self, replay: Replay, executor: Backend, progress: Progress | None) -> None:
         self._replay, self._executor, self._progress = replay, executor, progress
@@ -236,7 +236,7 @@ class _Seen:
 
 
 class _Truth:
-    """What a node computes in double of what it is fed, and how far a sound kernel may be off."""
+    """The results that a node computes in double of its feeds, and how far a sound kernel may be off."""
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, np.ndarray], node: NodeProto) -> None:
         self._node = node
@@ -265,7 +265,7 @@ class _Truth:
         return moved
 
     def _sizes_of_terms(self) -> dict[str, np.ndarray]:
-        """What is added up for each element, in size: f(|inputs|) for what is linear in each input."""
+        """The size of the terms that are added up for each element: f(|inputs|) for a node that is linear in each input."""
         if operator_of(self._node) not in ADDING_UP:
             return {}
         feeds = {name: np.abs(value) if is_float(value) else value for name, value in self._feeds.items()}
@@ -275,7 +275,7 @@ class _Truth:
             return {}
 
     def least(self, output: str) -> np.ndarray:
-        """What rounding explains of each element at the least: roundings of the element and of the largest one."""
+        """The least error of each element that rounding explains: roundings of the element and of the largest one."""
         due = np.asarray(self.due[output])
         if not is_float(due):
             room = 1.0 if operator_of(self._node) in _QUANTIZING else 0.0
@@ -289,7 +289,7 @@ class _Truth:
         return made
 
     def allowed(self, output: str) -> np.ndarray:
-        """What rounding explains of the error of each element."""
+        """The error of each element that rounding explains."""
         due, room = np.asarray(self.due[output]), self.least(output)
         if not is_float(due):
             return room
@@ -310,7 +310,7 @@ def _bounded(room: np.ndarray) -> np.ndarray:
 
 
 def _like(due: Any, result: Any) -> np.ndarray:
-    """What is right, in the type of the model."""
+    """The right result, in the type of the model."""
     right, like = np.asarray(due), np.asarray(result)
     return right.astype(like.dtype) if right.dtype != like.dtype else right
 
@@ -343,7 +343,7 @@ def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> 
 
 
 def distance(found: np.ndarray, due: np.ndarray) -> np.ndarray:
-    """How far each element is from what is due: infinite where one of the two alone is NaN, and for another text."""
+    """How far each element is from the expected one: infinite where only one of the two is NaN, and for another text."""
     if is_text(found) or is_text(due):
         return np.where(found == due, 0.0, np.inf)
     with np.errstate(all="ignore"):

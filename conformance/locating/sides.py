@@ -60,7 +60,7 @@ class Live:
 
     @cached_property
     def backend(self) -> Backend:
-        """What runs models: the interpreter here, what may die in a process of its own."""
+        """The backend that runs models: the interpreter or a given `Backend` here, any other in a process of its own."""
         if isinstance(self.executor, Backend):
             return self.executor
         if self.executor != INTERPRETER:
@@ -161,7 +161,7 @@ class Apart(Backend):
     def run(
         self, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """What the executor computes.
+        """The outputs that the executor computes.
 
         :raises BackendError: it does not run the model, dies or takes too long.
         """

@@ -1,4 +1,4 @@
-"""What is right for every value of a model: that of the interpreter in double, rounded to the value's type."""
+"""The right values of a model: the values of the interpreter in double, each rounded to its own type."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Values:
         self._held: dict[str, Any] = {tensor.name: array_of(tensor) for tensor in self.model.graph.initializer}
         self._held |= feeds
         made = [name for node in self.model.graph.node for name in node.output if name]
-        declared: dict[str, Any] = {}  # the type of each array, and what is none
+        declared: dict[str, Any] = {}  # the type of each array, and every other value itself
         of_graph = frozenset(made)
 
         def look(node: NodeProto, results: tuple[Any, ...]) -> None:
@@ -55,13 +55,13 @@ class Values:
             NumpyBackend().prepare(self.model, precision=precision).run(feeds, dict.fromkeys(wanted))
 
     def right(self, name: str) -> Any:
-        """What is right for a value, in its type; None where it has no such value."""
+        """The right value of this name, in its type; None if there is no value of this name."""
         return self._held.get(name)
 
     def tensor(self, name: str) -> np.ndarray:
-        """What is right for a tensor.
+        """The right value of a tensor.
 
-        :raises LookupError: it is none.
+        :raises LookupError: the value is not a tensor.
         """
         value = self.right(name)
         if not isinstance(value, np.ndarray):
@@ -94,7 +94,7 @@ class Values:
 
 
 def described(name: str, value: np.ndarray) -> ValueInfoProto:
-    """What a graph says of an input or output with this value."""
+    """The declaration of an input or output with this value."""
     return helper.make_tensor_value_info(name, kind_of(value), value.shape)
 
 
@@ -104,7 +104,7 @@ def kind_of(value: np.ndarray) -> int:
 
 
 def is_text(value: np.ndarray) -> bool:
-    """Whether a tensor holds texts."""
+    """True if a tensor holds texts."""
     return value.dtype.kind in "OUST"
 
 

@@ -170,7 +170,7 @@ class _Optimized(Backend):
 
 
 def optimisation(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> str:
-    """Which level and which pass of ONNX Runtime's graph optimisations an error comes with; "" where it comes with none."""
+    """The level and the pass of ONNX Runtime's graph optimisations that an error comes with; "" if it comes with none."""
     if not backend.name.startswith("ort-"):
         return ""
     replay = Replay(model, feeds)

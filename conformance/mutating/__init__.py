@@ -1,1 +1,1 @@
-"""Whether the judge notices rules that are broken on purpose."""
+"""Test whether the judge notices rules that are broken on purpose."""

@@ -29,7 +29,7 @@ class Equivalent:
     limit: bool = False
 
     def matches(self, operator: str, place: str, change: str) -> bool:
-        """Whether the row covers the mutant."""
+        """True if the row covers the mutant."""
         pairs = ((self.operator, operator), (self.place, place), (self.change, change))
         return all(fnmatchcase(text, _literal(pattern)) for pattern, text in pairs)
 

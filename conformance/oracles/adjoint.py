@@ -118,7 +118,7 @@ def _by_forward_mode(question: Question, at: Mapping[str, Any], direction: Array
 
 
 def _is_within(apart: np.ndarray, errors: np.ndarray) -> bool:
-    """Whether differences, whose errors are estimates, confirm a derivative that is so far apart from them."""
+    """True if differences, whose errors are estimates, confirm a derivative that is so far apart from them."""
     return float(np.linalg.norm(apart)) <= _ESTIMATED * float(np.linalg.norm(errors))
 
 

@@ -215,7 +215,7 @@ PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
 
 
 def _root(x: np.ndarray, power: float = 0.5) -> Any:
-    """A root, which has no derivative at 0: there the real part is nothing but (h·u)²."""
+    """A root, which has no derivative at 0: there the real part is only (h·u)²."""
     if np.any((x.real <= STEP) & (x != 0)):
         raise KinkError("the point is a kink: the root of 0")
     return np.sqrt(x) if power == 0.5 else x**power
@@ -416,9 +416,9 @@ def _cumulative_product(node: Any, x: np.ndarray, axis: Any) -> Any:
 
 
 def windows(node: Any, x: np.ndarray, fill: float) -> Any:
-    """What a pooling sees: x in windows, the axes of the window last, `fill` around x.
+    """The windows of a pooling: x in windows, the axes of the window last, `fill` around x.
 
-    Where a window starts is found by pooling nothing: the node's own result says how many windows there are.
+    The number of windows follows from the sizes, pads, strides and `ceil_mode`, as in the operator.
     """
     kernel = np.array(node.kernel_shape)
     rank = len(kernel)
@@ -596,7 +596,7 @@ def _layer_normalization(node: Any, x: np.ndarray, scale: np.ndarray, bias: Any 
 
 
 def _pieces(node: Any, x: np.ndarray, *others: Any) -> tuple[list[np.ndarray]]:
-    """The pieces of the real part and of the imaginary part: both are split alike."""
+    """The pieces of the real part and of the imaginary part: both are split in the same way."""
     [real], [imaginary] = (execute(node, [part, *others]) for part in (x.real, x.imag))
     return ([_complex(a, b) for a, b in zip(real, imaginary, strict=True)],)
 

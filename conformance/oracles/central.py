@@ -47,7 +47,7 @@ class _Path:
         return float(sum(np.sum(term, dtype=np.float64) for term in terms))
 
     def rounding(self, step: float) -> float:
-        """What the rounding of the function values does to a difference quotient."""
+        """The error that the rounding of the function values makes in a difference quotient."""
         return float(8 * np.finfo(np.float64).eps * self.size / step)
 
 

@@ -42,7 +42,7 @@ _COARSER = 4  # bits less, when rounding alone does not explain an error: is the
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of a comparison.
+    """The result of a comparison.
 
     `absolute` and `relative` are the largest error over the elements (or the directions) and that error relative to the
     largest element (or the norm); `allowed` is the largest relative error that rounding and the oracle explain. They are None
@@ -57,7 +57,7 @@ class Judged:
 
     @property
     def gravity(self) -> tuple[int, float]:
-        """A key that orders comparisons: by the verdict, then by the error as a part of what is allowed."""
+        """A key that orders comparisons: by the verdict, then by the error as a part of the allowed one."""
         order = (AGREED, INCONCLUSIVE, KINK, DISAGREED)
         return order.index(self.verdict), (self.relative or 0.0) / (self.allowed or 1.0)
 
@@ -141,7 +141,7 @@ def _crossed(truth: Truth, said: Directional, derivative: float, slack: float, e
 
 
 def _at_a_kink(truth: Truth, said: Directional, derivative: float, slack: float, wrong: Judged) -> Judged:
-    """Whether an error is a kink's: the one-sided derivatives differ there and bracket the answer. Else it is `wrong`."""
+    """KINK if the one-sided derivatives differ there and bracket the answer; INCONCLUSIVE if they fail; else `wrong`."""
     point = truth.point
     try:
         left, right = one_sided(point.evaluate, point.wide, {said.name: said.direction}, point.cotangent_of, said.step)
@@ -226,7 +226,7 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
 
 
 def _with_spread(truth: Truth, name: str, bits: int, error: np.ndarray, explained: np.ndarray) -> np.ndarray:
-    """What explains the errors; with the spread of the gradient under rounding, by few draws and then by more, if need be."""
+    """The explained errors; with the spread of the gradient under rounding, by few draws and then by more, if need be."""
     found = explained
     for draws in (FEW_DRAWS, DRAWS):
         if _within(error, found):
@@ -236,14 +236,14 @@ def _with_spread(truth: Truth, name: str, bits: int, error: np.ndarray, explaine
 
 
 def _is_noise(truth: Truth, name: str, size: float) -> bool:
-    """Whether the float64 gradient is no more than its own rounding."""
+    """True if the float64 gradient is no more than its own rounding."""
     return size <= SENSITIVE * largest(truth.moved(name, FLOAT64_BITS)) or size <= SENSITIVE * largest(
         truth.spread(name, FLOAT64_BITS)
     )
 
 
 def _within(error: np.ndarray, explained: np.ndarray) -> bool:
-    """Whether each error is explained. One that is not a number never is, nor is any error that is explained without limit."""
+    """True if each error is explained. One that is not a number never is, nor is any error that is explained without limit."""
     return bool(np.all((error <= explained) & (explained < np.inf)))
 
 
@@ -269,7 +269,7 @@ def _element(got: np.ndarray, place: tuple[int, ...]) -> str:
 
 
 def _confinement_explains(truth: Truth, name: str, error: np.ndarray, explained: np.ndarray) -> bool:
-    """Whether each element with an error moves too where intermediate results stay within the range of their type."""
+    """True if each element with an error moves too where intermediate results stay within the range of their type."""
     expected = truth.gradients[name]
     try:
         confined = truth.confined(name)
@@ -284,7 +284,7 @@ def _confinement_explains(truth: Truth, name: str, error: np.ndarray, explained:
 
 
 def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, tolerance: float) -> set[str]:
-    """Those of `names` at a kink: the gradient, off from differences here, agrees with them at a point right beside this one.
+    """The `names` at a kink: the gradient, off from differences here, agrees with them at a point right beside this one.
 
     A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
     of its parts is kept. One operator alone is at a kink only where the derivatives of both sides differ.
@@ -303,7 +303,7 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
 def _agreeing(
     model: ModelProto, point: Point, names: Sequence[str], rng: np.random.Generator, tolerance: float
 ) -> set[str]:
-    """Those of `names` by which the gradient `model` agrees with differences at a point, and is not 0."""
+    """The `names` by which the gradient `model` agrees with differences at a point, and is not 0."""
     try:
         there = Truth(point, model, by_name(in_float64(model).run(point.wide | point.seeds), point.names))
     except BackendError:
@@ -320,7 +320,7 @@ def _agreeing(
 def bent(
     point: Point, name: str, rng: np.random.Generator, step: float = STEP, still: np.ndarray | None = None
 ) -> bool:
-    """Whether the derivatives of both sides differ along a random direction, in which the elements in `still` do not move."""
+    """True if the derivatives of both sides differ along a random direction, in which the elements in `still` do not move."""
     direction = direction_at(point.wide[name], rng)
     if still is not None:
         direction = without(direction, still)
@@ -339,7 +339,7 @@ def outside_of_both(
     rng: np.random.Generator,
     kinked: np.ndarray | None = None,
 ) -> str:
-    """Which element is not between the derivatives of both sides when it alone moves; empty where all are.
+    """A text about an element that is not between the derivatives of both sides when it alone moves; empty if all are.
 
     :param kinked: the elements to look at. By default those that are not as in the float64 gradient, and of these no more than
         `_ELEMENTS`, drawn by chance.

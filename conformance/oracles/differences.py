@@ -89,7 +89,7 @@ def estimates(
 def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A random direction at `x`: of the size of `x`, or of each element where these differ very much.
 
-    What is infinite or missing does not move.
+    Infinite and missing elements do not move.
     """
     sizes = np.abs(x[np.isfinite(x) & (x != 0)])
     drawn: np.ndarray = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
@@ -104,7 +104,7 @@ def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """The direction with equal elements of `x` moving alike."""
+    """The direction in which equal elements of `x` move by the same amount."""
     _, first, of = np.unique(x, return_index=True, return_inverse=True)
     alike: np.ndarray = direction.reshape(-1)[first[of.reshape(x.shape)]]
     return alike

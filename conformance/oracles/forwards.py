@@ -33,13 +33,13 @@ _SINCE = {
 
 
 def has_forward(domain: str, op_type: str) -> bool:
-    """Whether a forward of the operator is registered: in complex numbers here, or by another package."""
+    """True if a forward of the operator is registered: in complex numbers here, or by another package."""
     plugins.load()
     return (domain, op_type) in extensions.FORWARDS or qualified(domain, op_type) in FORWARDS
 
 
 def fault(case: Case, seed: int = 0) -> str | None:
-    """What is wrong with the forward of the operator that a smooth case is about, or "".
+    """The fault of the forward of the operator that a smooth case is about, or "".
 
     None where nothing was compared: no forward is registered, the case has several nodes, the interpreter does not run it, or
     the forward says that it does not know this form.
@@ -83,7 +83,7 @@ def _of_a_package(entry: extensions.Entry, step: Any) -> list[Called]:
 
 
 def _compared(given: Mapping[str, Any], step: Any, function: Callable[..., Any], is_complex: bool) -> str | None:
-    """What is wrong with the results of a forward, as the rest of a sentence, "" or None: see `fault`."""
+    """The fault in the results of a forward, as the rest of a sentence, "" or None: see `fault`."""
     inputs = [_moved(given[name], is_complex) for name in step.input]
     try:
         results = function(step, *inputs)
@@ -146,6 +146,6 @@ def few(cases: Iterable[Case], count: int = 3) -> list[Case]:
 
 
 def is_comparable(case: Case, node: NodeProto) -> bool:
-    """Whether `node`, which a smooth case is about, has a forward that knows its form."""
+    """True if `node`, which a smooth case is about, has a forward that knows its form."""
     known = case.opset >= _SINCE.get(case.operator, 1) and not case.model.functions
     return known and case.values == "smooth" and has_forward(node.domain, node.op_type)

@@ -100,7 +100,7 @@ class Program:
 
 
 def _computed(nodes: Sequence[Any], given: Mapping[str, Any], call: Call) -> dict[str, Any]:
-    """What is given, and what the nodes make of it."""
+    """The given values, and the values that the nodes compute from them."""
     values: dict[str, Any] = {"": None, **given}
     for node in nodes:
         inputs = [values[name] for name in node.input]
@@ -274,14 +274,14 @@ class MaxRoiPool(OpRun):
 
 
 def _cells(begin: int, end: int, count: int, size: int) -> list[tuple[int, int]]:
-    """Where `count` cells from `begin` to `end`, this one included, begin and end within `size` elements."""
+    """The places, within `size` elements, at which `count` cells from `begin` to `end`, this one included, begin and end."""
     width = max(end - begin + 1, 1) / count
     bounds = [(math.floor(k * width) + begin, math.ceil((k + 1) * width) + begin) for k in range(count)]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in bounds]
 
 
 class Scan(OpRun):
-    """Its graph alone: `scan` runs it. That of onnx.reference knows no directions and no other axes."""
+    """The graph of a Scan alone: `scan` runs it. onnx.reference's Scan knows no directions and no other axes."""
 
     op_domain = ""
 

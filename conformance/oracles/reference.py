@@ -49,7 +49,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
 
 
 def _blurred(evidence: Evidence, apart: float) -> Evidence:
-    """What works in float32 somewhere is known no better than that: the error of a difference of it grows by apart·Σ|v·f|/h."""
+    """The evidence of a forward that works in float32 somewhere: the error of a difference grows by apart·Σ|v·f|/h."""
     if not isinstance(evidence, Directional):
         return evidence
     return replace(evidence, error=evidence.error + apart * evidence.scale / (evidence.step or 1.0))

@@ -2,15 +2,15 @@
 
 The model itself is run, not a gradient of it: in double where ONNX Runtime has the operators in double, else in the model's own
 types. Along a direction u, D(h) = (8·(φ(h) − φ(−h)) − (φ(2h) − φ(−2h)))/12h is the derivative of φ(t) = <v, f(x + t·u)> up to
-an error of order h⁴ (Fornberg 1988). In float32 rounding asks for large steps, and what is wide has to be told from what bends:
+an error of order h⁴ (Fornberg 1988). In float32 rounding asks for large steps, so rounding, curvature and kinks are told apart:
 
 - the rounding of φ is measured, not assumed, by values that lie close together (after Moré and Wild 2011, "Estimating
-  computational noise"): what a kernel loses inside is in it;
+  computational noise"): this includes what a kernel loses inside;
 - the truncation is |D(h) − D(h/2)|;
 - a kink near the point is seen as a jump between the derivatives of both sides, which central differences alone do not see;
-- what a kernel computes in another way than the interpreter, with constants in float32 or an approximation of tanh, it also
-  does to the derivative;
-- an estimate has to agree with those of every smaller step: larger steps may cross a kink or stairs.
+- a kernel that computes in another way than the interpreter, with constants in float32 or an approximation of tanh, has
+  another derivative, too;
+- an estimate has to agree with the estimates of every smaller step: larger steps may cross a kink or stairs.
 
 Where an input is rounded on the way, large steps see the slope of stairs; nothing is said of it. The interpreter only tells
 whether ONNX Runtime computes the same function at the point, and which elements are at a kink. A kernel can end its process:
@@ -45,9 +45,9 @@ _STEPS_IN_DOUBLE = (2.0**-17, 2.0**-13, 2.0**-9, 2.0**-5)
 _CLOSE = 2.0**-15  # how far the values are that tell the noise
 _PLACES = (
     2 * np.modf(np.arange(12) * (np.sqrt(5) - 1) / 2)[0] - 1
-)  # of these: on a regular grid, roundings may be alike
+)  # of these: on a regular grid, roundings may be equal
 _PARABOLAS = np.linalg.qr(np.vander(_PLACES, 3))[0]  # an orthonormal basis of their values
-_NOISY = 2.0**-20  # relative to the terms: more noise is not that of float32, but a rounding to fewer digits inside
+_NOISY = 2.0**-20  # relative to the terms: more noise comes from a rounding to fewer digits than float32 has
 _ROUNDINGS = 16  # how often the noise, or half a unit of each term, is explained
 _TELLING = 1e-2  # with a larger error, relative to the derivative, the answer is not known
 _DRAWN = 6  # directions of an input: along some the derivative is near 0
@@ -149,7 +149,7 @@ class _Path:
         return self._known[t]
 
     def noise(self) -> float:
-        """How far a value is off by rounding: what is left of values close together that a parabola does not explain."""
+        """How far a value is off by rounding: the part of values close together that a parabola does not explain."""
         values = np.array([self(_CLOSE * t) for t in _PLACES])
         left = values - _PARABOLAS @ (_PARABOLAS.T @ values)
         return float(np.linalg.norm(left) / np.sqrt(len(_PLACES) - 3))
@@ -190,7 +190,7 @@ def _along(path: _Path) -> tuple[Difference, float] | str:
 
 
 def _testimony(question: Question, forward: _Forward, name: str) -> Iterator[Evidence]:
-    """What is known of one input."""
+    """The evidence about one input."""
     x, still = question.at[name], question.kinked.get(name)
     if not x.size:
         yield Directional(NAME, name, np.zeros(x.shape), 0.0, 0.0, 0.0)

@@ -65,9 +65,9 @@ def _gradients(question: Question) -> dict[str, np.ndarray]:
 
 
 def _forward(question: Question, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every value that depends on what is moved, node by node; the others are the interpreter's.
+    """Every value that depends on a moved value, node by node; the others are the interpreter's.
 
-    What torch computes is compared with what the interpreter does: torch may mean another function by the same name.
+    Torch's results are compared with the interpreter's: torch may mean another function by the same name.
     """
     model = question.model
     known = widened({t.name: array_of(t) for t in model.graph.initializer}) | question.at
@@ -89,7 +89,7 @@ def _forward(question: Question, moved: Mapping[str, Tensor]) -> dict[str, Tenso
 def _results(
     node: NodeProto, opset: int, values: Mapping[str, Tensor], known: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """What torch gives for the float outputs of a node."""
+    """The results of torch for the float outputs of a node."""
     import torch
 
     from refgrad.conformance.oracles.tables.torch_table import TABLE

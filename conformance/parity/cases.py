@@ -47,7 +47,7 @@ PART = {
     "SoftmaxCrossEntropyLoss": 1,
     "SoftmaxCrossEntropyLossInternal": 1,
 }
-OTHERS = frozenset(("GatherND", "Pad"))  # of com.microsoft: of another form than those of this name that are registered
+OTHERS = frozenset(("GatherND", "Pad"))  # of com.microsoft: of another form than the registered operators of this name
 PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no gradient for some of their float inputs
 # Left to the conformance suite: conventions, limits, rare forms, and operators for which the builder has no gradient.
 APART = ("control_flow", "kinks", "rare", "sequence", "special")

@@ -1,4 +1,4 @@
-"""Whether two graphs are the same up to the names of their values and the order of their nodes, and where they differ.
+"""Compare two graphs up to the names of their values and the order of their nodes, and show where they differ.
 
 Every value gets a canonical number, which stands for its operator, attributes and operands. Two graphs are isomorphic if
 every output has the same number in both. These differences do not count: the names and the order of nodes, the names of
@@ -99,12 +99,12 @@ class Comparison:
 
     @property
     def same_operators(self) -> bool:
-        """Whether both have the same training operators, each equally often."""
+        """True if both have the same training operators, each equally often."""
         return not any(self.operators)
 
     @property
     def same_names(self) -> bool:
-        """Whether both name the same gradient tensors."""
+        """True if both name the same gradient tensors."""
         return not any(self.names)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What both gradients compute on ONNX Runtime, and who is right where they differ."""
+"""Compare what both gradients compute on ONNX Runtime, and find who is right where they differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG = 1e-5  # a float64 gradient farther from differences than this, relative 
 
 
 def compare_values(pair: Pair, runner: Worker) -> tuple[str, str, dict[str, np.ndarray]]:
-    """Whether both gradients compute the same on ONNX Runtime, the proof of who is right if not, and the results of ours."""
+    """The verdict on both gradients on ONNX Runtime, the proof of who is right, and the results of ours."""
     results, failures = [], {}
     for whose, model in (("ours", pair.ours), ("theirs", pair.theirs)):
         try:

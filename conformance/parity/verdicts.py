@@ -79,8 +79,8 @@ def survey(
 ) -> list[ParityRow]:
     """Measure `cases` of a registered operator (`by_operator` has all of them), in processes of these two.
 
-    The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`), except those of Dropout: no two
-    runtimes draw the same random numbers.
+    The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`), except the cases of Dropout: no
+    two runtimes draw the same random numbers.
     """
     kept = None if folder is None or operator == "Dropout" else Kept()
     rows = [measure(operator, case, builders, runner, kept) for case in cases]
@@ -104,7 +104,7 @@ def counts(rows: Iterable[ParityRow]) -> dict[str, dict[str, int]]:
     """The number of cases by operator and by verdict, or by kind of departure where there is one.
 
     "right" counts the cases in which the builder and refgrad are both right; "same operators" and "same names" count
-    those of them in which the two agree.
+    in how many of these cases the two agree.
     """
     found: dict[str, Counter[str]] = {}
     for row in rows:

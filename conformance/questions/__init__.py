@@ -1,1 +1,1 @@
-"""What is asked about a case, and what counts as an answer."""
+"""The questions about a case, and the evidence that answers them."""

@@ -1,4 +1,4 @@
-"""What an oracle says, and what an oracle is."""
+"""The evidence that an oracle gives, and the oracle itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLEX_STEP = "complex-step"  # the oracle whose silence tells of a kink
 class Directional:
     """The derivative of Σ <cotangent, output> when the input `name` moves along `direction`: `value`, give or take `error`.
 
-    `scale` is the size of what was added up for it. `step` is how far a difference went, 0 for what is no difference.
+    `scale` is the size of the terms that were added up for it. `step` is how far a difference went, 0 without a difference.
     """
 
     oracle: str
@@ -61,7 +61,7 @@ class Property:
 
     @property
     def holds(self) -> bool:
-        """Whether the gradient has the property."""
+        """True if the gradient has the property."""
         return self.error <= self.allowed
 
 
@@ -82,11 +82,11 @@ class Built:
 
     @classmethod
     def of(cls, model: ModelProto) -> Built:
-        """A gradient that refgrad made: it has the names in it. Those of another model are not known."""
+        """A gradient that refgrad made: it has the names in it. The names in another model are not known."""
         return cls(model, *names_in(model))
 
     def feeds(self, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """What to feed the model, as far as it takes it: the point, the cotangents of the outputs, its own constants."""
+        """The feeds of the model, as far as it takes them: the point, the cotangents of the outputs, its own constants."""
         named = {self.cotangents[output]: v for output, v in cotangents.items() if output in self.cotangents}
         taken = {value.name for value in self.model.graph.input}
         return {name: value for name, value in {**at, **named, **self.constants}.items() if name in taken}
@@ -97,9 +97,9 @@ class Built:
 
 
 def elements(oracle: str, question: Question, gradients: Mapping[str, Any], error: float) -> list[Evidence]:
-    """What a whole gradient says, by the names in the question's `wrt`; a name that is missing has the gradient zero.
+    """The evidence of a whole gradient, by the names in the question's `wrt`; a missing name has the gradient zero.
 
-    One of another shape than its input says nothing.
+    A gradient of another shape than its input is no evidence: it gives a `Silent`.
     """
     said: list[Evidence] = []
     for name in question.wrt:

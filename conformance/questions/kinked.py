@@ -1,4 +1,4 @@
-"""Which elements of an input are at a kink: the model has another derivative on each side of them."""
+"""Find the elements of an input that are at a kink: the model has another derivative on each side of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kinked(
 def kinked_among(
     model: ModelProto, prepared: NumpyModel, at: Mapping[str, Any], name: str, outputs: Iterable[str], where: np.ndarray
 ) -> np.ndarray | None:
-    """Which elements of an input, of those in `where`, are at a kink; None where there are too many to tell them apart.
+    """A mask of the elements of an input, among those in `where`, that are at a kink; None if they are too many to tell apart.
 
     :raises BackendError: the model does not run beside the point.
     """
@@ -63,7 +63,7 @@ def kinked_among(
 
 
 def _watched(model: ModelProto) -> Iterator[str]:
-    """What the operators with kinks return, and the nodes with graphs or functions that have such operators inside."""
+    """The names of the results of the operators with kinks, and of the nodes with graphs or functions that have them inside."""
     local = {
         (function.domain, function.name)
         for function in model.functions
@@ -92,7 +92,7 @@ class _Search:
         self._tests = 0
 
     def mask(self, where: np.ndarray | None) -> np.ndarray | None:
-        """Where the elements at a kink are, among some or all; None where there are too many."""
+        """A mask of the elements at a kink, among some or all; None if there are too many."""
         mask = np.zeros(self._direction.shape, bool)
         places = np.arange(mask.size) if where is None else np.flatnonzero(where)
         left = [places] if places.size else []
@@ -118,7 +118,7 @@ class _Search:
         }
 
     def _bends(self, places: np.ndarray) -> bool:
-        """Whether a value that is watched has another derivative on each side when these elements move."""
+        """True if a value that is watched has another derivative on each side when these elements move."""
         direction = np.zeros(self._direction.shape)
         direction.flat[places] = self._direction.flat[places]
         if not direction.any():

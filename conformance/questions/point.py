@@ -1,4 +1,4 @@
-"""Where a gradient is checked: the feeds, the model in float64 there, its gradient, and how rounding moves it."""
+"""The point of a check of a gradient: the feeds, the model in float64 there, its gradient, and how rounding moves it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BESIDE = 1e-2  # relative to the size of an input: how far the neighbour of a p
 
 @dataclass
 class Point:
-    """Where the gradient is checked: the feeds and cotangents in the model's types and in float64, and the model there."""
+    """The point of a check: the feeds and cotangents in the model's types and in float64, and the model there."""
 
     model: ModelProto
     forward: NumpyModel
@@ -184,12 +184,12 @@ class Truth:
 
     @cached_property
     def out_of_range(self) -> str:
-        """Which intermediate result overflows its type, or underflows it in every element; empty where none does."""
+        """A text about an intermediate result that overflows its type, or underflows it in every element; "" if none does."""
         return self._out_of_range(np.max)
 
     @cached_property
     def element_out_of_range(self) -> str:
-        """Which intermediate result has an element that overflows or underflows its type; empty where none has."""
+        """A text about an intermediate result with an element that overflows or underflows its type; "" if none has."""
         return self._out_of_range(np.min)
 
     def _out_of_range(self, least: Callable[[np.ndarray], np.floating[Any]]) -> str:
@@ -251,7 +251,7 @@ class Truth:
     def spread_apart(self, name: str, bits: int, draws: int = DRAWS) -> np.ndarray:
         """As `spread`, where every node of the backward pass rounds for itself.
 
-        The forward pass rounds equal values alike, so that ties stay ties.
+        The forward pass rounds equal values equally, so that ties stay ties.
         """
         if self._apart is None:
             forward = {output for node in self.point.model.graph.node for output in node.output}
@@ -336,7 +336,7 @@ def with_defaults(model: ModelProto, names: Collection[str]) -> ModelProto:
 
 
 def inputs_of(model: ModelProto) -> tuple[Value, ...]:
-    """What may be fed to a check: the inputs, and the initializers."""
+    """The values that may be fed to a check: the inputs, and the initializers."""
     inputs = graph_inputs(model.graph)
     listed = {value.name for value in inputs}
     return inputs + tuple(
@@ -377,7 +377,7 @@ def coarsest(model: ModelProto) -> float:
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
-    """The rounding of a float type, its smallest normal number and its largest; of integers those of float64.
+    """The rounding of a float type, its smallest normal number and its largest; for integers, the limits of float64.
 
     NumPy does not know bfloat16.
     """

@@ -39,7 +39,7 @@ class Question:
 
     @property
     def at(self) -> dict[str, Any]:
-        """Where the gradient is taken, in float64: the feeds, and the values of the initializers in `wrt`."""
+        """The point of the gradient, in float64: the feeds, and the values of the initializers in `wrt`."""
         weights = {t.name: array_of(t) for t in self.model.graph.initializer if t.name in self.wrt}
         return widened(weights | dict(self.feeds))
 

@@ -1,4 +1,4 @@
-"""What rounding and the range of a type do to a gradient.
+"""The effects of rounding and of the range of a type on a gradient.
 
 Monte Carlo arithmetic (Parker 1997): in float64, each result loses by chance what a narrower type would lose, and the spread of
 several runs tells how far each element may be off. A sum loses as much as the size of its terms allows, however small it is
@@ -38,7 +38,7 @@ FEW_DRAWS = 2  # how often at first: a large model takes its time
 MANY_DRAWS = 32  # how often where a kink may be near
 
 _PIECE = 1 << 13  # numbers that are worked on at once: they stay in the cache
-_MAGNITUDE = np.uint64(2**63 - 1)  # every bit but the sign
+_MAGNITUDE = np.uint64(2**63 - 1)  # every bit except the sign
 
 Limits = tuple[float, float, float]  # the rounding of a type, its smallest normal number and its largest
 
@@ -46,7 +46,7 @@ Limits = tuple[float, float, float]  # the rounding of a type, its smallest norm
 class Perturbed(Float64):
     """Float64, each result rounded up or down to `bits` significant bits by chance: the nearer number is the likelier.
 
-    What the narrower type can hold does not move, and within one draw equal values are rounded alike, so that ties stay ties.
+    A number that fits the narrower type does not move, and within one draw equal values are rounded equally: ties stay ties.
     `draw` is the number of the draw; it may be changed between two runs.
 
     :param alike: the values that are rounded so; by default all. Each node that makes another one rounds by chances of its
@@ -77,7 +77,7 @@ class Perturbed(Float64):
         return perturbed
 
     def _lost(self, result: np.ndarray, terms: np.ndarray) -> np.ndarray:
-        """What a sum loses on the way: up to one rounding of all its terms together."""
+        """The loss of a sum on the way: up to one rounding of all its terms together."""
         chances = np.array(result, order="C", ndmin=1).view(np.uint64).reshape(-1)
         lost = np.empty(result.shape)
         numbers = lost.reshape(-1)
@@ -90,7 +90,7 @@ class Perturbed(Float64):
         return lost
 
     def _round(self, value: Any) -> Any:
-        """The value rounded by chance: a number below the last bit that stays is added, and what is below it is cut off."""
+        """The value rounded by chance: a number below the last bit that stays is added, and the bits below it are cut off."""
         if isinstance(value, list):
             return [self._round(item) for item in value]
         if not _is_wide(value):
@@ -111,7 +111,7 @@ class Perturbed(Float64):
         return rounded.reshape(np.shape(value))
 
     def _mix(self, bits: np.ndarray, purpose: int) -> None:
-        """Turn the bits of numbers into those of a chance for each magnitude: SplitMix64 (Steele, Lea and Flood 2014)."""
+        """Turn the bits of numbers into random bits, the same for each magnitude: SplitMix64 (Steele, Lea and Flood 2014)."""
         step = 2 * (self.draw + (self._salt << 8)) + purpose + 1
         bits &= _MAGNITUDE
         bits += np.uint64(step * 0x9E3779B97F4A7C15 % 2**64)
@@ -166,7 +166,7 @@ class Drawn:
 class Confined(Float64):
     """Float64, each result within the range of the type that the model declares for it.
 
-    What is too large becomes infinite. What is too small becomes 0, or with `gradual` a multiple of the smallest number.
+    A result too large becomes infinite. One that is too small becomes 0, or with `gradual` a multiple of the smallest number.
     """
 
     tensor = Declared.tensor
@@ -200,5 +200,5 @@ def _is_wide(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a tensor holds whole numbers: sums of them are exact in every type that can hold them."""
+    """True if a tensor holds whole numbers: sums of them are exact in every type that can hold them."""
     return not _is_wide(value) or bool(np.all(np.round(value) == value))

@@ -17,7 +17,7 @@ Values = Mapping[str, Any]
 
 
 def undefined(model: ModelProto, forward: NumpyModel, at: Mapping[str, Any]) -> str:
-    """Which node has no defined result at a point, and why; "" where all have one. Bodies and functions are not searched.
+    """The first node without a defined result at a point, and why; "" if all have one. Bodies and functions are not searched.
 
     :param forward: the model in float64; `at` is the point, in float64.
     """

@@ -23,7 +23,7 @@ WRITERS: dict[str, Writer] = {
 
 
 def writer(path: str | os.PathLike[str]) -> Writer:
-    """What writes the report that the suffix of `path` asks for.
+    """The function that writes the report that the suffix of `path` asks for.
 
     :raises OptionError: there is no report of that suffix.
     """

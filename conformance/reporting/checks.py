@@ -1,4 +1,4 @@
-"""What a check found, in a terminal: a summary by dialect and backend, what needs attention and why, or every row."""
+"""The result of a check, in a terminal: a summary by dialect and backend, what needs attention and why, or every row."""
 
 from __future__ import annotations
 

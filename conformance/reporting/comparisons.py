@@ -1,4 +1,4 @@
-"""What a comparison, and a search for NaN, found: in a terminal, as JSON and as a page."""
+"""The results of a comparison, and of a search for NaN: in a terminal, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _row(tensor: Tensor) -> dict[str, Any]:
 
 
 def lines_of(side: Sided) -> Iterator[str]:
-    """What was found out about a side, a line each."""
+    """The findings about a side, a line each."""
     if side.failed:
         yield f"it has no gradient: {side.failed}"
     if side.rules is not None:

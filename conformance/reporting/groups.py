@@ -90,7 +90,7 @@ class Group:
 
     @property
     def fault(self) -> str:
-        """The operator, and what is wrong with it, and when."""
+        """The operator, its fault, and when the fault occurs."""
         words = _WORDS.get(self.verdict, self.verdict)
         if self.what == MODEL:
             said = f"{self.operator} {words} forward"
@@ -104,7 +104,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """One line: the side, the operator, what is wrong with it, when, and in how many cases."""
+        """One line: the side, the operator, its fault, when it occurs, and in how many cases."""
         count = f"all {self.asked} cases" if self.cases == self.asked else f"{self.cases} of {self.asked} cases"
         if self.asked == 1:
             count = "1 case"

@@ -59,9 +59,9 @@ def _listed(groups: Sequence[Group]) -> str:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """What a page shows: `Results.document`, with the models and feeds.
+    """The data of a page: `Results.document`, with the models and feeds.
 
-    :raises ResultsError: it is no such page.
+    :raises ResultsError: it is not a page of results.
     """
     found = _DATA.search(page)
     if not found:
@@ -71,7 +71,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def same(page: str, other: str) -> bool:
-    """Whether two pages show the same in the same way: implementations of zlib need not write the same bytes."""
+    """True if two pages show the same in the same way: implementations of zlib need not write the same bytes."""
     return _DATA.sub("", page) == _DATA.sub("", other) and data_of(page) == data_of(other)
 
 

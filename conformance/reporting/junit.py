@@ -13,7 +13,7 @@ _PASSED = (AGREED, CONVENTION)
 
 
 def report(results: Results) -> str:
-    """Return the XML. A fault is a failure; what is neither right nor a fault is skipped, and says why."""
+    """Return the XML. A fault is a failure; a row that is neither right nor a fault is skipped, and says why."""
     root = ElementTree.Element("testsuites", name="refgrad conformance")
     by_pair: dict[Pair, list[ResultRow]] = {pair: [] for pair in results.pairs}
     for row in sorted(results.rows, key=lambda row: row.case):

@@ -1,4 +1,4 @@
-"""The results as a scoreboard in Markdown: totals, what is wrong, then operator by operator."""
+"""The results as a scoreboard in Markdown: totals, the faults, then operator by operator."""
 
 from __future__ import annotations
 

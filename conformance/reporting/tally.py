@@ -1,4 +1,4 @@
-"""What every report counts, and the marks that it prints."""
+"""The counts of every report, and the marks that it prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refgrad.conformance.judging import verdicts
 from refgrad.conformance.running.results import Pair, Results
 
 _LONG = 160  # characters of a note in a table
-MARKS = {  # in the order in which they are listed: what is right, what has to be mended, what nobody knows
+MARKS = {  # in the order in which they are listed: right, to be mended, unknown
     verdicts.AGREED: "✓",
     verdicts.CONVENTION: "≈",
     verdicts.WRONG: "✗",

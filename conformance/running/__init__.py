@@ -1,1 +1,1 @@
-"""Which builders, executors and oracles are asked about which cases, in which process, and how the results are kept."""
+"""The choice of builders, executors, oracles and cases, the processes that run them, and the storage of the results."""

@@ -28,7 +28,7 @@ class Journal:
     >>> with Journal(path, {"seed": 0}) as journal:  # doctest: +SKIP
     ...     journal.append("Relu-3-static-opset21", rows)
 
-    :param settings: what is asked, in JSON's types. A journal is only resumed with the settings that it was begun with.
+    :param settings: of the run, in JSON's types. A journal is only resumed with the settings that it was begun with.
     :param resume: go on with a journal, if there is one; otherwise there may be none.
     :raises JournalError: there is one already; other settings; a malformed line; another run writes to it. A last line that
         was cut off when the process died is dropped.

@@ -31,7 +31,7 @@ class Limitation:
     verdict: str = ""
 
     def concerns(self, row: ResultRow, operator: str) -> bool:
-        """Whether it is about the case, builder and executor of `row`, whatever the verdict."""
+        """True if it is about the case, builder and executor of `row`, whatever the verdict."""
         return (
             self.builder in ("", row.builder)
             and self.executor in ("", row.executor)
@@ -40,7 +40,7 @@ class Limitation:
         )
 
     def explains(self, row: ResultRow, operator: str) -> bool:
-        """Whether it is about `row`, and the verdict is the one that it names."""
+        """True if it is about `row`, and the verdict is the one that it names."""
         expected = (self.verdict,) if self.verdict else EXPLAINABLE
         return row.verdict in expected and self.concerns(row, operator)
 
@@ -88,7 +88,7 @@ class Limitations:
     ) -> list[tuple[Limitation, str]]:
         """The entries that no row needs, and why.
 
-        :param complete: `rows` are those of every case. Otherwise, an entry that is about none of them may be about others.
+        :param complete: `rows` has every case. Otherwise, an entry that is about none of them may be about others.
         """
         known = list(rows)
         found = []

@@ -1,7 +1,7 @@
 """The models of onnx's own node tests: the gradient of each, against central differences in float64.
 
 Each is differentiated as it is, where axes, starts and indices are inputs that only the run knows, and once more with
-everything that is not differentiated folded into constants. A sequence, or what is in an optional, is judged tensor by tensor.
+everything that is not differentiated folded into constants. Sequences and contents of optionals are judged tensor by tensor.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class NodeModel:
 
     @property
     def structured(self) -> bool:
-        """Whether it has graphs within its nodes, a recurrence, sequences or optionals."""
+        """True if it has graphs within its nodes, a recurrence, sequences or optionals."""
         nodes = self.model.graph.node
         within = any(any(subgraphs(attribute)) for node in nodes for attribute in node.attribute)
         return within or not self.of_tensors or any(node.op_type in _RECURRENT for node in nodes)
 
     @property
     def tolerance(self) -> float:
-        """What a result in the model's own types may be off by, relative to its norm: one unit in the last place of 16 bits."""
+        """The allowed error of a result in the model's own types, relative to its norm: `TOLERANCE`, or their largest eps."""
         kinds = {_element_type(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
         finfo: Any = ml_dtypes.finfo
         steps = (float(finfo(helper.tensor_dtype_to_np_dtype(kind)).eps) for kind in kinds & set(FLOATS))
@@ -86,7 +86,7 @@ class NodeModel:
 
     @property
     def of_tensors(self) -> bool:
-        """Whether every input and output is a tensor: neither a sequence nor an optional."""
+        """True if every input and output is a tensor: neither a sequence nor an optional."""
         graph = self.model.graph
         return all(value.type.HasField("tensor_type") for value in (*graph.input, *graph.output))
 
@@ -296,7 +296,7 @@ def _judge(
     rng: np.random.Generator,
     ties: bool,
 ) -> tuple[bool, str]:
-    """Whether the differences settle at this point, and the error in the gradient there, or ""."""
+    """True if the differences settle at this point, and the error in the gradient there, or ""."""
     x = point[name]
     if gradient.shape != x.shape:
         return True, f"shape {gradient.shape}, the input has {x.shape}"
@@ -334,7 +334,7 @@ def _shifted(feeds: dict[str, Any], wrt: tuple[str, ...], shift: float, rng: np.
 
 
 def _as_finite(results: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether the shift stayed in the domain of the operator."""
+    """True if the shift stayed in the domain of the operator."""
     return all(
         o in before and value.shape == before[o].shape and not np.any(np.isfinite(before[o]) & ~np.isfinite(value))
         for o, value in results.items()

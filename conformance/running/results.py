@@ -44,7 +44,7 @@ Pair: TypeAlias = tuple[str, str]  # a builder and an executor
 
 @dataclass(frozen=True)
 class About:
-    """What the results keep of a case: see `Case`."""
+    """The facts that the results keep of a case: see `Case`."""
 
     operator: str
     opset: int
@@ -54,7 +54,7 @@ class About:
 
     @classmethod
     def of(cls, case: Case) -> About:
-        """What there is to keep of `case`."""
+        """The facts of `case` that the results keep."""
         return cls(case.operator, case.opset, case.dtype, case.values, case.provenance)
 
 
@@ -168,11 +168,11 @@ class Results:
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def document(self) -> dict[str, Any]:
-        """What is in the file.
+        """The content of the file.
 
         `pairs` has the letter of each case's verdict in a string, and beside it the number of its witnesses in `witnesses`, a
         list of those for and those against. A row of `details` is: the number of the case, the numbers of the pairs that it
-        holds for, the relative error, what is allowed, and the number of the note. A row of `sides` is: the number of the
+        holds for, the relative error, the allowed one, and the number of the note. A row of `sides` is: the number of the
         case, the number of the pair, the side at fault, the letter of the verdict on the executor's results of the model
         itself, "" where they are right, and the number of the note about them. `sides` is left out if it has no rows.
         """
@@ -411,7 +411,7 @@ def merge(results: Sequence[Results]) -> Results:
     """One board of several runs, for instance of environments that exclude each other.
 
     A builder or executor of which they had different versions is listed by version ("ort-cpu@1.19.2"). Of two rows about
-    the same, a fault stands before what is none, then what was decided before what was not, then the one with more witnesses.
+    the same, a fault comes first, then a verdict that is decided, then the one with more witnesses.
 
     :raises ResultsError: there is nothing to merge; a case of the same name is another one; the seeds or the feeds differ.
     """

@@ -1,4 +1,4 @@
-"""Where cases come from: tables, onnx's node tests, findings, a folder of tests, a model of the user. And which to take.
+"""The sources of cases: tables, onnx's node tests, findings, a folder of tests, a model of the user. And the choice of cases.
 
 Every case that leaves here has a name of its own, which says its operator, opset and type and stays the same from run to
 run: a journal, a report and a test can refer to it.
@@ -62,7 +62,7 @@ def tables(operators: Collection[str] | None = None) -> Iterator[Case]:
 
 
 def _module(family: str) -> str:
-    """Where the cases of a family are; a family of another package is named by its module."""
+    """The module with the cases of a family; a family of another package is named by its module."""
     return f"refgrad.conformance.cases.{family}" if family in built_in() else family
 
 
@@ -147,7 +147,7 @@ def _data_sets(case: Path) -> Iterator[Case]:
 
 
 def _read_inputs(data: Path, model: ModelProto) -> dict[str, Any]:
-    """What `input_*.pb` hold by the inputs that their tensors name, or else in the order of the inputs."""
+    """The content of `input_*.pb` by the inputs that their tensors name, or else in the order of the inputs."""
     inputs = graph_inputs(model.graph)
     kinds = {value.name: value.type.WhichOneof("value") for value in model.graph.input}
     count = len(list(data.glob("input_*.pb")))
@@ -205,7 +205,7 @@ def _stem(case: Case) -> str:
 
 
 def _content(case: Case) -> int:
-    """What tells the question of one case from another's of the same stem, but for the opset."""
+    """A checksum that tells the question of a case from the others of the same stem, whatever the opset."""
     model = ModelProto(graph=case.model.graph)
     found = zlib.crc32(model.SerializeToString(deterministic=True))
     feeds: Mapping[str, Any] = case.feeds  # a folder may have sequences
@@ -257,7 +257,7 @@ def select(
 ) -> Iterator[Case]:
     """The cases of the operators in the versions and types that are asked for, each under a name of its own.
 
-    Opsets are those of ai.onnx; operators of other domains come in their newest version. A whole model stays as it is.
+    Opset numbers refer to ai.onnx; operators of other domains come in their newest version. A whole model stays as it is.
 
     :param operators: "Conv", "com.microsoft.Gelu"; "model" is every case of several operators. All by default.
     :param opset: "newest": each operator in its newest version; "21": in the version in force there; "13-28": in each
@@ -265,7 +265,7 @@ def select(
     :param dtype: float types, separated by commas; by default each case has its own.
     :param names: a pattern (`*`, `?`, `[...]`) that the names have to match.
     :param values: "smooth", "kink" or "special", separated by commas; all by default.
-    :raises UnknownNameError: no case is of such an operator.
+    :raises UnknownNameError: one of the operators has no case.
     :raises OptionError: an opset, type or kind of values that does not exist.
     """
     low, high = opsets(opset)
@@ -406,7 +406,7 @@ def at_opset(case: Case, version: int) -> Case:
 
 @cache
 def _stays(op_type: str, domain: str, old: int, new: int) -> bool:
-    """Whether another version of an operator has the inputs of one in their places: Resize got `roi` before `scales`."""
+    """True if another version of an operator has the inputs of one in their places: Resize got `roi` before `scales`."""
     if find_schema(op_type, domain) is None:
         return True
     try:
@@ -417,7 +417,7 @@ def _stays(op_type: str, domain: str, old: int, new: int) -> bool:
 
 
 def _legal(model: ModelProto) -> bool:
-    """Whether onnx's checker takes the model, and every node the types that it is given."""
+    """True if onnx's checker takes the model, and every node the types that it is given."""
     try:
         native.check_model(model, full_check=True)
     except (native.ValidationError, native.InferenceError, InvalidModelError):
@@ -530,7 +530,7 @@ def _fixed(model: ModelProto, new: int) -> set[str]:
 
 
 def _retype(node: NodeProto, old: int, new: int, dtype: str) -> None:
-    """What a node's attributes say of the type of its result."""
+    """Replace the old type by the new one in the attributes that give the type of a node's result."""
     for attribute in node.attribute:
         if attribute.name in ("to", "dtype", "output_dtype") and attribute.i == old:
             attribute.i = new

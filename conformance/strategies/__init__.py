@@ -47,7 +47,7 @@ def node(
     :param opset: the version of the operator's domain; None draws any version that most runtimes know.
     :param dtype: of the float inputs: float16, bfloat16, float32 or float64, where the operator takes it.
     :param shapes: how the inputs are declared, "static", "symbolic" or "unknown" as in `node_case`; None for any of them.
-    :param values: "smooth": away from the points that have no derivative. "kink": at such a point.
+    :param values: "smooth": away from the points that have no derivative. "kink": at one of these.
     :raises OptionError: there is no such operator, its strategy lacks one of the other options, or hypothesis is not installed.
     """
     known = _registry()

@@ -100,7 +100,7 @@ def rotary_embedding(d: Drawing) -> Case:
 
 @strategy("TensorScatter")
 def tensor_scatter(d: Drawing) -> Case:
-    """A cache of any rank, written along any axis but the first, from any position, sometimes around its end."""
+    """A cache of any rank, written along any axis except the first, from any position, sometimes around its end."""
     cache = list(d.shape(1, 3, size=3, elements=12, empty=False))
     axis = d.integer(1, len(cache))
     batch = _batch(d)

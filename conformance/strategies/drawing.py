@@ -124,7 +124,7 @@ class Drawing:
     def floats(self, shape: Shape, low: float = -2, high: float = 2, *, avoid: Iterable[float] = ()) -> np.ndarray:
         """Multiples of 1/8 from `low` to `high`, at least 1/8 away from each number in `avoid`, of the type `dtype`.
 
-        `avoid` holds the points that have no derivative. Where `values` is "kink", at least one element is such a point.
+        `avoid` holds the points that have no derivative. Where `values` is "kink", at least one element is one of these.
         """
         kinks = list(avoid)
         options = _grid(low, high, tuple(kinks))
@@ -170,7 +170,7 @@ class Drawing:
         return np.array(value, self.dtype if dtype is None else dtype)
 
     def optional(self, make: Callable[[], T]) -> T | None:
-        """What `make` draws, or None for an absent input or attribute; None is the simplest."""
+        """A value that `make` draws, or None for an absent input or attribute; None is the simplest."""
         return make() if self.flag() else None
 
     def case(
@@ -274,7 +274,7 @@ class StrategyEntry:
         return first, *(version for version in reversed(_versions(domain, op_type)) if self.oldest <= version < first)
 
     def _takes(self, version: int, dtype: np.dtype[Any]) -> bool:
-        """Whether every input that allows several float types allows this one.
+        """True if every input that allows several float types allows this one.
 
         Where no input allows several, one has to be fixed to this type. An operator without float inputs takes any float
         type: its case rounds the floats first.

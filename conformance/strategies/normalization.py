@@ -63,7 +63,7 @@ def rms_normalization(d: Drawing) -> Case:
 
 @strategy("MeanVarianceNormalization")
 def mean_variance_normalization(d: Drawing) -> Case:
-    """Any axes; by default all but the channels. There is no epsilon, so no two numbers are equal."""
+    """Any axes; by default all except the channels. There is no epsilon, so no two numbers are equal."""
     if d.flag():
         shape = d.shape(1, 4, empty=False)
         axes: list[int] | None = d.axes(len(shape), least=1)

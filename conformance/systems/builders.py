@@ -267,7 +267,7 @@ def _onnx_ad(question: Question) -> Built:
     made: ModelProto = onnx_ad.reverse(source, list(question.wrt), outputs, layout="onnx")
     graph = made.graph
     graph.initializer.extend(defaults)
-    # Its own inputs and outputs come after those of the model, in the order in which they were asked for.
+    # Its own inputs and outputs come after the model's, in the order in which they were asked for.
     taken, returned = list(graph.input[len(source.graph.input) :]), list(graph.output[len(source.graph.output) :])
     del graph.input[len(source.graph.input) :], graph.output[:]
     cotangents = {name: f"refgrad/{name}_grad" for name in outputs}

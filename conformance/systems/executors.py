@@ -67,7 +67,7 @@ def get_executor(name: str) -> Backend:
 def run(
     name: str, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, **options: Any
 ) -> dict[str, np.ndarray]:
-    """What an executor computes of a model: all outputs, or those named. `options` are those of its `prepare`.
+    """The outputs that an executor computes of a model: all, or the named ones. `options` are the options of its `prepare`.
 
     :raises OptionError: there is no such executor.
     :raises FeedError: feeds that do not fit the model.

@@ -62,7 +62,7 @@ def with_loss(model: ModelProto, outputs: Collection[str] | None = None, plain: 
     for node in graph.node:
         while node.input and not node.input[-1]:
             node.input.pop()
-    for value in graph.output:  # what is declared of an output may name other sizes than those that it has
+    for value in graph.output:  # the declaration of an output may name other sizes than those that it has
         for dim in value.type.tensor_type.shape.dim:
             dim.Clear()
     known = normalise(made)

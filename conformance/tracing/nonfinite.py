@@ -1,7 +1,7 @@
-"""Where NaN and infinities are born: which node, which element, of what operands, and what to do about it.
+"""Find the origin of NaN and infinities: which node, which element, of what operands, and what to do about it.
 
 The interpreter walks through the model, bodies included, and each node is computed by the executor. A NaN is born in an element
-none of whose operands is one, an infinity where all are finite. What is born is followed to the results: an infinity that a
+none of whose operands is one, an infinity where all are finite. Each of these is followed to the results: an infinity that a
 mask makes, and that a Softmax takes away again, is nobody's fault.
 """
 
@@ -50,12 +50,12 @@ Taint = frozenset[int]
 
 @dataclass(frozen=True)
 class Birth:
-    """Where a NaN or an infinity is born.
+    """The origin of a NaN or an infinity.
 
-    `at` is the first such element of `output`, `count` how many there are, `value` what it is, `operands` what it was computed
-    of. `cause` and `remedy` are for people. `forward` is the node of the model whose derivative a node belongs to, "" for a
-    node of the model itself; `within` and `step` say in which node's body, in which round. `of` are the births of the operands
-    that are not finite: positions in the list. `source` is the line of the program that was exported.
+    `at` is the first such element of `output`, `count` the number of these, `value` the element, and `operands` the numbers
+    that it was computed from. `cause` and `remedy` are for people. `forward` is the node of the model whose derivative a node
+    belongs to, "" for a node of the model itself; `within` and `step` say in which node's body, in which round. `of` are the
+    births of the operands that are not finite: positions in the list. `source` is the line of the program that was exported.
     """
 
     node: str
@@ -76,7 +76,7 @@ class Birth:
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is a node of the gradient."""
+        """True if it is a node of the gradient."""
         return bool(self.forward)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class Birth:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Which results are not finite on an executor, and where that comes from: the first births first.
+    """The results that are not finite on an executor, and the origins of their numbers: the first births first.
 
     `elsewhere` says that the executor's own run and the walk, node by node, do not agree; `note` why a part was left out.
     `cure` says what a run with the option `strong_zero` gave, where a gradient is not finite.
@@ -110,7 +110,7 @@ class NonFinite:
 
     @property
     def ok(self) -> bool:
-        """Whether every result is finite, but for infinities that the model was given."""
+        """True if every result is finite, except for infinities that the model was given."""
         return not self.births and not self.elsewhere
 
 
@@ -204,7 +204,7 @@ def births(
 def _whole(
     model: ModelProto, feeds: Mapping[str, Any], backend: Backend, reached: Iterable[str]
 ) -> tuple[list[str], str]:
-    """Which results are not finite in an untouched run, and what that says of the walk."""
+    """The results that are not finite in an untouched run, and a note if this contradicts the walk."""
     try:
         results = backend.prepare(model).run(feeds)
     except RefgradError as error:
@@ -223,7 +223,7 @@ def _whole(
 
 
 class _Walk:
-    """A run, node by node, that remembers what is not finite and where it comes from."""
+    """A run, node by node, that remembers the values that are not finite and where they come from."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class _Walk:
         return ""
 
     def _on_executor(self, node: NodeProto, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The results of the executor; those of the interpreter where it does not run the node alone."""
+        """The results of the executor; the interpreter's if the executor does not run the node alone."""
         values = {name: np.asarray(v) for name, v in zip(node.input, inputs, strict=False) if name and v is not None}
         outputs = [(name, r) for name, r in zip(node.output, results, strict=False) if name]
         if not all(isinstance(r, np.ndarray | np.generic) for _, r in outputs):
@@ -373,7 +373,7 @@ class _Walk:
         return tuple(np.asarray(found[n]) if n in found else r for n, r in zip(node.output, results, strict=False))
 
     def _told_in_double(self, found: list[Birth]) -> list[Birth]:
-        """What the same operands are in double: a 0 that is none there has underflowed."""
+        """The births, with the same operands in double: an operand that is 0 here and not in double has underflowed."""
         names = {name for one in found for name in (*one.operands, one.output) if not one.within}
         if not names:
             return found

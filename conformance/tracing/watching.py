@@ -47,7 +47,7 @@ def first_output(node: NodeProto) -> str:
 
 
 def label_of(node: NodeProto) -> str:
-    """What a report calls a node: its name, or its first output."""
+    """The name of a node in a report: its own name, or its first output."""
     return node.name or first_output(node)
 
 

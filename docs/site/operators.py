@@ -124,7 +124,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _same(one: ModelProto, other: ModelProto) -> bool:
-    """Whether two models say the same, however their constants are stored."""
+    """True if two models say the same, however their constants are stored."""
 
     def said(model: ModelProto) -> tuple[str, list[tuple[str, bytes]]]:
         held = [

@@ -73,7 +73,7 @@ def redirected(text: str, target_of: Callable[[str], str | None]) -> str:
 
 
 def made_elsewhere(target: str) -> bool:
-    """Whether a link of the site leads to HTML that the generator only copies."""
+    """True if a link of the site leads to HTML that the generator only copies."""
     return target.endswith(".html") and "://" not in target
 
 

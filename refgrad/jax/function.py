@@ -228,7 +228,7 @@ def _refuse_double(value: Value) -> None:
 
 
 def _array(given: Any, value: Value) -> Any:
-    """What was given as an array; a number of Python has the dtype of the input."""
+    """`given` as an array; a number of Python gets the dtype of the input, where JAX promotes it to that."""
     if isinstance(given, jax.Array):
         array = given
     else:

@@ -97,12 +97,12 @@ def _batched(arguments: Sequence[Any], axes: Sequence[Any], *, program: Program)
 
 
 def _is_by_sample(program: Program, batched: Sequence[int]) -> bool:
-    """Whether every row of every output depends on rows of inputs alone: the gradient of a weight is a sum over samples."""
+    """True if every row of every output depends on rows of inputs alone: the gradient of a weight is a sum over samples."""
     return all(program.inputs[k].has_samples for k in batched) and all(slot.has_samples for slot in program.outputs)
 
 
 def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: Program) -> list[Any]:
-    """One run on the samples of all elements, which lie along `axis`, those of the first element first."""
+    """The results of one run on the samples of all elements, which lie along `axis`, the first element's samples first."""
     size = next(argument.shape[k] for argument, k in zip(arguments, axes, strict=True) if k is not None)
 
     def split(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: P
 def _called(*inputs: Any, program: Program) -> list[Any]:
     """The call of the backend. Each 64-bit number passes as two of 32 bits.
 
-    JAX's 64-bit mode may be that of one thread, as in `with jax.enable_x64()`; in the thread of the call JAX would halve them.
+    JAX's 64-bit mode may belong to one thread, as in `with jax.enable_x64()`; in the thread of the call JAX would halve them.
     """
     outputs = _abstract(*inputs, program=program)
     found = _call.bind(*inputs, program=program)

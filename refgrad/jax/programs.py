@@ -47,7 +47,7 @@ class Slot:
 
     @property
     def is_float(self) -> bool:
-        """Whether it can carry a derivative."""
+        """True if it can carry a derivative."""
         return self.dtype in FLOAT_DTYPES
 
 
@@ -64,12 +64,12 @@ class Program(ABC):
     @property
     @abstractmethod
     def model(self) -> ModelProto:
-        """What is run."""
+        """The model that is run."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the model calls the inputs and the outputs."""
+        """The names of the inputs and of the outputs in the model."""
 
     @abstractmethod
     def shapes(self, inputs: Sequence[Sizes]) -> tuple[Sizes, ...]:
@@ -101,7 +101,7 @@ class Program(ABC):
         return get_backend(self.settings.backend).prepare(self.model, **self.settings.options)
 
     def run(self, promised: Sequence[tuple[Sizes, np.dtype[Any]]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Compute the outputs. Integers are widened to what the model takes, and narrowed to what is promised.
+        """Compute the outputs. Integers are widened to the dtypes of the model, and narrowed to the promised ones.
 
         :raises BackendError: the backend fails, or an output has another shape than `promised`, or does not fit into the type.
         """
@@ -131,7 +131,7 @@ class Root(Program):
 
     @property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Those of the model."""
+        """The names of the inputs and of the outputs in the model."""
         return self._names
 
     def shapes(self, inputs: Sequence[Sizes]) -> tuple[Sizes, ...]:
@@ -205,7 +205,7 @@ class Derivative(Program):
         return self._parent.derivative(self._is_forward, tuple(self._seeds[k] for k in seeds), self._results)
 
     def transposed(self, results: Sequence[int]) -> Derivative:
-        """The transpose, fed a cotangent of some of the results; that of the others is zero."""
+        """The transpose, fed a cotangent of some of the results; the cotangents of the others are zero."""
         return self._parent.derivative(not self._is_forward, tuple(self._results[k] for k in results), self._seeds)
 
     @cached_property
@@ -220,7 +220,7 @@ class Derivative(Program):
 
     @cached_property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Those of the other program and of the seeds, and those of the derivatives."""
+        """The names of the other program's inputs and of the seeds, and the names of the derivatives."""
         inputs, outputs = self._parent.names
         if self._is_forward:
             seeds, results = noted(self.model, "directions"), noted(self.model, "derivatives")
@@ -231,7 +231,7 @@ class Derivative(Program):
         return (*inputs, *(seeds[seeded[k]] for k in self._seeds)), tuple(results[returned[k]] for k in self._results)
 
     def shapes(self, inputs: Sequence[Sizes]) -> tuple[Sizes, ...]:
-        """Those of what the derivatives are of."""
+        """The shapes of the derivatives: they are the shapes of the outputs (forward) or of the inputs (reverse)."""
         primal = inputs[: self.linear]
         of = self._parent.shapes(primal) if self._is_forward else primal
         return tuple(of[k] for k in self._results)

@@ -79,7 +79,7 @@ def hyper_connection_post_mix(
 
 
 def _branches(op: FunctionEmitter, streams: str, num_branches: int) -> tuple[str, int]:
-    """The streams (..., C, H), those of 16 bits as float, and how many axes are before C."""
+    """The streams (..., C, H), 16-bit streams as float, and how many axes are before C."""
     if num_branches < 0:
         raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped streams, else how many there are")
     lead = _rank(op, streams, "streams") - (1 if num_branches else 2)

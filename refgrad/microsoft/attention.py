@@ -19,9 +19,9 @@ from refgrad.microsoft.position import check_counts, known_rank, split_heads, tu
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
-_FILTER = -10000.0  # what is added to the score of a key that a mask hides
+_FILTER = -10000.0  # added to the score of a key that a mask hides
 _PAIR = "it needs key and value, or neither of them"
-_BENEATH = -1e30  # what is added to it is lost, in double too
+_BENEATH = -1e30  # a score that is added to it is lost, in double too
 _BASE = 10000.0  # with do_rotary, pair i of a head turns by position/_BASE^(2i/size)
 
 
@@ -535,7 +535,7 @@ def _joined(op: FunctionEmitter, x: str) -> str:
 
 
 def heads_of(op: FunctionEmitter, x: str, num_heads: int, beside: str | None = None) -> str:
-    """(B, L, heads·H) to (B, heads, L, H), where B is that of `beside`"""
+    """(B, L, heads·H) to (B, heads, L, H), where B is the batch of `beside`"""
     return op.Transpose(split_heads(op, x, num_heads, beside), perm=[0, 2, 1, 3])
 
 
@@ -595,7 +595,7 @@ def scores_of(op: FunctionEmitter, q: str, k: str, scale: float | None) -> str:
 
 
 def _hidden(op: FunctionEmitter, mask: str | None, q: str, keys: str, before: str | None = None) -> str | None:
-    """Where the keys are hidden, for (B, heads, S, T); None without a mask.
+    """A mask that is True at hidden keys, for (B, heads, S, T); None without a mask.
 
     Forms of masks that Attention alone has need the number of tokens `before` the queries.
     """
@@ -621,7 +621,7 @@ def _filtered(
 ) -> str:
     """The scores and the bias, with `filter_value` added where keys are hidden: a finite one stays finite in their type.
 
-    A sum with a number as low as those of masks is that number whatever the score is, so that the score has no derivative.
+    A sum with a number as low as in masks is that number whatever the score is, so that the score has no derivative.
     """
     if hidden is None:
         return plus(op, scores, attention_bias)
@@ -635,7 +635,7 @@ def _filtered(
 
 
 def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) -> str:
-    """Where keys are not before the ends in `mask`, which come first; twice as many are ends, and then beginnings."""
+    """True at keys that are not before the ends in `mask`. Twice as many numbers are ends, and then beginnings."""
     batch = _size(op, q, 0)
     number = op.Cast(op.up_to(_size(op, keys, 2)), to=TensorProto.INT32)
     ends = op.Unsqueeze(op.Slice(mask, [0], batch, [0]), [1, 2, 3])
@@ -651,7 +651,7 @@ def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) ->
 def _causal(op: FunctionEmitter, scores: str, q: str, keys: str, before: str) -> str:
     """The lowest number where a key is later than the query, of which there are `before` tokens in front.
 
-    The sizes are those of q (B, N, S, H) and the keys (B, N, T, H): nothing but the result reads all scores.
+    The sizes come from q (B, N, S, H) and the keys (B, N, T, H): only the result reads all scores.
     """
     rows = op.Unsqueeze(op.Add(op.up_to(_size(op, q, 2)), before), [1])
     later = op.Greater(op.up_to(_size(op, keys, 2)), rows)
@@ -664,7 +664,7 @@ def lowest(op: FunctionEmitter, scores: str) -> str:
 
 
 def _finfo(op: FunctionEmitter, x: str) -> Any:
-    """What NumPy says of the floats of x; of float where x is double, as ONNX Runtime attends to no double."""
+    """The `finfo` of the element type of x; of float where x is double, as ONNX Runtime attends to no double."""
     if not op.type(x):
         raise UnsupportedFormError("the element type of what it attends to is unknown; add it to value_info")
     kind = TensorProto.FLOAT if op.type(x) == TensorProto.DOUBLE else op.type(x)

@@ -154,7 +154,7 @@ _CONV: dict[str, Any] = {
 
 
 def _is_empty(op: Emitter, X: str) -> bool:
-    """Whether it is known that there are no images: ONNX Runtime's Conv refuses them"""
+    """True if it is known that there are no images: ONNX Runtime's Conv refuses them"""
     return (op.shape(X) or (None,))[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""What a model says of the inputs of a node before it runs: a body refuses by name what does not fit, and emits nothing for it.
+"""The declared shapes of the inputs of a node. A body refuses by name an input that does not fit, and emits nothing for it.
 
 A size that the model does not say, or says by a symbol, is None, and fits every other.
 """
@@ -60,7 +60,7 @@ def one_number(op: Op, name: str, value: str | None) -> Size:
 
 
 def check_shape(op: Op, name: str, value: str | None, *due: Due, given: str = "") -> None:
-    """Refuse the input called `name` by UnsupportedFormError where its declared shape is none of `due`.
+    """Refuse the input called `name` by UnsupportedFormError where its declared shape fits none of `due`.
 
     :param given: the attributes that ask for these shapes, for the message.
     """
@@ -69,7 +69,7 @@ def check_shape(op: Op, name: str, value: str | None, *due: Due, given: str = ""
 
 
 def misshapen(op: Op, name: str, value: str | None, *due: Due, given: str = "") -> str:
-    """What is wrong with the shape of the input called `name`, or ""."""
+    """The reason why the shape of the input called `name` does not fit, or ""."""
     shape = None if value is None else op.shape(value)
     if shape is None or any(_fits(shape, one) for one in due):
         return ""

@@ -31,7 +31,7 @@ ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity", "relu2", "geglu")
 
 @dataclass(frozen=True)
 class Activation:
-    """What an expert does between its products: the attributes of the operators that have experts."""
+    """The activation of an expert between its products, by the attributes of the operators that have experts."""
 
     activation_type: str
     swiglu_fusion: int
@@ -61,7 +61,7 @@ class Activation:
             raise UnsupportedFormError("activation_type='geglu' needs swiglu_fusion=1 or 2")
 
     def of(self, op: FunctionEmitter, h: str, linear: str | None) -> str:
-        """The hidden units, from the result of FC1 and that of FC3."""
+        """The hidden units, from the results of FC1 and FC3."""
         kind = self.activation_type
         if linear is None and kind in ("swiglu", "geglu"):
             h, linear = interleaved(op, h) if self.swiglu_fusion == 1 else halves(op, h)
@@ -136,7 +136,7 @@ class Layer:
         return sizes(op, self.weights, 3)[2]
 
     def check(self, op: FunctionEmitter, name: str, experts: Size, rows: Size, columns: Size) -> None:
-        """Refuse weights and a bias, those of the product called `name`, of other sizes."""
+        """Refuse weights and a bias of the product called `name` that have other sizes."""
         check_shape(op, f"{name}_experts_weights", self.weights, (experts, rows, columns))
         check_shape(op, f"{name}_experts_bias", self.bias, (experts, rows))
 
@@ -175,7 +175,7 @@ class QuantizedLayer(Layer):
         return product(super().columns(op), 8 // self.bits)
 
     def check(self, op: FunctionEmitter, name: str, experts: Size, rows: Size, columns: Size) -> None:
-        """Refuse weights, a bias, scales and zero points, those of the product called `name`, of other sizes."""
+        """Refuse weights, a bias, scales and zero points of the product called `name` that have other sizes."""
         given = f"{self.bits} bits" + (f" and block_size={self.block_size}" if self.block_size else "")
         if columns is not None and (columns % (self.block_size or 1) or columns * self.bits % 8):
             raise UnsupportedFormError(f"{name}_experts_weights has rows of {columns}; {given} do not divide them")

@@ -1,9 +1,9 @@
-"""The way back: what ONNX Runtime's training operators compute, in ai.onnx operators, for `refgrad.lower`.
+"""Forms: ONNX Runtime's training operators written in ai.onnx operators, for `refgrad.lower`.
 
 A form is a function. Its first parameter is the emitter, then come the operator's inputs (None by default: optional;
 starred: variadic) and, keyword-only, its attributes; `_node`, which is not an attribute, is the node itself. Attributes that
 are passed on are double-starred, and listed where the form is registered. Where the operator is a primitive the form emits
-that; else what is left of it in ai.onnx operators.
+that; otherwise it emits ai.onnx operators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Form:
     """How an operator is lowered.
 
-    `results` say what is known of each output before; `rest` of all that follow, where there may be any number. `writes` maps
+    `results` are the known types and shapes of the outputs, `rest` is for any number of outputs after them. `writes` maps
     the outputs that ONNX Runtime computes in the memory of an input to that input. `opset` is the lowest that the form
     needs, by the attributes.
     """
@@ -51,7 +51,7 @@ class Form:
         return ""
 
     def result(self, position: int) -> Result | None:
-        """What is known of the output at `position`."""
+        """The known type and shape of the output at `position`, or None."""
         return self.results[position] if position < len(self.results) else self.rest
 
     def lower(self, op: Emitter, node: Node) -> tuple[str | None, ...]:
@@ -82,7 +82,7 @@ def form(
 ) -> Callable[[F], F]:
     """Register the decorated function as the form of these operators.
 
-    :param results: what is known of each output before the operator is lowered.
+    :param results: the type and shape of each output, as far as they are known before the operator is lowered.
     :param rest: the same for any number of outputs after these.
     :param attributes: those that the function takes as `**`, with their defaults; the others are its keyword-only parameters.
     :param replace: take the place of a form that an operator has already; without it a second one is refused.

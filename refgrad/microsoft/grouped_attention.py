@@ -306,14 +306,14 @@ def _check_samples(op: FunctionEmitter, query: str, past_key: str | None, total_
 
 
 def check_flags(**flags: int) -> None:
-    """That each is 0 or 1."""
+    """Refuse flags that are not 0 or 1."""
     for name, flag in flags.items():
         if flag not in (0, 1):
             raise UnsupportedFormError(f"{name} is {flag}; there are 0 and 1")
 
 
 def check_pairs(**inputs: str | None) -> None:
-    """That the node has all of these inputs, or none of them."""
+    """Refuse a node that has some of these inputs without the others."""
     if len({value is None for value in inputs.values()}) > 1:
         raise UnsupportedFormError(f"it needs {' and '.join(inputs)}, or neither of them")
 
@@ -324,7 +324,7 @@ def int64(op: FunctionEmitter, x: str) -> str:
 
 
 def column(op: FunctionEmitter, x: str, beside: str) -> str:
-    """A number for each sample as (B, 1), where B is that of `beside`."""
+    """A number for each sample as (B, 1), where B is the batch of `beside`."""
     return op.Cast(op.Reshape(x, op.Concat(op.Shape(beside, end=1), [1], axis=0), allowzero=1), to=TensorProto.INT64)
 
 
@@ -440,7 +440,7 @@ class Cache:
     bits: int
     by_channel: bool
     scale: str
-    empty: str  # what is held where there is no token
+    empty: str  # the value that is held where there is no token
 
     def __init__(self, op: FunctionEmitter, kind: str, width: int, scale: str | None, past: str) -> None:
         known = ("NONE", "PER_TENSOR", "PER_CHANNEL")
@@ -489,7 +489,7 @@ class Cache:
         return op.Reshape(q, shape)
 
     def gathered(self, op: FunctionEmitter, rows: str, capacity: str, held: str, wanted: str, end: str) -> str:
-        """The rows at `wanted`, those of the past up to `held`, then those after `capacity`; empty ones from `end` on."""
+        """The rows at `wanted`: rows of the past up to `held`, then the rows after `capacity`; empty ones from `end` on."""
         places = op.Where(op.Less(wanted, held), wanted, op.Add(op.Sub(wanted, held), capacity))
         last = op.Sub(op.Shape(rows, start=1, end=2), [1])
         taken = op.GatherND(rows, op.Unsqueeze(op.Min(places, last), [2]), batch_dims=1)
@@ -605,14 +605,14 @@ def _overwritten(op: FunctionEmitter, past: str, new: str, before: str, count: s
 
 
 def sees_any(op: FunctionEmitter, seen: str) -> str:
-    """Whether a query sees any key, (B, N, S)."""
+    """True if a query sees any key, (B, N, S)."""
     return op.Greater(op.Squeeze(op.reduce("ReduceMax", op.Cast(seen, to=TensorProto.INT32), [3]), [3]), np.int32(0))
 
 
 def _block_masks(op: FunctionEmitter, row_indices: str, col_indices: str) -> tuple[str, str]:
     """Masks in the CSR format as (layouts, blocks·blocks + 1), 1 where a block is; and the number of blocks in a row.
 
-    The last column takes what is padding.
+    The last column takes the padding.
     """
     starts, columns = (op.Cast(x, to=TensorProto.INT64) for x in (row_indices, col_indices))
     blocks = op.Sub(op.Shape(starts, start=1, end=2), [1])

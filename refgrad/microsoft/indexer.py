@@ -1,7 +1,7 @@
 """ONNX Runtime's indexers, which choose for each query the keys that a sparse attention reads, and keep keys for later calls.
 
-What they choose has no derivative. The keys that they keep have one: those of policy_mode "qsa" are the inputs or the means of
-blocks of them, and those of "csa" are what a softmax over the slots of a window makes of them.
+The choice has no derivative. The keys that they keep have one: with policy_mode "qsa" they are the inputs or the means of
+blocks of them, and with "csa" the means of the slots of a window, weighted by a softmax.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def packed_sparse_attention_indexer(
 def _check_policy(
     mode: str, ratio: int, token_budget: int | None, index_topk: int | None, head_weight_scale: float | None
 ) -> None:
-    """That the policy is known, has the number that it chooses, and none that another one has."""
+    """Refuse an unknown policy, and one without the number that it chooses or with a number of another policy."""
     if mode not in ("qsa", "csa"):
         raise UnsupportedFormError(f"its policy_mode {mode!r} is not known; there are 'qsa' and 'csa'")
     if not 1 <= ratio < _LIMIT:
@@ -290,7 +290,7 @@ def _of_csa(mode: str, **inputs: str | None) -> list[str]:
 
 
 def _check_capture(mode: str, capacity: int, count: str | None, active: str | None) -> None:
-    """That only "qsa" captures, at most 8 tokens, and that their number is given."""
+    """Refuse captures with "csa", of more than 8 tokens, or without their number."""
     if mode == "csa" and (capacity or count is not None or active is not None):
         raise UnsupportedFormError("what captures updates of the state is of policy_mode='qsa'; leave it out")
     if not 0 <= capacity <= 8:
@@ -319,7 +319,7 @@ def _heads(op: FunctionEmitter, query: str, weight: str, size: str, epsilon: flo
 
 
 def _factor(op: FunctionEmitter, size: str, scale: float | None) -> str | np.float32:
-    """What the scores are multiplied with."""
+    """The factor of the scores: `scale`, or 1/√size by default."""
     return op.Pow(op.Cast(size, to=TensorProto.FLOAT), np.float32(-0.5)) if scale is None else np.float32(scale)
 
 
@@ -418,7 +418,7 @@ def _chosen_tokens(
     ratio: int,
     budget: int,
 ) -> str:
-    """The tokens of the best blocks of what a query sees, and then those of the block that is not complete"""
+    """The tokens of the best blocks among the tokens that a query sees, and then of the block that is not complete"""
     batch, length, total = op.Shape(heads, end=1), op.Shape(heads, start=1, end=2), op.Shape(keys, start=1, end=2)
     tokens = op.up_to(total)
     visible = op.LessOrEqual(tokens, op.Unsqueeze(places, [2]))
@@ -445,9 +445,9 @@ def _chosen_tokens(
 
 
 def _places(op: FunctionEmitter, scores: str, count: str, ratio: int, budget: int) -> tuple[str, str]:
-    """Which of the `count` tokens (B, S) that it sees a query chooses, −1 where it chooses no more, and how many (B, S, 1)
+    """The tokens that a query chooses of the `count` (B, S) that it sees, −1 after the last one, and their number (B, S, 1)
 
-    They are those of the best blocks by the scores (B, S, E), and then those of the block that is not complete.
+    They are the tokens of the best blocks by the scores (B, S, E), and then of the block that is not complete.
     """
     complete = op.Div(count, [ratio])
     best, kept = _best(op, scores, complete, budget // ratio)
@@ -475,7 +475,7 @@ def _mixed(op: FunctionEmitter, keys: str, gates: str) -> str:
 
 
 class _Windows:
-    """The windows of `ratio` tokens that are complete, after those of the buffer, and the windows before them."""
+    """The windows of `ratio` tokens that are complete, after the windows of the buffer, and the windows before them."""
 
     def __init__(self, op: FunctionEmitter, key: str, gate: str, buffer: str, size: str, ratio: int) -> None:
         self._size, self._ratio = size, ratio
@@ -515,7 +515,7 @@ class _Windows:
 
 
 class _Pending:
-    """The tokens of each request that no entry has yet, those of its buffer and then its new ones, and the entries they make.
+    """The tokens of each request that no entry has yet, from its buffer and then its new ones, and the entries they make.
 
     `ratio` tokens make one. The last `keeps` of those that have made entries stay in the buffer, for the entry after them.
     The numbers of the requests have the shape (B, 1, 1).
@@ -557,11 +557,11 @@ class _Pending:
         self._offset = op.Sub(starts, self._held)
 
     def holds(self, op: FunctionEmitter, slots: str) -> str:
-        """Whether a slot of the state has a new entry, (B, E, 1)."""
+        """True if a slot of the state has a new entry, (B, E, 1)."""
         return str(op.And(op.GreaterOrEqual(slots, self._before), op.Less(slots, self.entries)))
 
     def place(self, op: FunctionEmitter, slots: str) -> str:
-        """Which token is the first of a slot's, (B, E, 1)."""
+        """The place of the first token of a slot, (B, E, 1)."""
         return str(op.Add(self._overlap, op.Mul(op.Sub(slots, self._before), [self._ratio])))
 
     def read(self, op: FunctionEmitter, buffer: str, new: str, places: str, real: str, other: float) -> str:
@@ -585,7 +585,7 @@ class _Pending:
     def captured(
         self, op: FunctionEmitter, buffer: str, key: str, entry: str, capacity: int, count: str, active: str | None
     ) -> str:
-        """What the first new tokens add to the state (B, capacity, D): the entry that they complete, or themselves; else 0."""
+        """The updates by the first new tokens (B, capacity, D): the entry that a token completes, or the token; else 0."""
         steps = op.const(np.arange(capacity)[:, None])
         count = op.Unsqueeze(op.Cast(count, to=TensorProto.INT64), [1, 2])
         real = op.Less(steps, op.Min(count, self._counts))

@@ -50,7 +50,7 @@ def linear_attention(
         width = op.Div(op.Shape(query, start=2), [q_num_heads])
         heads = op.Div(
             op.Shape(key, start=2), op.Max(width, [1])
-        )  # those of the values, or as many as there are queries
+        )  # as many as the values have, or as there are queries
         sizes = op.Concat(op.Shape(key, end=2), heads, width, axis=0)
         k = op.Transpose(op.Reshape(op.wide(key), sizes, allowzero=1), perm=[1, 0, 2, 3])
         k = repeated(op, k, op.Div([kv_num_heads], op.Max(heads, [1])))
@@ -289,7 +289,7 @@ def gated_delta_net(
 
 
 class Packing:
-    """Where the tokens of GatedDeltaNet are: one request after the other, of one length or, with `cu_seqlens`, of any.
+    """The places of the tokens of GatedDeltaNet: one request after the other, of one length or, with `cu_seqlens`, of any.
 
     The recurrence takes the axes time, batch, head, channel. A request that is shorter than the longest one is continued by
     tokens that leave its state as it is: their keys and the logarithms of their decays are 0.
@@ -363,7 +363,7 @@ class Packing:
         return x if self.ends is None else str(self.op.Where(self.op.Unsqueeze(self.valid, [2, 3]), x, 0.0))
 
     def state(self) -> str:
-        """The state before the first tokens, with the channels of the keys before those of the values."""
+        """The state before the first tokens, with the channels of the keys before the channels of the values."""
         op = self.op
         if self.before is not None:
             return str(op.Transpose(self.converted(self.before), perm=[0, 1, 3, 2]))
@@ -418,7 +418,7 @@ def _normalized(op: FunctionEmitter, x: str) -> str:
 
 
 def _per_key(op: FunctionEmitter, decay: str, at: Packing) -> bool:
-    """Whether there is a decay for each channel of the keys, and not only one for each head."""
+    """True if there is a decay for each channel of the keys, and not only one for each head."""
     rank = op.rank(decay)
     if rank not in (at.leading + 1, at.leading + 2):
         raise UnsupportedFormError(
@@ -538,7 +538,7 @@ def mamba2_verify(
     def converted(x: str) -> str:
         return op.CastLike(x, state)
 
-    nan = op.Where(there, op.const(0.0, like=state), np.nan)  # without such a row nothing that follows is a number
+    nan = op.Where(there, op.const(0.0, like=state), np.nan)  # without the row, all that follows is NaN
     packed = op.Add(converted(projection), nan)
     bounds = np.cumsum([0, inner, inner + 2 * of_group, heads]).tolist()
     gate, taken, raw = (op.Slice(packed, [a], [b], [1]) for a, b in pairwise(bounds))

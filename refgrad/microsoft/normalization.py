@@ -383,7 +383,7 @@ def batch_normalization_grad(
     momentum: float = 0.9,
     training_mode: int = 1,
 ) -> tuple[str, str, str]:
-    """The statistics are those of the channels."""
+    """The statistics have one number per channel."""
     shape, wide = op.shape(X), widest(op, X, scale, mean)
     if wide in SIXTEEN_BIT:
         wide = TensorProto.FLOAT  # for the range of r² and of the sums

@@ -221,14 +221,14 @@ def reduce_all_l2(op: Emitter, *xs: str) -> str:
 
 @form("IsFinite", results=[elements(TensorProto.BOOL)])
 def is_finite(op: Emitter, X: str) -> str:
-    """Whether each element is neither infinite nor NaN"""
+    """True if each element is neither infinite nor NaN"""
     (x,) = widened(op, X)
     return op.Not(op.Or(op.IsInf(x), op.IsNaN(x)))
 
 
 @form("IsAllFinite", results=[elements(TensorProto.BOOL)])
 def is_all_finite(op: Emitter, *xs: str, isinf_only: int = 0, isnan_only: int = 0) -> str:
-    """Whether no element of any input is infinite or NaN; with an attribute only one of the two counts"""
+    """True if no element of any input is infinite or NaN; with an attribute only one of the two counts"""
     if isinf_only and isnan_only:
         raise UnsupportedFormError("isinf_only and isnan_only exclude each other")
     wrong = []
@@ -243,7 +243,7 @@ def is_all_finite(op: Emitter, *xs: str, isinf_only: int = 0, isnan_only: int = 
 
 @form("All", results=[elements(TensorProto.BOOL)])
 def all_(op: Emitter, X: str) -> str:
-    """Whether every element is true"""
+    """True if every element is true"""
     return op.Equal(op.ReduceSum(op.Cast(op.Not(X), to=TensorProto.INT64), keepdims=0), 0)
 
 

@@ -139,7 +139,7 @@ def paged_attention(
 
 
 class Packed:
-    """Samples of several lengths in a row: the tokens of one after those of another."""
+    """Samples of several lengths in a row: the tokens of one sample after the tokens of another."""
 
     def __init__(self, op: FunctionEmitter, tokens: str, bounds: str, before: str) -> None:
         bounds, before = (op.Cast(x, to=TensorProto.INT64) for x in (bounds, before))
@@ -179,7 +179,7 @@ class _Pages:
             slot = op.Add(op.Mul(found, page), op.Mod(packed.place, page))  # negative where no page is
         else:
             slot = op.Cast(slot_mapping, to=TensorProto.INT64)
-        slot = op.Where(op.Less(slot, 0), self._size, slot)  # a row more takes what is not written
+        slot = op.Where(op.Less(slot, 0), self._size, slot)  # an extra row takes tokens that are not written
         rows = op.up_to(op.Add(self._size, [1]))
         sources = op.ScatterElements(rows, slot, op.Add(packed.ids, self._size), axis=0)
         self._sources = op.Slice(sources, [0], self._size, [0])
@@ -195,7 +195,7 @@ class _Pages:
         return op.Reshape(every, op.Shape(past)), op.Transpose(part, perm=[0, 2, 1, 3])
 
     def seen(self, op: FunctionEmitter, packed: Packed, causal: int, window: int) -> str:
-        """Which token sees which place, (B, 1, S, L)."""
+        """True where a token sees a place, (B, 1, S, L)."""
         held = op.And(op.GreaterOrEqual(self._found, 0), op.Less(self.places, op.Unsqueeze(packed.total, [1])))
         seen = op.And(op.Unsqueeze(held, [1, 2]), op.Unsqueeze(packed.real, [1, 3]))
         own = op.Unsqueeze(packed.places, [1, 3])
@@ -443,7 +443,7 @@ def sparse_paged_attention(
 
 
 def _check_mode(mode: str, source: str, key: str | None, value: str | None, shared: int) -> None:
-    """That the keys to choose from are there."""
+    """Refuse a mode that is not covered, and one without the keys to choose from."""
     if (mode, source) not in _MODES:
         known = ", ".join(" with ".join(pair) for pair in _MODES)
         raise UnsupportedFormError(
@@ -454,7 +454,7 @@ def _check_mode(mode: str, source: str, key: str | None, value: str | None, shar
 
 
 def _selected(op: FunctionEmitter, indices: str, counts: str, room: str, rows: str) -> str:
-    """Whether a query has selected a place: indices (R, M), of which `counts` (R) are valid, as (*rows, room)."""
+    """True if a query has selected a place: indices (R, M), of which `counts` (R) are valid, as (*rows, room)."""
     indices, counts = (op.Cast(x, to=TensorProto.INT64) for x in (indices, counts))
     order = op.up_to(op.Shape(indices, start=1))
     valid = op.And(op.Less(order, op.Unsqueeze(counts, [1])), op.GreaterOrEqual(indices, 0))
@@ -468,7 +468,7 @@ def _selected(op: FunctionEmitter, indices: str, counts: str, room: str, rows: s
 def _joined(
     op: FunctionEmitter, local: bool, keys: str, values: str, seen: str, others: str, their_values: str, chosen: str
 ) -> tuple[str, str, str]:
-    """The keys to choose from, after those of the window where there is one."""
+    """The keys to choose from, their values and mask, after the keys of the window where there is one."""
     if not local:
         return others, their_values, chosen
     return op.Concat(keys, others, axis=2), op.Concat(values, their_values, axis=2), op.Concat(seen, chosen, axis=3)

@@ -131,7 +131,7 @@ def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attribut
 
 @form("AveragePoolGrad", results=[typed("dY")], attributes=_POOL | {"count_include_pad": 0}, domains=("", MICROSOFT))
 def average_pool_grad(op: Emitter, dY: str, *, _node: Node, **attributes: Any) -> str:
-    """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
+    """X has the shape of the value after which the result is named, or of the forward node's input, or the declared one"""
     X = _pooled(op, _node, "AveragePool")
     sizes = op.static(X)
     if (

@@ -28,7 +28,7 @@ def rotary_embedding(
 ) -> str:
     """Pairs (a, b) of each head turned to (a·cos − b·sin, a·sin + b·cos), by the angles of their position
 
-    No kernel reads is_packed_batching but to allow more tokens than positions, or reads scale at all.
+    Kernels read is_packed_batching only to allow more tokens than positions, and do not read scale at all.
     """
     known_rank(op, "position_ids", position_ids)
     if op.rank(position_ids) == 2:  # (batch, sequence)
@@ -188,7 +188,7 @@ def rms_norm_rotary(
 ) -> tuple[str, str]:
     """RotaryEmbedding of x/√(mean x² + ε)·scale, of which x is a part of X along its last axis
 
-    Where X, Y and the caches are all of bfloat16, what is normalized is rounded to it, and so are the products that turn it in
+    Where X, Y and the caches are all of bfloat16, normalized values are rounded to it, as are the products that turn them in
     prefill, or without use_fp32_arithmetic.
     """
     if rotary_embedding_dim < 2 or rotary_embedding_dim % 2:
@@ -239,14 +239,14 @@ def known_rank(op: FunctionEmitter, name: str, value: str, *valid: int) -> int:
 
 
 def check_counts(**counts: int) -> None:
-    """That each attribute is a count of heads: ONNX Runtime reads them as 32 bits."""
+    """Refuse counts of heads below 1 or above 2³¹ − 1: ONNX Runtime reads them as 32 bits."""
     for name, count in counts.items():
         if not 1 <= count < 2**31:
             raise UnsupportedFormError(f"{name} is {count}; it is from 1 to {2**31 - 1}")
 
 
 def split_heads(op: FunctionEmitter, x: str, num_heads: int, beside: str | None = None) -> str:
-    """(batch, length, heads·size) to (batch, length, heads, size), where any size but that of heads may be 0.
+    """(batch, length, heads·size) to (batch, length, heads, size), where any size except the number of heads may be 0.
 
     :param beside: a value whose batch x has to have: the Reshape fails where x would be broadcast.
     """

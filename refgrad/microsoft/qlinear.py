@@ -213,8 +213,8 @@ def dynamic_quantize_lstm(
 ) -> tuple[str, ...]:
     """LSTM with the weights that W and R stand for, of DynamicQuantizeLinear(X) and, in each step, DynamicQuantizeLinear(H)
 
-    A step is an LSTM of one step: its initial_h is multiplied with R, and is nothing else. The states that a step quantizes by
-    their range are those of its sequences and of those that the step before ended.
+    A step is an LSTM of one step: its initial_h is multiplied with R, and is nothing else. A step quantizes, by their
+    range, the states of its sequences and of the sequences that the step before ended.
     """
     if direction not in BACKWARD:
         raise UnsupportedFormError(f"its direction {direction!r} is not known; there are {', '.join(BACKWARD)}")
@@ -278,7 +278,7 @@ def dynamic_quantize_lstm(
 
 
 def _of_directions(op: FunctionEmitter, q: str, scale: str, zero_point: str) -> str:
-    """What weights stand for whose scales and zero points are one for each direction, or one for each of its columns."""
+    """The floats that weights stand for, with a scale and a zero point for each direction, or for each of its columns."""
     laid = (op.Reshape(v, op.Concat(op.Shape(q, end=1), [1, -1], axis=0)) for v in (scale, zero_point))
     return dequantized(op, q, *laid)
 
@@ -308,7 +308,7 @@ def _taken(given: Iterator[float], functions: list[str], parameters: int) -> lis
 
 
 def read(op: FunctionEmitter, q: str, scale: str, zero_point: str | None) -> str:
-    """What a tensor with one scale and one zero point stands for."""
+    """The floats that a tensor with one scale and one zero point stands for."""
     return dequantized(op, q, single(op, scale), zero_point and single(op, zero_point))
 
 

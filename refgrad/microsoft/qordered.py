@@ -1,6 +1,6 @@
 """ONNX Runtime's operators of matrices of int8 that lie in the orders of cublasLt. Their zero points are 0.
 
-A body reads its tensors, computes in float and quantizes the result, as those of `refgrad.microsoft.qlinear` do.
+A body reads its tensors, computes in float and quantizes the result, as the bodies of `refgrad.microsoft.qlinear` do.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def qordered_layer_normalization(
 
 
 def _rounded(op: FunctionEmitter, y: str, scale: str | None) -> str:
-    """What is left of `y` when it is quantized; all of it where there is no scale."""
+    """`y`, quantized and dequantized; `y` itself where there is no scale."""
     return y if scale is None else dequantized(op, _int8(op, y, scale), single(op, scale), None)
 
 

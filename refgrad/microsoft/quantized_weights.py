@@ -166,7 +166,7 @@ def gather_block_quantized(
     numbers = op.up_to(size)
 
     def each(parameter: str) -> str:
-        """What a number per block is for each element."""
+        """A number for each element, from a number per block."""
         if not block_size:
             return parameter
         return op.Gather(parameter, op.Div(numbers, [block_size]), axis=quantize_axis)
@@ -301,7 +301,7 @@ _GATES = ("relu", "silu")
 def _normalized(
     op: FunctionEmitter, A: str, skip: str | None, norm_scale: str | None, epsilon: float
 ) -> tuple[str, str | None]:
-    """What is projected, and the sum of A and skip where there is one."""
+    """The operand of the projection, and the sum of A and skip where there is one."""
     if norm_scale is None:
         if skip is not None:
             raise UnsupportedFormError("it has a skip without a norm_scale; give both, or neither")
@@ -538,7 +538,7 @@ def _misshapen(
     g_idx: str | None,
     bias: str | None,
 ) -> str:
-    """What is wrong with the shapes that are known, or ""."""
+    """The reason why the known shapes do not fit, or ""."""
     sizes = f"N={layout.N}, K={layout.K}, bits={layout.bits} and block_size={layout.block_size}"
     wrong = misshapen(op, "bias", bias, (layout.N,), given=sizes) or _wide_of(op, A, layout.K)
     stored = op.shape(B)
@@ -557,13 +557,13 @@ def _misshapen(
 
 
 def _wide_of(op: Op, A: str, K: int) -> str:
-    """What is wrong with the last axis of A, or ""."""
+    """The reason why the last axis of A does not fit, or ""."""
     shape = op.shape(A)
     return "" if shape is None else misshapen(op, "A", A, (*[None] * (len(shape) - 1), K), given=f"K={K}")
 
 
 def _is_omitted(shape: Shape, due: tuple[int, ...]) -> bool:
-    """Whether these are the bytes of a projection that is left out: one or more sizes are 0."""
+    """True if these are the bytes of a projection that is left out: one or more sizes are 0."""
     return 0 in shape and len(shape) == len(due) and all(n in (0, size) for n, size in zip(shape, due, strict=True))
 
 
@@ -590,7 +590,7 @@ def matmul_bnb4_body(
 
 
 def _miscoded(op: Op, weights: Coded, transB: int) -> str:
-    """What is wrong with the shapes that are known, or ""."""
+    """The reason why the known shapes do not fit, or ""."""
     sizes = f"N={weights.N}, K={weights.K} and block_size={weights.block_size}"
     return (
         misshapen(op, "B", weights.B, ((weights.N * weights.K + 1) // 2,), given=sizes)

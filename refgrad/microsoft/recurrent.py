@@ -59,7 +59,7 @@ def _until(op: Emitter, values: str, sequence_lens: str | None) -> str:
 
 
 def _is_special(attributes: Mapping[str, Any]) -> bool:
-    """Whether the gates alone do not tell the slopes."""
+    """True if the gates alone do not tell the slopes."""
     return attributes["activations"] is not None or attributes["clip"] is not None
 
 

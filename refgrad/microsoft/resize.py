@@ -40,7 +40,7 @@ def resize_grad(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> str:
-    """What the rule of Resize emits. Without scales the sizes are those of dY"""
+    """The gradient by X that the rule of Resize emits. Without scales the sizes come from dY"""
     sizes = None
     roi = roi and widened(op, roi)[0]
     if scales is None or op.static(scales) == (0,):

@@ -1,4 +1,4 @@
-"""What is known of an output of an operator before it is lowered: its type and its shape, by the inputs."""
+"""The type and the shape of an output of an operator, as far as the inputs tell them before it is lowered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNKNOWN_SHAPE = "refgrad.unknown_shape"  # a vector of unknown length: as a shap
 
 @dataclass(frozen=True)
 class Result:
-    """What is known of an output; `cast` is the attribute that may change its element type."""
+    """The known type and shape of an output; `cast` is the attribute that may change its element type."""
 
     cast: str = ""
 

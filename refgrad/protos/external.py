@@ -264,7 +264,7 @@ def check(model: ModelProto, path: str | os.PathLike[str], missing: bool = False
 
 
 def load(model: ModelProto, path: str | os.PathLike[str], tensors: Iterable[TensorProto] | None = None) -> None:
-    """Read the external data of `tensors` into them, or that of every tensor of `model`, which lies at `path`.
+    """Read the external data of `tensors`, or of every tensor of `model`, into them. The model lies at `path`.
 
     :raises InvalidModelError: something may not be read, or does not fit its tensor.
     """
@@ -286,7 +286,7 @@ def links_leave(model: ModelProto, path: str | os.PathLike[str]) -> bool:
 
 
 def is_external(tensor: TensorProto) -> bool:
-    """Whether the values of `tensor` lie in a file beside the model."""
+    """True if the values of `tensor` lie in a file beside the model."""
     return tensor.data_location == TensorProto.EXTERNAL
 
 
@@ -306,7 +306,7 @@ def files_beside(model: ModelProto, path: str | os.PathLike[str]) -> set[Path]:
 def refuse_unknown_type(tensor: TensorProto) -> None:
     """Refuse a tensor of a type that onnx does not know.
 
-    :raises InvalidModelError: the tensor has such a type.
+    :raises InvalidModelError: onnx does not know the type.
     """
     if tensor.data_type not in KNOWN:
         raise InvalidModelError(

@@ -78,7 +78,7 @@ def announce(temporary: Path, is_there: bool) -> None:
 
 
 def _temporary_beside(target: Path) -> Path:
-    """A name for a temporary file: a short one, since that of the target may be as long as one can be."""
+    """A name for a temporary file: a short one, since the target's name may be as long as a name can be."""
     return target.with_name(f".refgrad-{secrets.token_hex(8)}.tmp")
 
 
@@ -133,7 +133,7 @@ def _is_linked(tensors: Iterable[TensorProto], model: Path) -> bool:
 
 @contextmanager
 def _kept_unless_both(data: Path) -> Iterator[None]:
-    """What `data` was is put back if the block fails after it was replaced: the file that refers to it was not."""
+    """Restore `data` if the block fails after it was replaced: the file that refers to it was not replaced."""
     before, existed = _temporary_beside(data), data.exists()
     announce(before, True)
     with contextlib.suppress(OSError):  # nothing was there, or the file system has no links
@@ -171,7 +171,7 @@ def fingerprint(path: Path) -> str:
 
 
 def data_file_of(path: Path) -> Path:
-    """Where the weights of a model at `path` are written, if they are not in it."""
+    """The path of the file with the weights of a model at `path`, if they are not in it."""
     return path.with_name(f"{path.name}.data")
 
 
@@ -233,7 +233,7 @@ def _identity(path: Path) -> _Key:
 
 
 def _place(path: Path) -> _Key:
-    """Where a file is made at `path`. Some file systems do not tell capital letters."""
+    """The folder and the name of a file made at `path`, without case: some file systems do not tell capital letters."""
     made = Path(os.path.realpath(path))  # where a link leads to that leads nowhere yet
     return (*(_identity(made.parent) or (str(made.parent),)), made.name.casefold())
 

@@ -19,7 +19,7 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     A function that does not compute one of its outputs is refused, too.
 
     :param used: the operators of the model's graphs.
-    :raises InvalidModelError: there is such a node or function.
+    :raises InvalidModelError: a node or a function does not fit.
     """
     for function in model.functions:
         made = {*function.input, *(name for node in function.node for name in node.output)}
@@ -59,8 +59,8 @@ Functions = Mapping[tuple[str, str, str], FunctionProto]  # by domain, name and 
 def refuse_misfit(node: NodeProto, called: FunctionProto, functions: Functions) -> None:
     """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
 
-    :param functions: those of the model, none of which calls itself.
-    :raises InvalidModelError: it is one.
+    :param functions: the functions of the model, none of which calls itself.
+    :raises InvalidModelError: the call does not fit.
     """
     _fit(node, "inputs", len(node.input), at_most=len(called.input))
     _fit(node, "outputs", len(node.output), at_most=len(called.output))
@@ -95,7 +95,7 @@ def _reader(called: FunctionProto, absent: str, functions: Functions, seen: set[
 
 
 def _refuse_other_types(node: NodeProto, called: FunctionProto) -> None:
-    """Refuse attributes of another type than those of the function that refer to them."""
+    """Refuse attributes of another type than the attributes within the function that refer to them."""
     given = {a.name: a.type for a in node.attribute if not a.ref_attr_name}
     for inner in nested(called.node):
         for attribute in inner.attribute:
@@ -110,7 +110,7 @@ def _refuse_other_types(node: NodeProto, called: FunctionProto) -> None:
 
 
 def _needs(node: NodeProto, position: int) -> bool:
-    """Whether the schema of the operator requires the input at `position`; False where onnx has no schema."""
+    """True if the schema of the operator requires the input at `position`; False where onnx has no schema."""
     if not onnx.defs.has(node.op_type, node.domain):
         return False
     inputs = onnx.defs.get_schema(node.op_type, node.domain).inputs

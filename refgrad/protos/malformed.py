@@ -1,4 +1,4 @@
-"""What is wrong with a model, where reading it raised: looked for only then, so that a sound model costs nothing."""
+"""Find the fault of a model for which a function raised: only then, so that a sound model costs nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _reason(arguments: Iterable[Any]) -> str:
-    """What is wrong with the first model among `arguments`."""
+    """The fault of the first model among `arguments`, or ""."""
     for given in arguments:
         if isinstance(given, ModelProto | str | os.PathLike):
             model = read(given, weights=False)
@@ -56,16 +56,16 @@ def _reason(arguments: Iterable[Any]) -> str:
 
 
 def fault_of(model: ModelProto) -> str:
-    """What is wrong with `model` for onnx's checker, or for what reads its texts, as a sentence; "" where nothing is."""
+    """The fault of `model` for onnx's checker, or for a reader of its texts, as a sentence; "" where there is none."""
     return not_text(model) or refusal_of(model)
 
 
 def refusal_of(model: ModelProto) -> str:
-    """What onnx's checker refuses of `model`, as a sentence; "" where it accepts it."""
+    """The reason why onnx's checker refuses `model`, as a sentence; "" where it accepts it."""
     if lost := lost_reference(model):
         return lost
     checked = checkable(model)
-    for tensor in external_tensors(checked):  # whoever reads the data says what is wrong with it
+    for tensor in external_tensors(checked):  # the reader of the data reports its faults
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
         tensor.dims[:] = [0]
@@ -79,7 +79,7 @@ def refusal_of(model: ModelProto) -> str:
 
 
 def lost_reference(model: ModelProto) -> str:
-    """Which node of the graph takes an attribute from a function, and lies in none, as a sentence; "" where none does."""
+    """The node of the graph that takes an attribute from a function, and lies in none, in a sentence; "" where none does."""
     for node in nested(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
@@ -91,7 +91,7 @@ def lost_reference(model: ModelProto) -> str:
 
 
 def _misfit_of(model: ModelProto) -> str:
-    """What the checker takes and the schemas of the operators forbid: types, numbers of axes, contradictions of sizes."""
+    """A fault that the checker accepts and schemas forbid: types, numbers of axes, contradicting sizes; or ""."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
         if min(sizes, default=0) < 0 or math.prod(filter(None, sizes)) > _MOST:
@@ -114,13 +114,13 @@ def _called(node: Any) -> str:
 
 
 def not_text(model: ModelProto) -> str:
-    """What name or other text of `model` is not UTF-8, as a sentence; "" where all are."""
+    """The name or other text of `model` that is not UTF-8, in a sentence; "" where all are."""
     place = _not_text(model)
     return place and f"{place}, which is not UTF-8. Export the model again."
 
 
 def _not_text(message: Message, place: str = "The model") -> str:
-    """Where a message has a text that is not UTF-8, which protobuf returns as bytes; "" where it has none."""
+    """The place of a text in a message that is not UTF-8, which protobuf returns as bytes; "" where there is none."""
     for field, content in message.ListFields():
         if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
             continue

@@ -51,7 +51,7 @@ _KERNELS = frozenset(
 _SIZED = {"Expand": 1, "Pad": 1, "Split": 1, "TopK": 1}
 MEASURING = frozenset((_INDEXING, _CUTTING))  # the operators that no negative size may reach
 _UNKNOWN = "refgrad.apart.unknown"  # an input whose numbers nobody knows
-_APART = "refgrad.apart"  # the domain of such a node until onnx can infer it
+_APART = "refgrad.apart"  # the domain of a node that onnx would die of, until onnx can infer it
 _TENSORS_TYPED = 4  # since this IR version an initializer need not be an input
 _NEWEST = 2**31 - 1  # the largest version that onnx takes
 _DEEPEST = 1000  # the most brackets within each other in a text
@@ -64,7 +64,7 @@ _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 def infer_shapes(
     model: ModelProto, *, check_type: bool = False, strict_mode: bool = False, data_prop: bool = False
 ) -> ModelProto:
-    """A copy of `model` with the types and shapes that onnx infers. The options are those of `onnx.shape_inference`.
+    """A copy of `model` with the types and shapes that onnx infers. The options are the same as in `onnx.shape_inference`.
 
     :param data_prop: onnx writes out each element of a vector; `refgrad/forward/propagation.py` hides long vectors first.
     :raises InvalidModelError: onnx would not survive the model.
@@ -173,7 +173,7 @@ def merge_models(
 
 
 def with_prefix(model: ModelProto, prefix: str) -> ModelProto:
-    """A copy of `model` in which every name except those of the inputs begins with `prefix`."""
+    """A copy of `model` in which every name, except the names of the inputs, begins with `prefix`."""
     return onnx.compose.add_prefix(model, prefix, rename_inputs=False)
 
 
@@ -290,7 +290,7 @@ def refuse_negative_sizes(model: ModelProto) -> None:
 
     A declared size of -1 is not meant: a runtime takes it for one that is not known.
 
-    :raises InvalidModelError: there is such a node; the error names it.
+    :raises InvalidModelError: a node reads a negative size; the error names it.
     """
     try:
         flat = ModelProto()
@@ -303,7 +303,7 @@ def refuse_negative_sizes(model: ModelProto) -> None:
         apart = _to_part(flat, {_operator(node) for node in nested(flat.graph.node)})
         examined = _examined(flat, apart) if apart else flat
     except (InferenceError, InvalidModelError):
-        return  # the runtime says what is wrong
+        return  # the runtime reports the fault
     for node in nested(examined.graph.node):
         if node.domain == _APART and _operator(node) in MEASURING:
             raise _unfit(node, "reads a negative size")

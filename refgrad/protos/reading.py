@@ -43,8 +43,8 @@ _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shap
 def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, sort: bool = True) -> ModelProto:
     """The model itself, or the model in a file. The external data of initializers is checked, and stays where it is.
 
-    :param weights: the external data is needed: it is there, and that of other tensors is read. Without `weights` files may be
-        missing; what is there is checked all the same.
+    :param weights: the external data is needed: it must be there, and the data of other tensors is read. Without `weights`
+        files may be missing; existing files are checked all the same.
     :param sort: put the nodes in topological order, with a notice. What shows a model shows it as it is.
     :raises InvalidModelError: there is no model, or its external data cannot be used.
     """
@@ -137,7 +137,7 @@ def _in_order(model: ModelProto) -> ModelProto:
 
 
 def _is_ordered(nodes: Sequence[NodeProto]) -> bool:
-    """Whether no node reads what a later one writes."""
+    """True if no node reads what a later one writes."""
     numbered = list(enumerate(nodes))
     first = {name: position for position, node in reversed(numbered) for name in node.output if name}
     return all(first.get(name, -1) < position for position, node in numbered for name in reads_of(node))
@@ -203,17 +203,17 @@ def _since(op_type: str, opset: int) -> int | None:
 
 
 def _is_repeated(importing: ModelProto | FunctionProto) -> bool:
-    """Whether a domain is imported twice, by whichever of its names."""
+    """True if a domain is imported twice, by whichever of its names."""
     return len(importing.opset_import) > len({one.domain or "ai.onnx" for one in importing.opset_import})
 
 
 def is_large(tensor: TensorProto) -> bool:
-    """Whether a tensor is large: then it is weights, and not the axes or the shape of an operator."""
+    """True if a tensor is large: then it is weights, and not the axes or the shape of an operator."""
     return is_external(tensor) or math.prod(tensor.dims) * 8 > _LARGE
 
 
 def is_number(tensor: TensorProto) -> bool:
-    """Whether refgrad wrote the tensor: a number of a rule or of a loss, which is not trained."""
+    """True if refgrad wrote the tensor: a number of a rule or of a loss, which is not trained."""
     marks = tensor.metadata_props
     return bool(marks) and any(entry.key == CONSTANT for entry in marks)
 

@@ -38,12 +38,12 @@ def nbytes(kind: int, shape: Shape | None) -> int:
 
 
 def is_unnamed(dim: Dim) -> bool:
-    """Whether a dimension has no size and no name of the model: at most it is known to equal others."""
+    """True if a dimension has no size and no name of the model: at most it is known to equal others."""
     return dim is None or (isinstance(dim, str) and dim.startswith(UNNAMED))
 
 
 def is_container(kind: TypeProto) -> bool:
-    """Whether `kind` is the type of a sequence or of an optional."""
+    """True if `kind` is the type of a sequence or of an optional."""
     return kind.HasField("sequence_type") or kind.HasField("optional_type")
 
 

@@ -1,4 +1,4 @@
-"""Models of older opsets: `onnx.version_converter` converts all nodes but those that it would get wrong.
+"""Models of older opsets: `onnx.version_converter` converts all nodes except those that it would get wrong.
 
 Those are rewritten here, in operators of the target opset. On the way they are in a domain that the converter leaves alone.
 """
@@ -447,7 +447,7 @@ def _mean_variance_normalization(node: _Node) -> None:
         node("Identity", centred, to=node.output(0))
         return
     deviation = node("Sqrt", node("ReduceMean", node("Mul", centred, centred), axes=axes))
-    node.attributes["epsilon"] = 1e-9  # that of the operator of opset 9
+    node.attributes["epsilon"] = 1e-9  # the epsilon of the operator of opset 9
     node("Div", centred, node("Add", deviation, _number(node, "epsilon")), to=node.output(0))
 
 

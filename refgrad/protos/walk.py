@@ -71,7 +71,7 @@ def every_node(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def tensors_without_initializers(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model but the initializers of its graph.
+    """Every tensor of a model except the initializers of its graph.
 
     These are the parts of sparse tensors, the tensors in attributes, in bodies and in functions, and those for training. What
     an attribute holds counts, and not what it says that it holds.
@@ -154,7 +154,7 @@ def forget_domain(model: ModelProto | FunctionProto, domain: str) -> None:
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
-    """Put `messages`, which may be those of the field itself, into a repeated field."""
+    """Replace the content of a repeated field by `messages`, which may be messages of the field itself."""
     new = list(messages)
     del field[:]
     field.extend(new)
@@ -224,7 +224,7 @@ def _rename(graph: GraphProto, seen: set[str], names: dict[str, str], taken: set
     """Give the values of `graph` and its subgraphs that are in `seen` fresh names, in place.
 
     :param names: the new names of outer values.
-    :param siblings: `seen` gets what is defined here, for the graphs that follow.
+    :param siblings: `seen` gets the names that are defined here, for the graphs that follow.
     """
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     own.update(tensor.values.name for tensor in graph.sparse_initializer)
@@ -260,7 +260,7 @@ def fresh(name: str, taken: set[str]) -> str:
 
 
 def lacks_shape(value: ValueInfoProto) -> bool:
-    """Whether `value` is declared as a tensor of unknown rank."""
+    """True if `value` is declared as a tensor of unknown rank."""
     return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
 
 
@@ -312,7 +312,7 @@ ReadsAndWrites: TypeAlias = tuple[
 
 
 def signatures(nodes: Iterable[NodeProto]) -> list[ReadsAndWrites]:
-    """What each node reads and writes."""
+    """The names that each node reads, and the names that it writes."""
     return [(reads_of(node), node.output) for node in nodes]
 
 

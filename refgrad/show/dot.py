@@ -41,7 +41,7 @@ Scope = ChainMap[str, str]  # a value's name: its identifier in the picture
 def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
     r"""Return `model` in the DOT language: a box for each input (red), output (green), initializer, result and node (orange).
 
-    The layout is that of the graphs in the documentation of onnxcustom's `onnx_derivative`. A box shows the name. It
+    The layout is as in the graphs in the documentation of onnxcustom's `onnx_derivative`. A box shows the name. It
     also shows the type and shape of an input or output ('' is an unknown dimension), the type, shape and first ten values of an
     initializer, and the attributes of a node. An identifier is the name of the value or node, in quotes if the language
     needs them, with a number if the name is taken. Subgraphs and local functions are clusters. A dashed arrow leads from the

@@ -1,4 +1,4 @@
-"""What `refgrad explain` says of the derivative of an operator."""
+"""The explanation of the derivative of an operator that `refgrad explain` prints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def explain(operator: str) -> Explanation:
 
 
 def _names(key: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the inputs and the outputs of an operator are called; nothing where only a reason is known of it."""
+    """The names of the inputs and the outputs of an operator; none where only a reason is known of it."""
     schema, registered = find_schema(key[1], key[0]), runtime_operators().get(key)
     if schema is not None:
         return tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)

@@ -1,4 +1,4 @@
-"""Which nodes of a graph repeat others, layer for layer: of a layer that stands there many times one is shown."""
+"""Find the nodes of a graph that repeat others, layer for layer: a layer that occurs many times is shown once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def plot_onnxs(*onx: ModelProto | str | os.PathLike[str], ax: Any = None, title:
     It needs Matplotlib (`pip install 'refgrad[plot]'`). `refgrad.to_svg` draws larger models.
 
     :param onx: models, or their paths.
-    :param ax: axes to draw on, one for each model; by default those of a new figure.
+    :param ax: axes to draw on, one for each model; by default the axes of a new figure.
     :param title: a title, or one for each model.
     :param show: show the figure.
     :return: the axes; an array of them where there are several models.

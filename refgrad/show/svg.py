@@ -40,7 +40,7 @@ class _Box:
 
     kind: str  # f(orward), b(ackward), i(nput), s(eed: a cotangent), r(esult)
     title: str
-    lines: list[tuple[str, str]]  # a text, and what is said of it
+    lines: list[tuple[str, str]]  # a text, and the remark behind it
     x: float = 0.0
     y: float = 0.0
     row: int = 0
@@ -226,7 +226,7 @@ class _Section:
         return hidden | (apart - kept)
 
     def _backward(self, nodes: Sequence[NodeProto], last: _Row, hidden: set[str]) -> set[str]:
-        """Put each node behind the forward node that it belongs to; the results of those of layers that are not shown."""
+        """Put each node behind the forward node that it belongs to. Return the results of nodes in hidden layers."""
         left: list[tuple[NodeProto, tuple[str, str, int]]] = []
         shown_by: dict[tuple[int, str, int], _Box] = {}  # by row, operator and number: what stands for those left out
         numbers: dict[tuple[str, str], int] = {}
@@ -324,7 +324,7 @@ class _Section:
             row.lane = lane
 
     def _is_loop(self, a: _Box, b: _Box) -> bool:
-        """Whether an arrow leads from one copy of a layer to the next, of which one is drawn."""
+        """True if an arrow leads from one copy of a layer to the next, of which one is drawn."""
         back = a.row >= b.row if b.kind == "f" else a.kind == "b" and a.row < b.row
         return back and any(rows[0].boxes[0].row <= min(a.row, b.row) and max(a.row, b.row) <= rows[-1].boxes[0].row
                             for _, rows in self._folds)  # fmt: skip
@@ -415,7 +415,7 @@ def _arrow(name: str, color: str) -> str:
 
 
 def _is_backward(node: NodeProto) -> bool:
-    """Whether a node was emitted by the last gradient that was taken."""
+    """True if a node was emitted by the last gradient that was taken."""
     found = {prop.key: prop.value for prop in node.metadata_props} if node.metadata_props else {}
     if "namespace" in found:
         return found["namespace"].partition("/")[0] == "backward" and "refgrad.rule" in found
@@ -423,7 +423,7 @@ def _is_backward(node: NodeProto) -> bool:
 
 
 def _alike(node: NodeProto) -> tuple[str, ...]:
-    """What is equal for nodes that compute the same of other values."""
+    """A key of a node, which is equal for nodes that compute the same of other values."""
     graphs = ["(graph)"] * sum(len(list(subgraphs(one))) for one in node.attribute)
     return node.domain, node.op_type, str(len(node.input)), str(len(node.output)), *attributes(node, graphs)
 

@@ -53,6 +53,6 @@ def statistics(name: str, value: Any) -> dict[str, Any]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether `value` has no infinity and no NaN. What is not an array of numbers has neither."""
+    """True if `value` has no infinity and no NaN. A value that is not an array of numbers has neither."""
     numbers = isinstance(value, np.ndarray) and value.dtype.kind not in "OUS"
     return not numbers or bool(np.all(np.isfinite(value)))

@@ -42,7 +42,7 @@ _DEEPEST = 32  # levels; a chain of thousands of nodes must not walk off to the 
 def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
     """Return the operator sets, inputs, initializers and outputs of `model`, a line for each.
 
-    The layout is that of mlprodict's function of the same name, but for shapes. An unknown dimension is `?` instead of 0, a
+    The layout is as in mlprodict's function of the same name, except for shapes. An unknown dimension is `?` instead of 0, a
     symbolic dimension is its name, and an initializer has its true shape instead of (0,).
 
     :param model: a model, or the path of one. It is not checked, and its external data is not read.

@@ -1,4 +1,4 @@
-"""How an answer is read and run, and what is said where it does not get as far as numbers."""
+"""Read and run an answer, and explain where it does not get as far as numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FaultError(Exception):
 
 
 class Printed(io.StringIO):
-    """What an answer prints, as far as anybody wants to read it: the beginning, until there is `enough`."""
+    """The text that an answer prints, as far as anybody wants to read it: the beginning, until there is `enough`."""
 
     enough = False
 
@@ -77,7 +77,7 @@ def read_answer(chapter: Chapter, path: Path) -> None:
 
 
 def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, ...]:
-    """What an exception says of an answer, in sentences: at which line, and what to do."""
+    """The sentences that explain an exception of an answer: the line that raised it, and what to do."""
     root = error.__cause__ if isinstance(error, BrokenRuleError) and error.__cause__ is not None else error
     at = _line(root, path) or _line(error, path)
     line = f"Line {at}" if at else "The rule"
@@ -103,7 +103,7 @@ def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, 
 
 
 def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[str, ...]:
-    """What refgrad says of a rule that it does not take."""
+    """The sentences that explain why refgrad does not take a rule, and what to do."""
     said = short(error).replace(" of node 'node'", "").replace(" for node 'node'", "")
     said = said.partition(" The node reads ")[0]
     place = f"Line {line}: " if line and "line" not in said else ""

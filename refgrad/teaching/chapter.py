@@ -1,4 +1,4 @@
-"""What a chapter of the course is: an operator without a derivative, the points at which an answer is tried, known mistakes."""
+"""A chapter of the course: an operator without a derivative, the points at which an answer is tried, known mistakes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Point:
 
     @property
     def is_empty(self) -> bool:
-        """Whether an input has no elements."""
+        """True if an input has no elements."""
         return any(not array.size for array in self.inputs.values())
 
     def named(self, output: str) -> SimpleNamespace:
@@ -46,7 +46,7 @@ class Point:
 class Mistake:
     """A wrong derivative by the input `of`, planted on purpose: an answer that equals it everywhere has made it.
 
-    `wrong` is the derivative in NumPy. `hint` says in words what is wrong, and why.
+    `wrong` is the derivative in NumPy. `hint` explains the mistake in words.
     """
 
     of: str
@@ -56,7 +56,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter: what is asked, how an answer begins, and what judges it.
+    """A chapter: the exercise, the beginning of an answer, and the data to judge it by.
 
     `inputs` has the rank of each input by name, and `floats` those that have a derivative: the others are bool. `kernel` is
     the operator in NumPy, `forward` the same in complex numbers, written in another way. `solution` is a right rule; it is

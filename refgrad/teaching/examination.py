@@ -1,4 +1,4 @@
-"""What the process of an answer does: run the answer, try its rule at every point, and find out what is wrong."""
+"""The work of an answer's process: run the answer, try its rule at every point, and find its mistakes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _judged(chapter: Chapter, source: Path, printed: Printed) -> Verdict:
 def _answered(
     trials: Sequence[Trial], chapter: Chapter, source: Path
 ) -> tuple[list[Tried], list[tuple[Trial, tuple[str, ...]]]]:
-    """What the answer gives at each point, and the points at which its gradient does not run, with the reasons.
+    """The gradients of the answer at each point, and the points at which its gradient does not run, with the reasons.
 
     :raises FaultError: refgrad does not take the rule.
     """
@@ -110,7 +110,7 @@ def _answered(
 
 
 def _stands(trial: Trial, chapter: Chapter, source: Path) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Whether an answer that is right at plain points is right here too, who says so, and why not."""
+    """True if an answer that is right at plain points is right here too, who says so, and why not."""
     begin = f"Right at small points. Where {trial.what}" if trial.what else "Right at small points. At random numbers"
     try:
         gradients = trial.gradients()
@@ -127,7 +127,7 @@ def _stands(trial: Trial, chapter: Chapter, source: Path) -> tuple[bool, tuple[s
 
 
 def _second(trial: Trial) -> tuple[str, ...]:
-    """What is wrong with the second derivative, or nothing."""
+    """The hints on a second derivative that is missing or wrong; none where it is right."""
     built = trial.built
     names = list(built.gradients)
     try:

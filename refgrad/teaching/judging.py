@@ -13,7 +13,7 @@ from refgrad.teaching.verdict import Verdict
 from refgrad.worker import Worker
 
 SECONDS = 20.0  # that an answer may take; a right one takes two, five where the machine is busy
-MEMORY = 1 << 30  # bytes that it may take, beside those of the libraries
+MEMORY = 1 << 30  # bytes that it may take, beside the memory of the libraries
 _LARGEST = 1 << 20  # bytes of an answer
 
 
@@ -57,7 +57,7 @@ def _checked(path: Path, number: int) -> Path:
 
 
 def _ended(error: WorkerError, seconds: float, memory: int) -> str:
-    """What is said of an answer whose process ended."""
+    """The hint on an answer whose process ended without a verdict."""
     if error.verdict == "timed out":
         return f"The answer did not finish within {seconds:g} s. Is there a loop that never ends?"
     if error.verdict == "out of memory":

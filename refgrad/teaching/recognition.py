@@ -1,4 +1,4 @@
-"""Which mistake has an answer made? Its numbers are compared with those of wrong rules that are planted on purpose.
+"""Recognise the mistake of an answer: its numbers are compared with the numbers of wrong rules, planted on purpose.
 
 The chapter's own mistakes come first, then what can go wrong with any derivative (a factor, the cotangent forgotten, an
 order), then both at once, and then the mutants of the conformance suite: a right rule with one change in one node. An answer
@@ -43,7 +43,7 @@ class Tried:
     gradients: Gradients
 
     def is_off(self, name: str) -> bool:
-        """Whether the derivative by an input is wrong."""
+        """True if the derivative by an input is wrong."""
         return not close(self.gradients[name], self.trial.expected[name])
 
 
@@ -77,7 +77,7 @@ def example(tried: Sequence[Tried], name: str) -> Example | None:
 
 
 def _of_type(name: str, tried: Sequence[Tried]) -> str:
-    """What is wrong with the element type of an answer."""
+    """The hint on a wrong element type of an answer, or ""."""
     for one in tried:
         got, due = one.gradients[name], np.dtype(one.trial.kind)
         if got.dtype != due:
@@ -110,7 +110,7 @@ def _planted(mistake: Mistake) -> Wrong:
 
 
 def _of_any(chapter: Chapter, name: str) -> Iterator[tuple[str, Wrong]]:
-    """What can go wrong with the derivative of any operator."""
+    """The hints on mistakes that any derivative can have, each with the wrong derivative at a point."""
     zero = "It is 0 everywhere: the rule returns None, or nothing of the cotangent reaches it."
     yield zero, lambda one: np.zeros_like(one.trial.expected[name])
     missing = f"The cotangent d{chapter.output} is missing: by the chain rule every term has it as a factor."
@@ -130,7 +130,7 @@ def _of_any(chapter: Chapter, name: str) -> Iterator[tuple[str, Wrong]]:
 
 
 def _equals(tried: Sequence[Tried], name: str, wrong: Wrong) -> bool:
-    """Whether an answer is what a mistake gives, at every point; and a wrong one at some."""
+    """True if an answer is what a mistake gives, at every point; and a wrong one at some."""
     telling = False
     with np.errstate(all="ignore"):
         for one in tried:
@@ -166,7 +166,7 @@ def _factor(tried: Sequence[Tried], name: str, wrong: Wrong) -> float:
 
 
 def _of_mutants(chapter: Chapter, tried: Sequence[Tried], names: Sequence[str]) -> dict[str, str]:
-    """The hints for the inputs whose derivative is that of a mutant of the chapter's right rule."""
+    """The hints for the inputs whose derivative equals the derivative by a mutant of the chapter's right rule."""
     found: dict[str, str] = {}
     answered = RULES[chapter.key]
     try:
@@ -194,7 +194,7 @@ def _of_mutants(chapter: Chapter, tried: Sequence[Tried], names: Sequence[str]) 
 
 
 def _unrecognised(tried: Sequence[Tried], name: str) -> str:
-    """What can be said of an answer that has made no known mistake."""
+    """The hint on an answer that has made no known mistake."""
     off = [one for one in tried if one.is_off(name)]
     least = min(off, key=lambda one: one.trial.point.size)
     got, right = least.gradients[name], least.trial.expected[name]

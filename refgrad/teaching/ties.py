@@ -18,7 +18,7 @@ _SLACK = 1e-4
 
 
 def hint_at(trial: Trial, gradients: Gradients) -> tuple[str, Example | None]:
-    """What is wrong with an answer at a tie, and the input that shows it; "" and None where nothing is."""
+    """The hint on an answer that is wrong at a tie, and an input that shows it, or None; "" and None where it is right."""
     question, point = trial.question, trial.point
     function, at, cotangents = forward(question), question.at, question.wide_cotangents
     together = {name: np.asarray(u, np.float64) for name, u in point.together.items()}

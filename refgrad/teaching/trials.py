@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def what(self) -> str:
-        """What tells the trial from the plain ones, "" for these."""
+        """The words that tell the trial from the plain ones; "" for a plain one."""
         sizes = {"static": "", "symbolic": "sizes are symbols", "unknown": "not even the ranks are known"}[self.shapes]
         kind = "" if self.kind == "float32" else f"the elements are {self.kind}"
         return " and ".join(filter(None, (sizes, kind)))
@@ -93,7 +93,7 @@ class Trial:
         return Built.of(model)
 
     def gradients(self) -> Gradients:
-        """What the gradient model returns on the interpreter, by input; zeros where the rule returns None.
+        """The results of the gradient model on the interpreter, by input; zeros where the rule returns None.
 
         :raises RefgradError: refgrad does not take the rule, or the interpreter does not run the model.
         """
@@ -104,17 +104,17 @@ class Trial:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """What the oracles say of the question."""
+        """The evidence of the oracles on the question."""
         return tuple(said for oracle in ORACLES for said in testify(oracle, self.question))
 
     def verdict(self, gradients: Gradients) -> ResultRow:
-        """What the judge of the suite says of the gradients."""
+        """The verdict of the suite's judge on the gradients."""
         candidate = Candidate("answer", "numpy", len(self.built.model.graph.node), gradients)
         [row] = judge(self.question, self.evidence, [candidate])
         return row
 
     def is_right(self, gradients: Gradients) -> tuple[bool, tuple[str, ...]]:
-        """Whether the gradients are right, and the oracles that say so."""
+        """True if the gradients are right, and the oracles that say so."""
         if any(gradients[name].dtype != self.kind for name in self.question.wrt):
             return False, ()
         row = self.verdict(gradients)
@@ -147,7 +147,7 @@ class Trial:
 
 
 def close(got: np.ndarray, wanted: Any) -> bool:
-    """Whether two arrays of one shape are equal up to rounding in float32; NaN is like NaN."""
+    """True if two arrays of one shape are equal up to rounding in float32; NaN is like NaN."""
     wanted = np.asarray(wanted)
     if got.shape != wanted.shape:
         return False
@@ -157,7 +157,7 @@ def close(got: np.ndarray, wanted: Any) -> bool:
 
 
 def plain(chapter: Chapter) -> list[Trial]:
-    """The trials at the points of the chapter, the smallest first, those of ties aside."""
+    """The trials at the points of the chapter that are no ties, the smallest first."""
     return [Trial(chapter, point) for point in chapter.points if not point.together]
 
 

@@ -1,4 +1,4 @@
-"""What `refgrad teach` says of an answer."""
+"""The verdict of `refgrad teach` on an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 class Example:
     """An input that shows a mistake: `given` has inputs, attributes and the cotangent by name.
 
-    `of` is the input by which the derivative is wrong, `answered` what the answer gives, `expected` what is right.
+    `of` is the input by which the derivative is wrong, `answered` the derivative of the answer, `expected` the right one.
     """
 
     given: dict[str, Any]
@@ -29,7 +29,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an answer is right, and if not, why.
+    """The verdict on an answer: whether it is `right`, and if not, why.
 
     `hints` are sentences, the likeliest mistake first. `example` is the smallest input that shows it, None where the answer
     did not get as far as numbers. `printed` is what the answer printed. `trials` counts the points at which it was judged, and

@@ -76,9 +76,9 @@ class _Parts(NamedTuple):
 class Function:
     """A model whose inputs and outputs are tensors of numbers.
 
-    `outputs` are the names that a call returns, `targets` those of them that carry a derivative. The inputs in the slice
-    `weights` are fed the same memory again and again. What is prepared to run is made when it is needed, and left behind
-    where the function is pickled.
+    `outputs` are the names that a call returns, `targets` the outputs that carry a derivative. The inputs in the slice
+    `weights` are fed the same memory again and again. Models are prepared to run when a call needs them; a pickled function
+    does not contain them.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Function:
         self._forget()
 
     def __call__(self, tensors: Sequence[Tensor], known: _Fed | None = None) -> tuple[Tensor, ...]:
-        """The outputs; `tensors` are what each input is fed, and `known` is what is known of the weights among them."""
+        """The outputs. `tensors` are fed to the inputs; `known` has the weights as the last call left them, or is None."""
         if torch._C._are_functorch_transforms_active():  # they hide the tensors, and whether they require a gradient
             wrt = [value.name for value in self.inputs if value.dtype in FLOAT_DTYPES and self.targets]
         elif self.targets and torch.is_grad_enabled():
@@ -132,7 +132,7 @@ class Function:
         return tuple(self._plain.lent(results, _taken))
 
     def held(self, prepared: Prepared, tensors: Sequence[Tensor], known: _Fed | None) -> list[Any]:
-        """What an executor holds of the tensors that the inputs are fed."""
+        """The tensors that the inputs are fed, as an executor holds them."""
         if known is None:
             fed = tensors[self.weights]
             known = _Fed(fed, [*map(_place, fed)], [_held(prepared, tensor) for tensor in fed])
@@ -142,7 +142,7 @@ class Function:
         return [*(_held(prepared, t) for t in before), *known.held, *(_held(prepared, t) for t in behind)]
 
     def known(self, tensors: Sequence[Tensor]) -> _Fed | None:
-        """What is known of the weights, where they are those of the last call, in the same memory."""
+        """The weights as the last call left them, if they are the same tensors in the same memory; else None."""
         fed, last = tensors[self.weights], self._last
         if len(fed) != len(last.tensors) or not all(map(operator.is_, fed, last.tensors)):
             return None
@@ -190,7 +190,7 @@ class Function:
 
 
 class _Kept:
-    """What the backward part of a call reads beside cotangents, as the executor holds it; None where there is no such part."""
+    """The `values` that the backward part of a call reads beside cotangents, held by the executor; None without this part."""
 
     def __init__(self, known: _Fed | None = None) -> None:
         self.known = known  # of the weights, before the call
@@ -260,7 +260,7 @@ _Call.forward.__signature__ = inspect.signature(_Call.forward)  # type: ignore[a
 
 
 def _held(prepared: Prepared, tensor: Tensor) -> Any:
-    """What an executor holds of a tensor."""
+    """A tensor as an executor holds it."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
@@ -277,7 +277,7 @@ def _taken(value: Any) -> Tensor:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where and how a tensor lies in memory."""
+    """The address of a tensor in memory, its type and shape, and whether it is contiguous."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.is_contiguous()
 
 

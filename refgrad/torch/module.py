@@ -57,7 +57,7 @@ class Module(nn.Module):
     :param outputs: the outputs to return; by default all.
     :param backend: what runs it: "ort-cpu", "ort-cuda", "numpy", or another one that is installed; by default ONNX Runtime
         where that is installed.
-    :param options: those of the backend, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
+    :param options: options of the backend, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
         spin between calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
     :param recompute: as in `refgrad.gradient`: less memory, more time.
     :param batch_norm: "training", or "frozen": as in eval mode, whatever the mode.
@@ -145,7 +145,7 @@ class Module(nn.Module):
     def _hold(self, name: str, tensor: Tensor) -> None:
         """Register a parameter or a buffer where the dots in its name say.
 
-        It is put where torch looks it up: the name may be that of a method, such as "forward" or "type".
+        It is put where torch looks it up: the name may be the name of a method, such as "forward" or "type".
         """
         place: nn.Module = self
         *inner, last = name.split(".")
@@ -273,7 +273,7 @@ class Module(nn.Module):
         return _Mode(Function(made, self._settings, targets, weights), moved, step)
 
     def _bound(self, tensors: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
-        """What each input is fed."""
+        """The tensors that the inputs are fed, in the order of the inputs."""
         if len(tensors) == len(self.inputs) and not named:
             return list(tensors)
         names = [value.name for value in self.inputs]
@@ -322,7 +322,7 @@ class _Mode(NamedTuple):
 
 
 def _described(value: ValueInfoProto, what: str) -> Value:
-    """What is known of an input or output.
+    """The description of an input or output.
 
     :raises InvalidModelError: it is no tensor of a type that torch has.
     """

@@ -1,1 +1,1 @@
-"""What is built on a gradient: forward mode, Hessians, recipes, lowering, Gradient, losses, selection."""
+"""Transformations that build on a gradient: forward mode, Hessians, recipes, lowering, Gradient, losses, selection."""

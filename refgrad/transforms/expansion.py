@@ -99,7 +99,7 @@ def expand_gradients(
 
 
 def is_gradient(node: NodeProto) -> bool:
-    """Whether `node` is a Gradient of ai.onnx.preview.training."""
+    """True if `node` is a Gradient of ai.onnx.preview.training."""
     return bool(node.op_type == "Gradient" and node.domain == TRAINING)
 
 
@@ -255,7 +255,7 @@ class _Expansion:
     def _trace(
         self, value: str, cut: Sequence[str], scope: _Scope, through: Mapping[str, list[str]] | None = None
     ) -> _Network:
-        """What `value` is computed from, down to `cut`; `through` has what values depend on besides what their nodes read."""
+        """The network that computes `value`, down to `cut`; `through` has dependencies besides the nodes' inputs."""
         found: set[int] = set()
         network = _Network([], [], set(), [])
         pending, seen = [value], {""}
@@ -506,7 +506,7 @@ def _known(node: NodeProto, name: str, kind: TypeProto | None) -> TypeProto:
 
 
 def _is_known(kind: TypeProto) -> bool:
-    """Whether a type is complete enough for a graph input."""
+    """True if a type is complete enough for a graph input."""
     tensor = kind.tensor_type
     return not kind.HasField("tensor_type") or bool(tensor.elem_type and tensor.HasField("shape"))
 

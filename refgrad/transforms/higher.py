@@ -51,7 +51,7 @@ def jvp(
     A vector-Jacobian product is linear in its cotangent v, so its own transpose is the Jacobian-vector product, whatever v
     is (Townsend, A new trick for calculating Jacobian vector products, 2017): no rule is written twice.
 
-    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param model: a model, or the path of one; the other arguments and the errors are the same as in `gradient`.
     :param keep_outputs: also return the outputs of the model, after the tangents.
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :param conventions: `kinks` and the other conventions of `gradient`.
@@ -112,7 +112,7 @@ def hvp(
     costs a few times as much as the model: the gradient is differentiated again (Pearlmutter 1994), and no Hessian is ever
     formed.
 
-    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param model: a model, or the path of one; the other arguments and the errors are the same as in `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the products.
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
@@ -156,13 +156,13 @@ def jacobian(
     """The model that computes every derivative of the outputs of `model`, element by element.
 
     The result has the model's inputs and one output `<output>_by_<name>` per differentiated output and name in `wrt`,
-    ordered by output, then by name. Its shape is that of `<output>` followed by that of `<name>`. Initializers in `wrt`
-    become inputs that keep their value as default. A name that is taken becomes the next free one; the metadata
+    ordered by output, then by name. Its shape is the shape of `<output>` followed by the shape of `<name>`. Initializers in
+    `wrt` become inputs that keep their value as default. A name that is taken becomes the next free one; the metadata
     `refgrad.derivatives` (JSON) has them by output and name.
 
     The model itself is evaluated once. The rest of the gradient is the body of a Loop, run once for each element of an output.
 
-    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param model: a model, or the path of one; the other arguments and the errors are the same as in `gradient`.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :param conventions: `kinks` and the other conventions of `gradient`.
@@ -204,10 +204,10 @@ def hessian(
     """The model that computes every second derivative of `output`, or of the sum of its elements.
 
     The result has the model's inputs and one output `<output>_by_<name>_by_<other>` per pair of names in `wrt`, of the shape of
-    `<name>` followed by that of `<other>`. This is the Jacobian of the gradient: names that are taken and
+    `<name>` followed by the shape of `<other>`. This is the Jacobian of the gradient: names that are taken and
     initializers are as in `jacobian`; the metadata `refgrad.derivatives` (JSON) has the outputs by both names.
 
-    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param model: a model, or the path of one; the other arguments and the errors are the same as in `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
@@ -445,7 +445,7 @@ def _renamed(model: ModelProto, values: Mapping[str, str], suffix: str) -> dict[
 
 
 def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
-    """Remove everything from `model` but its inputs and what `outputs` need."""
+    """Remove everything from `model` except its inputs and the parts that `outputs` need."""
     graph = model.graph
     values = {value.name: value for value in graph.output}
     refill(graph.output, [values[name] for name in outputs])

@@ -35,7 +35,7 @@ def lift_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     Their coefficients are an initializer `<node>.coefficients` [features, rows], their intercepts `<node>.intercepts` [rows],
     both float32, where `<node>` is the name of the node, or its operator. Two rows with LOGISTIC of which one is the other's
     negative, as classifiers of two classes have them, become one: of its score s the results are 1 − σ(s) and σ(s). Results
-    have the names, types and, to rounding, the values that they had. The label of a classifier is that of its largest score,
+    have the names, types and, to rounding, the values that they had. A classifier returns the label of its largest score,
     so it follows the weights. Other operators of ai.onnx.ml, such as Scaler and Normalizer, stay as they are. A model without
     such nodes is returned as a copy.
 
@@ -89,7 +89,7 @@ def lower_weights(model: ModelProto, values: Mapping[str, np.ndarray]) -> tuple[
 
 
 def holds_weights(node: NodeProto) -> bool:
-    """Whether a node has weights in its attributes that `lift_weights` makes initializers of."""
+    """True if a node has weights in its attributes that `lift_weights` makes initializers of."""
     return node.domain == ML and node.op_type in _BODIES
 
 
@@ -173,7 +173,7 @@ class _Lifting:
         return found
 
     def _label(self) -> str:
-        """The label of the largest score; of one score for two classes, that of the second class where it is above 0."""
+        """The label of the largest score. One score for two classes gives the label of the second class where it is above 0."""
         op = self.op
         weights = self._weights()
         scores = next(one.output[0] for one in reversed(op.nodes) if set(one.input) & weights.keys())

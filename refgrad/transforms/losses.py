@@ -27,7 +27,7 @@ from refgrad.protos.walk import fresh, graphs, import_onnx, names_of
 from refgrad.transforms.scores import warn_of_logits
 from refgrad.transforms.selection import select_model_inputs_outputs
 
-_LOWEST_OPSET = 8  # operands broadcast from 7 on, those of Max and Min from 8 on
+_LOWEST_OPSET = 8  # operands broadcast from 7 on, the operands of Max and Min from 8 on
 _LOWEST_IR = 4  # before it, every initializer is an input
 
 

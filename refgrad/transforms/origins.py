@@ -1,7 +1,7 @@
-"""Where the initializers of an export come from: the tensors of a state_dict, rearranged, merged, folded or computed.
+"""The origin of the initializers of an export: tensors of a state_dict, rearranged, merged, folded or computed.
 
-A `Source` says how an initializer is made of them, and makes it again from other values. What is found is proved: the
-source makes the initializer's value bit for bit, or, where `exact` is false, up to rounding.
+A `Source` says how an initializer is made of them, and makes it again from other values. A source is proved: it makes
+the initializer's value bit for bit, or, where `exact` is false, up to rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Source:
 
     @property
     def how(self) -> str:
-        """What happened to the tensors."""
+        """The word for how the tensors were changed, such as "transposed"."""
         raise NotImplementedError
 
     def make(self, state: State) -> np.ndarray:
@@ -167,12 +167,12 @@ class Layer:
 def find_sources(
     initializers: State, state: State, layers: Sequence[Layer] = (), parameters: frozenset[str] = frozenset()
 ) -> dict[str, Source]:
-    """How the initializers are made of the tensors of `state`; what is not made of them is left out.
+    """The `Source` of each initializer that is made of tensors of `state`; other initializers are left out.
 
     :param initializers: floats.
     :param state: floats of the same types.
     :param layers: layers that a BatchNormalization may be folded into.
-    :param parameters: the initializers that weights are looked for in where values are few: those of layers.
+    :param parameters: the initializers of layers: tensors are looked for also where these have few values.
     """
     search = _Search(initializers, state)
     search.copies(parameters)
@@ -196,7 +196,7 @@ def reductions(state: State) -> np.ndarray:
 
 
 def is_among(value: np.ndarray, numbers: np.ndarray) -> bool:
-    """Whether a tensor of one element is one of `numbers`, up to rounding, and not 0."""
+    """True if a tensor of one element is one of `numbers`, up to rounding, and not 0."""
     number = float(value.reshape(-1)[0])
     return number != 0 and bool((np.abs(numbers - number) <= _ROUNDING / 10 * abs(number)).any())
 
@@ -449,7 +449,7 @@ def _fingerprint(value: np.ndarray) -> tuple[str, int, int, int]:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two tensors have the same bits, in the order of their elements."""
+    """True if two tensors have the same bits, in the order of their elements."""
     return one.dtype == other.dtype and one.size == other.size and one.tobytes() == other.tobytes()
 
 
@@ -464,7 +464,7 @@ def _is_constant(value: np.ndarray) -> bool:
 
 
 def _is_round(value: np.ndarray) -> bool:
-    """Whether a number is one that a formula may have: a multiple of 1/8."""
+    """True if a number is one that a formula may have: a multiple of 1/8."""
     return value.size == 1 and bool(value.astype(np.float64) * 8 % 1 == 0)
 
 

@@ -26,7 +26,7 @@ _PROTOBUF_LIMIT = 2**31 - 1
 
 
 def available() -> bool:
-    """Whether the installed onnxruntime has gradient builders."""
+    """True if the installed onnxruntime has gradient builders."""
     if util.find_spec("onnxruntime") is None:
         return False
     from onnxruntime.capi import _pybind_state
@@ -89,7 +89,7 @@ class Builders:
         """OrtModuleGraphBuilder: it optimises the forward graph first, then differentiates all outputs at once.
 
         :param inputs: the inputs that require a gradient.
-        :param initializers: the initializers to train; they become inputs, after those of the model.
+        :param initializers: the initializers to train; they become inputs, after the inputs of the model.
         :return: the model as it was made: all outputs go through one com.microsoft.YieldOp, which returns their
             cotangents `<output>_grad`; the outputs are `<name>_grad`, of `inputs` and then of `initializers`.
         :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
@@ -137,7 +137,7 @@ class Builders:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the exception is a refusal of ONNX Runtime: its own, or one of C++ that pybind11 translated."""
+    """True if the exception is a refusal of ONNX Runtime: its own, or one of C++ that pybind11 translated."""
     return isinstance(error, RuntimeError | ValueError | IndexError) or type(error).__module__.startswith("onnxruntime")
 
 
@@ -218,7 +218,7 @@ def _name_nodes(model: ModelProto) -> None:
 
 
 def _same_operators(model: ModelProto, opset: int) -> bool:
-    """Whether every operator of the model is the same in the newest opset that 1.19.2 reads, apart from its types."""
+    """True if every operator of the model is the same in the newest opset that 1.19.2 reads, apart from its types."""
     for node in model.graph.node:
         if node.domain or not onnx.defs.has(node.op_type):
             continue

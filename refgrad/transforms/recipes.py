@@ -1,11 +1,11 @@
 """Named recipes: models for common uses of a gradient. Recipes build models and do not run them.
 
-Each puts a few nodes around `refgrad.gradient`: before it, `select` turns what is differentiated into one number; after it,
+Each puts a few nodes around `refgrad.gradient`: before it, `select` turns the chosen output into one number; after it,
 the gradient becomes a saliency map, an adversarial input, forces, or a ranking of the weights. In all of them
 
 - `wrt` names the input of the derivative; by default the only float input that has no default value;
-- `of` says what is differentiated: an output, "logits", or some of its elements, "logits[:, 3]", whose sum is taken. Indices
-  and slices are those of NumPy, so with a batch axis "logits[:, 3]" is the fourth logit of every sample, and the sum lets
+- `of` is the output to differentiate, "logits", or some of its elements, "logits[:, 3]", whose sum is taken. Indices
+  and slices are as in NumPy, so with a batch axis "logits[:, 3]" is the fourth logit of every sample, and the sum lets
   every sample have its own gradient. A name in place of an index, "logits[:, target]", is an integer scalar input of the
   result. By default it is the only float output;
 - `conventions` are `kinks`, `quantization` and the other conventions of `refgrad.gradient`, by the names that they have there;
@@ -82,7 +82,7 @@ def _weights_aside(recipe: Recipe) -> Recipe:
 
 
 def _merge(target: Message, source: Message, but: str) -> None:
-    """Copy every field of `source` but one."""
+    """Copy every field of `source` except the field `but`."""
     for field, value in source.ListFields():
         if field.name == but:
             continue
@@ -255,7 +255,7 @@ def fgsm(
 def forces(
     model: Model, wrt: str | None = None, of: str | None = None, **conventions: Unpack[ConventionOptions]
 ) -> ModelProto:
-    """The model of the forces −dE/dx: its first output is `forces`, then come those of the model.
+    """The model of the forces −dE/dx: its first output is `forces`, then come the outputs of the model.
 
     :param wrt: the positions x; `forces` has their shape and type.
     :param of: the energy E. Where it has several elements, one for each molecule of a batch, every molecule has its own forces.
@@ -351,7 +351,7 @@ class _Edit:
     ) -> ModelProto:
         """The model that returns `results`, emitted values with a name and a type each, and after them the outputs `kept`.
 
-        :param nodes: those of the model that stay; by default all.
+        :param nodes: the nodes of the model that stay; by default all.
         """
         graph, op = self.graph, self.op
         rename = {value: op.fresh(name) for value, (name, _) in results.items()}
@@ -453,7 +453,7 @@ def _are_bounds(clip: Any) -> bool:
 
 
 def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
-    """The output that `of` names, and what is in its brackets, "..." spelt out; None where it has none."""
+    """The output that `of` names, and the items in its brackets, "..." spelt out; None where it has none."""
     outputs = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
     if not outputs:
         raise UnknownNameError(f"The model has no float output; its outputs: {choices(graph.outputs)}.{of_maps(graph)}")

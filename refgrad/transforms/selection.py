@@ -53,7 +53,7 @@ def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
 @explained
 def onnx_rename_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
-    """A copy of `model` whose initializers are called I0_<name>, I1_<name>, ..., so that their order is that of their names.
+    """A copy of `model` whose initializers are called I0_<name>, I1_<name>, ..., so that their names tell their order.
 
     Everything else is called as before, and so is an initializer that is an input or an output of the model.
 
@@ -136,7 +136,7 @@ class _WeightRenamer(_Renamer):
     """Puts a number before the names of initializers."""
 
     def _fresh(self, letter: str, name: str) -> str:
-        """The name as it was, but for initializers."""
+        """The name as it was; for an initializer, with a number before it."""
         if letter != "i":
             return name
         return next(new for k in self._numbers["i"] if (new := f"I{k}_{name}") not in self._known)
@@ -342,7 +342,7 @@ def _producers(nodes: Sequence[NodeProto]) -> dict[str, int]:
 
 
 def _is_declared(kind: TypeProto) -> bool:
-    """Whether a type says what a value is."""
+    """True if a type says what a value is."""
     return bool(kind.tensor_type.elem_type) if kind.HasField("tensor_type") else kind.WhichOneof("value") is not None
 
 

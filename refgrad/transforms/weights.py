@@ -1,4 +1,4 @@
-"""Which initializers of a model are weights, from which tensors of a state_dict they come, and how new values get back."""
+"""Find the initializers that are weights and the tensors of a state_dict that they come from, and write new values back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FEW = 3  # tensors of the state_dict that a row names
 
 @dataclass(frozen=True)
 class Weight:
-    """What an initializer is.
+    """An initializer: its kind, its type and shape, the operators that read it, and its source.
 
     `kind` is a key of `refgrad.forward.roles.KINDS`: "parameter", "unexplained", "statistic", "quantized", "quantization",
     "mask", "scalar", "shape", "constant" or "unused". `reads` are the operators that read it, with the position of the input:
@@ -56,7 +56,7 @@ class Weight:
 
 
 class Weights(dict[str, Weight]):
-    """What each initializer of a model is, by name: what `weights` returns."""
+    """The `Weight` of each initializer of a model, by name: the result of `weights`."""
 
     def __init__(self, found: Mapping[str, Weight], state: Mapping[str, _Known] | None = None) -> None:
         super().__init__(found)
@@ -101,7 +101,7 @@ class Weights(dict[str, Weight]):
 
 @explained
 def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str, Any] | None = None) -> Weights:
-    """What each initializer of the model is: parameter, running statistic, mask, scalar, shape or other constant.
+    """The kind of each initializer of the model: parameter, running statistic, mask, scalar, shape or other constant.
 
     It is told by the operators that read the initializer and at which input, through Transpose, Reshape, Cast and their like,
     through QuantizeLinear and DequantizeLinear, and within bodies and functions. Where that does not tell, values do: a mask
@@ -178,8 +178,8 @@ def write_back(
 ) -> ModelProto:
     """A copy of the model with these values of its initializers. The caller's model is not modified.
 
-    Names are those of initializers. With `weights`, what `refgrad.weights(model, state_dict)` returned, they may also be names
-    of the state_dict: a tensor is then transposed, merged or folded as the exporter did it, and where a name is both, it is
+    The names belong to initializers. With `weights`, the result of `refgrad.weights(model, state_dict)`, they may also belong
+    to the state_dict: a tensor is then transposed, merged or folded as the exporter did it, and where a name is both, it is
     the state_dict's. Where a tensor is folded or merged with others, all of them have to be given. A whole state_dict may be
     given: its integers that the model does not have are left out. What did not change since leaves its initializer as it is.
 
@@ -275,7 +275,7 @@ def _sources(
 
 
 def _kind(role: str, source: Source | None, elementwise: bool) -> str:
-    """What an initializer is where its source is known."""
+    """The kind of an initializer, by its role and its source, None where it has none."""
     if source is None:
         return "unexplained" if elementwise and role == "parameter" else role
     if role in ("scalar", "constant", "parameter") and not all(name.endswith(_STATISTICS) for name in source.names):

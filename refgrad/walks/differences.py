@@ -55,7 +55,7 @@ class Differences:
         self._spent = 0.0
 
     def _draws(self, node: NodeProto) -> bool:
-        """Whether a node draws random numbers: another run of it gives others."""
+        """True if a node draws random numbers: another run of it gives others."""
         operator = operator_of(node)
         if operator not in IN_TRAINING:
             return operator in ALWAYS

@@ -1,4 +1,4 @@
-"""Which elements that a node reads are where its operator has no derivative, and which choice the gradient makes there."""
+"""The elements that a node reads at which its operator has no derivative, and the choice that the gradient makes there."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _reason(row: Row, node: NodeProto, convention: str) -> str:
 
 
 def _choice(row: Row, node: NodeProto, convention: str) -> str:
-    """What is taken, and why: the derivative itself where it does not depend on attributes."""
+    """The reason for the choice, and the derivative that is taken where it does not depend on attributes."""
     reason = _reason(row, node, convention)
     if reason != row.reason:
         return reason
@@ -98,7 +98,7 @@ def _rows() -> dict[str, list[Row]]:
 def _searched(
     node: NodeProto, names: Sequence[str], inputs: Inputs, position: int, opsets: ModelProto
 ) -> np.ndarray | None:
-    """Where the node alone has another derivative on each side of an element; None where that cannot be told."""
+    """The mask of elements where the node alone has different derivatives on the two sides; None where that cannot be told."""
     array = inputs[position]
     if not isinstance(array, np.ndarray) or not 0 < array.size <= _SEARCHED:
         return None
@@ -252,7 +252,7 @@ def _clip(inputs: Inputs, attributes: Mapping[str, Any]) -> Mapping[int, np.ndar
 
 
 def _back(mask: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Where an operand that was broadcast is used at an element of `mask`."""
+    """The mask of the elements of a broadcast operand that are used at a True element of `mask`."""
     lead = mask.ndim - like.ndim
     axes = tuple(range(lead)) + tuple(k + lead for k, size in enumerate(like.shape) if size == 1)
     return np.asarray(mask.any(axis=axes, keepdims=True)).reshape(like.shape)

@@ -34,7 +34,7 @@ def number(value: Any) -> str:
 
 
 def lines(value: Any, width: int = 76) -> list[str]:
-    """The numbers of a value: those of a small array, the corner of a large one and its statistics. No line is wider."""
+    """The numbers of a value: all of a small array, the corner and the statistics of a large one. No line is wider."""
     if isinstance(value, list | tuple):
         listed: list[str] = []
         for k, item in enumerate(value[:_CORNER]):

@@ -35,7 +35,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Question:
-    """What the quiz asks at a step: an `element` of a contribution to the cotangent `of` a forward value, and the answer."""
+    """A quiz question at a step: an `element` of a contribution to the cotangent `of` a forward value, and the answer."""
 
     step: int
     node: str
@@ -385,7 +385,7 @@ def _part(array: np.ndarray, at: Element, side: int, numbers: bytearray) -> dict
 
 
 def _stored(array: np.ndarray, numbers: bytearray) -> dict[str, Any]:
-    """Where the numbers of an array are among all. Each is there as it is: an integer too large for that as text."""
+    """Append the exact numbers of an array to `numbers`; return where they are. Integers too large for that become text."""
     kind = _kind(array)
     if kind == "f":
         code = "f8" if array.dtype == np.float64 else "f4"

@@ -1,4 +1,4 @@
-"""What a walk is made of: its steps, and the cotangents, contributions and differences in them."""
+"""The records of a walk: its steps, and the cotangents, contributions and differences in them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one reader of a forward value adds to its cotangent.
+    """The contribution of one reader of a forward value to its cotangent.
 
     `of` is the forward value, `value` the name of the contribution in the gradient model. `step` is the number of the step
     that made it, None for the seed. `position` is the place of the operand among the inputs of the step's node, -1 for the
@@ -52,9 +52,9 @@ class Contribution:
 class Cotangent:
     """The cotangent of a forward value: `value` is its name in the gradient model, the sum of its `contributions`.
 
-    `alias` is the forward value whose cotangent it is, unchanged, as the first operand of an Add has that of the result;
-    "" where it is not. `emitted` are the nodes that sum the contributions, or copy the only one into an output. Without any
-    contribution the gradient is zero.
+    `alias` is the forward value that has the same cotangent: the first operand of an Add has the cotangent of the result.
+    It is "" where there is none. `emitted` are the nodes that sum the contributions, or copy the only one into an output.
+    Without any contribution the gradient is zero.
     """
 
     of: str
@@ -109,7 +109,7 @@ class Step:
     kinks: tuple[Kink, ...]
     emitted: tuple[Emitted, ...]
     difference: Difference | None = None
-    values: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)  # those of the walk
+    values: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)  # the values of the walk
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each cotangent that comes in, each value that is read, and each contribution that goes out."""
@@ -145,9 +145,10 @@ class Step:
 class Walk:
     """The backward pass of a model with its numbers: `steps` in backward order, `values` by their name in `gradient`.
 
-    `of` is what is differentiated, `wrt` by what, `cotangents` are by forward value, `forward` are the nodes of the model in
-    their order. `more` are nodes that `gradient` does without, for contributions between zeros that it puts side by side and
-    does not add. `notes` say what the reader must know: which feeds are random, which gradients are zero and why.
+    `of` is the differentiated output or element, `wrt` the names that it is differentiated by. `cotangents` are by forward
+    value, `forward` are the nodes of the model in their order. `more` are nodes that `gradient` does without, for
+    contributions between zeros that it puts side by side and does not add. `notes` say what the reader must know: which feeds
+    are random, which gradients are zero and why.
     """
 
     model: ModelProto
@@ -199,7 +200,7 @@ class Walk:
 
 
 def as_dict(record: Any) -> Any:
-    """A record, or what is in one, as dictionaries and lists; attributes that are arrays as nested lists."""
+    """A record, or a value in one, as dictionaries and lists; attributes that are arrays as nested lists."""
     if isinstance(record, Step | Cotangent | Contribution | Emitted | Kink | Difference):
         return {one.name: as_dict(getattr(record, one.name)) for one in fields(record) if one.name != "values"}
     return [as_dict(item) for item in record] if isinstance(record, tuple) else plain(record)
@@ -219,7 +220,7 @@ def said_of_difference(difference: Difference) -> str:
 
 
 def said_of(part: Contribution) -> str:
-    """What was summed to get a contribution, "" where nothing was."""
+    """The text that names the value summed to get a contribution, and the axes; "" where nothing was summed."""
     if not part.before:
         return ""
     axes = f"ax{'i' if len(part.axes) == 1 else 'e'}s {', '.join(map(str, part.axes))}"
@@ -228,7 +229,7 @@ def said_of(part: Contribution) -> str:
 
 
 def came_from(cotangent: Cotangent) -> str:
-    """Where a cotangent is from: the seed, another one, a sum; "" where its step alone makes it."""
+    """The text that names the origin of a cotangent: the seed, another one, a sum; "" where its step alone makes it."""
     if cotangent.alias:
         return f"that of {cotangent.alias}, unchanged"
     parts = cotangent.contributions

@@ -28,7 +28,7 @@ def show(walk: Walk, console: Console, step: int | None = None) -> None:
 
 
 def text_of(walk: Walk, step: int | None = None, width: int = _WIDTH) -> str:
-    """What `show` prints, as text without styles."""
+    """The lines that `show` prints, as text without styles."""
     return "\n".join(printable(line) for line, _ in _lines(walk, step, width))
 
 

@@ -62,11 +62,11 @@ def walk(
     the types of the model.
 
     :param model: a model, or the path of one.
-    :param feeds: arrays by the names of inputs, or of initializers in place of their own values. What is missing is drawn at
+    :param feeds: arrays by the names of inputs, or of initializers in place of their own values. Missing arrays are drawn at
         random; the notes say so.
     :param wrt: as in `refgrad.gradient`; by default every float input, and the parameters that `refgrad.weights` finds and the
         output depends on. Constants, such as an exponent, count where `wrt` names them or they are fed.
-    :param of: what is differentiated: the name of an output with one element, "loss", or one element of an output,
+    :param of: the output to differentiate: the name of an output with one element, "loss", or one element of an output,
         "logits[0, 3]". By default the only float output.
     :param seed: of the random feeds.
     :param differences: take a central difference beside each step, in float64, as far as that takes little time.
@@ -104,7 +104,7 @@ def walk(
     fed = {name: value for name, value in given.items() if name in needed}
     assert found.sweep.record is not None
     whole = with_contributions(gradient, found.op, found.sweep.names, found.sweep.record)
-    every = [name for node in whole.graph.node for name in node.output if name]  # those of constants too
+    every = [name for node in whole.graph.node for name in node.output if name]  # the values of constants too
     values = NumpyBackend().prepare(whole).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
     values |= {t.name: array_of(t) for t in whole.graph.initializer if t.name not in values}
     title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
@@ -112,7 +112,7 @@ def walk(
     return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, useless)
 
 
-# What is differentiated, and where
+# The output to differentiate, and the feeds
 
 
 def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | None]:
@@ -354,7 +354,7 @@ class _Reading:
         return found
 
     def _before(self, summed: Sequence[tuple[str, str]], value: str, emitted: Sequence[NodeProto]) -> tuple[str, str]:
-        """What was summed to get a contribution, or what it is made of, and the sum."""
+        """The summed value and its sum, which is the contribution `value`, or of which it is made; "" and "" without a sum."""
         for before, after in summed:
             if after == value:
                 return before, after
@@ -541,7 +541,7 @@ def _flat(
     wrt: Iterable[str],
     useless: Sequence[UselessGradient],
 ) -> list[str]:
-    """Which gradients are 0 in every element at these feeds, though not everywhere, and at which step that begins."""
+    """The note on gradients that are 0 in every element at these feeds, though not everywhere, with the step that begins it."""
     told = {name for one in useless for name in one.names}
     flat = [
         name

@@ -75,7 +75,7 @@ def _copy(x: Any) -> Any:
 
 
 def _identical(a: Any, b: Any) -> bool:
-    """Whether two values have the same types, shapes and bits."""
+    """True if two values have the same types, shapes and bits."""
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(_identical, a, b))
     if not isinstance(a, np.ndarray | np.generic):

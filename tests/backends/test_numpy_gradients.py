@@ -209,7 +209,7 @@ def mentioned(path: Path) -> set[str]:
 
 
 def is_registered(op: str, domain: str) -> bool:
-    """Whether ONNX Runtime has a schema: without one it says so, with one it says what is wrong with the node."""
+    """True if ONNX Runtime has a schema: without one it says so, with one it says what is wrong with the node."""
     value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     node = helper.make_node(op, ["x"], ["y"], domain=domain)
     graph = helper.make_graph([node], "g", [value], [helper.make_empty_tensor_value_info("y")])

@@ -161,7 +161,7 @@ def operator_of(model: onnx.ModelProto) -> str:
 
 
 def narrow(value: Any) -> bool:
-    """Whether a value, or an item of a sequence or map, is a float of less than 64 bits."""
+    """True if a value, or an item of a sequence or map, is a float of less than 64 bits."""
     if isinstance(value, list | tuple):
         return any(map(narrow, value))
     if isinstance(value, dict):

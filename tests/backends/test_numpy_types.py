@@ -219,7 +219,7 @@ if TRAINING in installed():
 
 
 def undefined(case: NodeCase, values: Mapping[str, np.ndarray]) -> bool:
-    """Whether ONNX Runtime leaves results of this case undefined."""
+    """True if ONNX Runtime leaves results of this case undefined."""
     if case.node.op_type == "RNN":  # the state of an empty sequence is unwritten
         return not values.get("sequence_lens", np.ones(1)).all()
     if case.node.op_type == "Attention":  # the −∞ of a hidden key is cast to the mask's integers: docs/findings.md

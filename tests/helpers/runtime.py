@@ -18,13 +18,13 @@ PRODUCTS = frozenset(("ConvInteger", "MatMulInteger", "QGemm", "QLinearConv", "Q
 
 
 def overflows(op_types: Iterable[str]) -> bool:
-    """Whether ONNX Runtime's sums in one of these operators are not exact here, and so no witness."""
+    """True if ONNX Runtime's sums in one of these operators are not exact here, and so no witness."""
     return not PRODUCTS.isdisjoint(op_types) and _adds_in_16_bits()
 
 
 @cache
 def _adds_in_16_bits() -> bool:
-    """Whether products of 8 bits are added in 16, and overflow: on processors without VNNI."""
+    """True if products of 8 bits are added in 16, and overflow: on processors without VNNI."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 17]> g (uint8[4, 64] a, int8[64, 16] b) => (int32[4, 16] y) '
         "{ y = MatMulInteger(a, b) }"

@@ -151,7 +151,7 @@ def test_the_exit_code_is_that_of_the_process():
 
 
 def _left(process: int) -> bool:
-    """Whether a process is there, a moment later."""
+    """True if a process is there, a moment later."""
     for _ in range(100):
         try:
             os.kill(process, 0)

@@ -395,7 +395,7 @@ def cast_1(x: np.ndarray, *, to: str, _wide: bool) -> np.ndarray:
 
 @kernel("BitCast")
 def bit_cast(x: np.ndarray, *, to: int, _wide: bool) -> np.ndarray:
-    """The same bits as another type of the same width. What is computed in double has the bits of its float32."""
+    """The same bits as another type of the same width. A float32 that is computed in double has the bits of its float32."""
     dtype = helper.tensor_dtype_to_np_dtype(to)
     if _wide and x.dtype == np.float64 and dtype.itemsize == 4:
         x = x.astype(np.float32)

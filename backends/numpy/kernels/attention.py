@@ -125,7 +125,7 @@ def _need_scores(Q: np.ndarray, keys: int, copies: int) -> None:
 
 
 def _bias(seen: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """What is added to the logits: nothing, or −∞ where a key is not seen"""
+    """The addend of the logits: 0, or −∞ where a key is not seen"""
     return np.asarray(np.where(seen, kind.type(0), kind.type(-np.inf)))
 
 

@@ -58,7 +58,7 @@ def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np
 
 
 def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 0) -> tuple[np.ndarray, int]:
-    """Number of the slice that each tuple of GatherND points at, and how many elements such a slice has."""
+    """The number of the slice that each tuple of GatherND points at, and how many elements a slice has."""
     depth = indices.shape[-1] if indices.ndim else 0
     if not indices.ndim or not 0 <= batch_dims < indices.ndim or batch_dims + depth > len(shape):
         raise ValueError(
@@ -181,7 +181,7 @@ def scatter_elements(
 
 
 def _is_same_for_slices(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> bool:
-    """Whether the indices depend on the place along the axis alone, and slices are longer than a call takes."""
+    """True if the indices depend on the place along the axis alone, and slices are longer than a call takes."""
     if indices.ndim != len(shape) or not indices.size or indices.size < 64 * indices.shape[axis]:
         return False
     others = [place for place in range(len(shape)) if place != axis]
@@ -383,7 +383,7 @@ def _rows_of_picks(group: np.ndarray, box: np.ndarray, classes: int) -> np.ndarr
 def _picked(
     low: np.ndarray, high: np.ndarray, area: np.ndarray, alive: np.ndarray, limit: float, most: int
 ) -> np.ndarray:
-    """Which boxes (groups, boxes), best first, are picked: of few boxes, whose overlaps are all computed beforehand."""
+    """A mask (groups, boxes) of the boxes, best first, that are picked. For few boxes: it computes all overlaps beforehand."""
     sides = np.minimum(high[:, :, None], high[:, None]) - np.maximum(low[:, :, None], low[:, None])
     sides = np.maximum(sides, 0)
     overlap = sides[..., 0] * sides[..., 1]
@@ -421,7 +421,7 @@ _PARTITIONED = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int
 
 
 def _first_of_many(X: np.ndarray, axis: int, count: int, largest: bool) -> np.ndarray:
-    """Where the first `count` elements in order are: they are sorted among those that are not beyond the last of them."""
+    """The places of the first `count` elements in order. Only elements that are not beyond the last of these are sorted."""
     rows = np.moveaxis(X, axis, -1)
     first = np.empty((*rows.shape[:-1], count), np.int64)
     for at in np.ndindex(rows.shape[:-1]) if count else ():

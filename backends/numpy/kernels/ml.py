@@ -1,4 +1,4 @@
-"""The operators of ai.onnx.ml but for the trees. They compute in float, whatever X is; in double with precision="float64".
+"""The operators of ai.onnx.ml except the trees. They compute in float, whatever X is; in double with precision="float64".
 
 Where the specification leaves a choice, they take ONNX Runtime's: the norm MAX divides by the largest element, PROBIT is
 Winitzki's approximation, and one score of two classes stands for two (`two_scores`). A map is a dict, a sequence a list.
@@ -60,7 +60,7 @@ def imputer(
     replaced_value_float: float = 0.0,
     replaced_value_int64: int = 0,
 ) -> Array:
-    """X with what is missing put in, column by column"""
+    """X with its missing elements replaced, column by column"""
     if X.dtype.kind == "f":
         missing = np.isnan(X) if math.isnan(replaced_value_float) else replaced_value_float == X
         return np.where(missing, np.array(imputed_value_floats, X.dtype), X)
@@ -405,7 +405,7 @@ def svm_classifier(
 
 
 def _coupled(fits: Array, pairs: list[tuple[int, int]], classes: int) -> Array:
-    """The probabilities p of the classes from those of the pairs, r(i, j) = P(i | i or j): least Σ (r(j, i)·pᵢ − r(i, j)·pⱼ)².
+    """The class probabilities p from the pair probabilities r(i, j) = P(i | i or j): least Σ (r(j, i)·pᵢ − r(i, j)·pⱼ)².
 
     Wu, Lin and Weng (2004), algorithm 2, with libsvm's bounds: r within 1e-7 of 0 and 1, at most max(100, classes)
     rounds, and the end where no equation is off by 0.005/classes. Each row ends by itself.

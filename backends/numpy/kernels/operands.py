@@ -1,4 +1,4 @@
-"""What kernels ask of their inputs: the type to compute in, and axes and indices that exist."""
+"""Checks of the inputs of kernels, and the type to compute in: axes and indices have to exist."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest:
 
 
 def _inside(indices: np.ndarray, size: int) -> bool:
-    """Whether all are in 0..size − 1. Read as unsigned numbers, those below 0 are the greatest."""
+    """True if all are in 0..size − 1. Read as unsigned numbers, those below 0 are the greatest."""
     if not indices.size:
         return True
     unsigned = _UNSIGNED.get(indices.dtype)
@@ -87,7 +87,7 @@ _BLAS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 
 
 def summed(x: np.ndarray, axes: tuple[int, ...] | None, keepdims: bool = False) -> np.ndarray:
-    """The sum over `axes` (None: all) in the type of `x`. That over the last axes is a product with ones, with BLAS.
+    """The sum over `axes` (None: all) in the type of `x`. A sum over the last axes is a product with ones, with BLAS.
 
     BLAS adds several running sums side by side, as NumPy's pairwise sum does.
     """
@@ -109,12 +109,12 @@ def squares_summed(x: np.ndarray, axes: tuple[int, ...] | None, keepdims: bool =
 
 
 def mean(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
-    """The mean over `axes`; that of nothing is NaN."""
+    """The mean over `axes`; NaN if there are no elements."""
     return np.asarray(summed(x, axes, keepdims) / _count(x, axes))
 
 
 def mean_square(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
-    """The mean of the squares over `axes`; that of nothing is NaN."""
+    """The mean of the squares over `axes`; NaN if there are no elements."""
     return np.asarray(squares_summed(x, axes, keepdims) / _count(x, axes))
 
 
@@ -148,7 +148,7 @@ def _pieces(x: np.ndarray, last: int) -> np.ndarray:
 def _rest_summed(
     total: np.ndarray, x: np.ndarray, axes: tuple[int, ...] | None, last: int, keepdims: bool
 ) -> np.ndarray:
-    """The sums of parts, (axes but the last..., parts), added up over the parts and the other `axes`."""
+    """The sums of parts, (axes except the last..., parts), added up over the parts and the other `axes`."""
     over = range(x.ndim) if axes is None else {axis % x.ndim for axis in axes}
     rest = tuple(axis for axis in over if axis < x.ndim - last)
     shape = [1 if axis in over else n for axis, n in enumerate(x.shape) if keepdims or axis not in over]

@@ -25,7 +25,7 @@ def _columns(arrays: tuple[Array, ...], parts: int) -> Iterator[tuple[Array, ...
 
 
 def _rows(results: Sequence[tuple[Array, ...]], inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The results of all tensors: first the new tensors, then what is accumulated; each has the type of its tensor"""
+    """The results of all tensors: first the new tensors, then the accumulated ones; each has the type of its tensor"""
     kinds = [x.dtype for x in inputs[: len(results)]]
     return tuple(
         np.asarray(value, kind) for row in zip(*results, strict=True) for value, kind in zip(row, kinds, strict=True)
@@ -158,7 +158,7 @@ def adamw_optimizer(
     correct_bias: int = 1,
     adam_mode: int = 0,
 ) -> tuple[Array, list[Array], list[Array], list[Array]]:
-    """Whether it was done, and every W, m and v after a step of AdamW (Loshchilov and Hutter 2019).
+    """True if it was done, and every W, m and v after a step of AdamW (Loshchilov and Hutter 2019).
 
     adam_mode=0: W·(1 − rate·decay), then − rate/m_correction·m/(√v/√v_correction + ε), as in torch. adam_mode=1: first
     − rate·√v_correction/m_correction·m/(√v + ε), then ·(1 − rate·decay), as in transformers.
@@ -268,7 +268,7 @@ def is_finite(X: Array) -> Array:
 
 @kernel("IsAllFinite", domain=MICROSOFT)
 def is_all_finite(*xs: Array, isinf_only: int = 0, isnan_only: int = 0) -> Array:
-    """Whether every element of every input is finite; with an attribute only infinities or only NaN count"""
+    """True if every element of every input is finite; with an attribute only infinities or only NaN count"""
     if isinf_only and isnan_only:
         raise ValueError("isinf_only and isnan_only cannot both be 1")
     wrong = np.isinf if isinf_only else np.isnan if isnan_only else lambda x: ~np.isfinite(x)

@@ -1,7 +1,7 @@
 """Poolings and their gradients, block by block: a maximum or sum over a window is taken along one axis after the other.
 
-A loop goes over the elements of the kernel along one axis, never over those of the input. A block's arrays are (n, C, 1,
-spatial...).
+A loop goes over the elements of the kernel along one axis, never over the elements of the input. A block's arrays are
+(n, C, 1, spatial...).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random numbers: the same for the same seed, and in every precision, which rounds what is drawn in double."""
+"""Random numbers: the same for the same seed and in every precision, since they are drawn in double and then rounded."""
 
 from __future__ import annotations
 

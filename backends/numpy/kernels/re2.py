@@ -1,7 +1,8 @@
 r"""Patterns of RE2, which ONNX names, as patterns of Python's `re`.
 
-The syntax is that of https://github.com/google/re2/wiki/Syntax. Where both know a form, they differ in this: \d, \w, \s
-and \b of RE2 are those of ASCII, its $ is not before a last newline, {,2} are letters; what needs backtracking is refused.
+The syntax is documented at https://github.com/google/re2/wiki/Syntax. Where both know a form, they differ in this: \d, \w, \s
+and \b of RE2 match ASCII only, its $ is not before a last newline, {,2} are letters. A pattern that needs backtracking is
+refused.
 """
 
 from __future__ import annotations

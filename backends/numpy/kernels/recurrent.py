@@ -46,7 +46,7 @@ _FUNCTIONS: dict[str, tuple[Formula, Formula]] = {
     "elu": (lambda x, a, b: elu(x, alpha=a), lambda y, a, b: np.where(y > 0, 1, y + a)),
 }
 
-# The defaults of α and β, those of the operators of the same names as ONNX stores them. It has no Affine and no ScaledTanh.
+# The defaults of α and β, from the operators of the same names as ONNX stores them. It has no Affine and no ScaledTanh.
 _DEFAULTS: dict[str, tuple[float | None, ...]] = {
     "affine": (None, None),
     "leakyrelu": (float(np.float32(0.01)),),
@@ -106,7 +106,7 @@ def directions_of(
 ) -> Directions:
     """List for each direction whether it reads time backwards, and its functions.
 
-    Each function takes the next alpha and the next beta, if it has such a parameter.
+    Each function takes the next alpha and the next beta, if it has that parameter.
     """
     if direction not in _BACKWARD:
         raise ValueError(f"direction is {direction!r}, expected 'forward', 'reverse' or 'bidirectional'")
@@ -134,7 +134,7 @@ def _activation(name: str, alphas: Iterator[float], betas: Iterator[float], clip
 
 @dataclass(frozen=True, slots=True)
 class _Sequences:
-    """Which steps there are: `active` is (time, batch), None where every sequence is as long as X."""
+    """The steps of the sequences: `active` is (time, batch), None where every sequence is as long as X."""
 
     time: int
     active: Array | None
@@ -239,7 +239,7 @@ def _from_inputs(X: Array, W: Array, bias: Array | None) -> Array:
 
 
 def _to_inputs(X: Array, W: Array, da: Array) -> tuple[Array, Array, Array]:
-    """The gradients of X, W and the bias from those of the gates' arguments, (direction, time, batch, gates·hidden)"""
+    """The gradients of X, W and the bias from the gates' arguments' gradients, (direction, time, batch, gates·hidden)"""
     da = da.reshape(len(da), math.prod(da.shape[1:3]), da.shape[3])
     return (da @ W).sum(0).reshape(X.shape), da.swapaxes(1, 2) @ _rows(X), da.sum(1)
 
@@ -348,7 +348,7 @@ def gru_grad(
 ) -> tuple[Array, ...]:
     """The gradients of X, W, R, B and initial_h, from the results of GRUTraining and the gradients of the first two
 
-    dz = dH·(H₋₁ − h), dh = dH·(1 − z); times the slopes of f and g they are those of the gates' arguments, da, and
+    dz = dH·(H₋₁ − h), dh = dH·(1 − z); times the slopes of f and g they are da, the gradients of the gates' arguments, and
     dH₋₁ = dH·z + da·R, where what h reads is r·H₋₁, or with linear_before_reset r·q, q = H₋₁·Rhᵀ + Rb.
     """
     given = {"B": B, "sequence_lens": sequence_lens, "initial_h": initial_h}
@@ -468,8 +468,8 @@ def lstm_grad(
 ) -> tuple[Array, ...]:
     """The gradients of X, W, R, B, initial_h, initial_c and P, from LSTMTraining's results and the first three's gradients
 
-    dC += dH·o·h'(C), do = dH·h(C), di = dC·c, df = dC·C₋₁, dc = dC·i; times the slopes of f and g they are those of the
-    gates' arguments, da; dH₋₁ = da·R and dC₋₁ = dC·f. The operator does not read P: the gradients are those at P = 0.
+    dC += dH·o·h'(C), do = dH·h(C), di = dC·c, df = dC·C₋₁, dc = dC·i; times the slopes of f and g they are da, the gradients
+    of the gates' arguments; dH₋₁ = da·R and dC₋₁ = dC·f. The operator does not read P: the gradients are taken at P = 0.
     """
     given = {"sequence_lens": sequence_lens, "initial_h": initial_h, "initial_c": initial_c}
     results = {"HAll": HAll, "CAll": CAll, "iofc": iofc, "dHAll": dHAll, "dHt": dHt, "dCt": dCt}

@@ -109,7 +109,7 @@ def resize_grad(
 ) -> np.ndarray:
     """dX = the elements of dY, each by the weight of the element of X in it; extrapolated elements give nothing.
 
-    Without scales the sizes are those of dY. A policy that keeps the aspect ratio has one scale for all axes, which must
+    Without scales, dY gives the sizes. A policy that keeps the aspect ratio has one scale for all axes, which must
     follow from those sizes.
     """
     how = Filter(mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
@@ -255,7 +255,7 @@ def _read(axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray, np.ndarray |
 
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:
-    """Where each element of the result lies among those of the input."""
+    """The coordinate of each element of the result among the elements of the input."""
     need(axis.resized * 3 * 8)
     y = np.arange(axis.resized, dtype=np.float64)
     last = axis.size - 1

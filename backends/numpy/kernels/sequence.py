@@ -78,7 +78,7 @@ def sequence_length(input_sequence: Sequence) -> np.ndarray:
 def split_to_sequence(
     input: np.ndarray, split: np.ndarray | None = None, *, axis: int, keepdims: int
 ) -> tuple[Sequence]:
-    """Pieces along `axis`: of the sizes in `split`, of one size but the last, or of size 1: only these heed `keepdims`."""
+    """Pieces along `axis`: of the sizes in `split`, of one size except the last, or of size 1: only these heed `keepdims`."""
     axis = check_axis(axis, input.ndim)
     size = input.shape[axis]
     step = 1 if split is None or split.size != 1 else max(int(split.item()), 1)

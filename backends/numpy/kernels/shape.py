@@ -175,7 +175,7 @@ def split(
 
 @lru_cache(maxsize=256)
 def _pieces(size: int, axis: int, count: int, parts: tuple[int, ...] | None) -> tuple[tuple[slice, ...], ...]:
-    """Where the `count` pieces of an axis lie."""
+    """The slices of the `count` pieces of an axis."""
     if parts is None:
         length = -(-size // count)
         ends = [min(length * (i + 1), size) for i in range(count)]
@@ -285,7 +285,7 @@ def space_to_depth(x: np.ndarray, *, blocksize: int, mode: str = "DCR") -> np.nd
 
 
 def _block_mode(mode: str) -> bool:
-    """Whether the blocks come before the depth."""
+    """True if the blocks come before the depth."""
     if mode not in ("DCR", "CRD"):
         raise ValueError(f"mode={mode!r} is neither 'DCR' nor 'CRD'")
     return mode == "DCR"

@@ -114,7 +114,7 @@ class Forest:
         raise ValueError("a branch leads back to a node above it")
 
     def _holds(self, x: Array, node: Array) -> Array:
-        """Whether the condition of each node holds; for NaN its `missing` decides"""
+        """True if the condition of each node holds; for NaN its `missing` decides"""
         modes = self.mode[node]
         holds = np.zeros(len(x), bool)
         for mode in np.flatnonzero(np.bincount(modes)):
@@ -432,7 +432,7 @@ def _forest_5(key: _Key, targets: int, kind: np.dtype[Any]) -> Forest:
 
 
 class _Index:
-    """Where the node of a tree with a number is in the attributes."""
+    """An index of the nodes: the place in the attributes of the node with a number in a tree."""
 
     def __init__(self, trees: Array, nodes: Array) -> None:
         self._trees, self._nodes = trees, nodes

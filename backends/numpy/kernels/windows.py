@@ -42,8 +42,8 @@ class Windows:
     def blocks(self, X: np.ndarray, rows: int) -> tuple[Block, ...]:
         """Cut the windows over X (N, G, C, spatial...) into blocks whose columns fit WORKSPACE.
 
-        A block has all channels, unless a product would have too few columns then. Where the windows of an image are few,
-        those of several images are put side by side. `rows` is M, the other size of the product.
+        A block has all channels, unless a product would have too few columns then. If an image has few windows, the windows of
+        several images are put side by side. `rows` is M, the other size of the product.
         """
         images, group, channels = X.shape[:3]
         return _cut(self, images, group, channels, rows, WORKSPACE // X.itemsize, _ENOUGH)
@@ -117,13 +117,13 @@ class Block:
 
     @cached_property
     def elements(self) -> slice:
-        """The channels' rows of the columns, among those of all channels."""
+        """The rows of the columns that belong to the block's channels, among the rows of all channels."""
         size = math.prod(self.windows.kernel)
         return slice(self.channels.start * size, self.channels.stop * size)
 
     @property
     def is_first(self) -> bool:
-        """Whether no block before this one has its channels."""
+        """True if no block before this one has its channels."""
         return not self.images.start and not any(self.start)
 
     def of(self, Y: np.ndarray) -> np.ndarray:
@@ -285,7 +285,7 @@ class Block:
 
 
 def _run(elements: int, step: int) -> int:
-    """The speed of copying `elements` that lie `step` apart: that of copying so many contiguous elements at a time."""
+    """How many contiguous elements at a time are as fast to copy as `elements` that lie `step` apart."""
     return elements if step == 1 else min(elements, 8)
 
 

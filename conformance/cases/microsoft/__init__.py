@@ -15,7 +15,7 @@ from refgrad.protos.domains import MICROSOFT
 
 
 def cases() -> Iterator[Case]:
-    """Those of every family."""
+    """The cases of every family."""
     for family in families():
         yield from family.cases()
 

@@ -64,7 +64,7 @@ def _caches(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     past = [floats(BATCH, HEADS, 2, SIZE) for _ in range(2)]
     yield case(name, *three, None, None, None, *past, outputs=3, unidirectional=1, **heads)
     yield case(name, *three, None, np.array([2, 4], np.int32), None, *past, outputs=3, **heads)
-    biases = drawer(1)(3 * WIDTH)  # without a past, softmax does not see that of the keys
+    biases = drawer(1)(3 * WIDTH)  # without a past, softmax does not see the bias of the keys
     yield case(name, *three, biases, None, None, *past, outputs=3, **heads)
     buffers = [floats(BATCH, HEADS, POSITIONS, SIZE) for _ in range(2)]
     yield case(name, *three, None, None, None, *buffers, FEW, outputs=3, unidirectional=1, **heads)

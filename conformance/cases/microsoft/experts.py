@@ -72,7 +72,7 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
     third: tuple[np.ndarray | None, ...]
 
     def codes(*shape: int, bits: int = 4) -> np.ndarray:
-        """Bytes; those of one number are as near to each other as numbers of 4 bits, for the sake of differences."""
+        """Bytes. With 8 bits they are as near to each other as numbers of 4 bits, for the sake of differences."""
         low, high = (120, 136) if bits == 8 else (0, 256)
         return random.integers(low, high, shape).astype(np.uint8)
 
@@ -129,7 +129,7 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
     constant = [f"fc{layer}_{part}" for layer in (1, 2, 3) for part in ("experts_weights", "zero_points")]
     points = codes(experts, 2), codes(experts, 4), codes(experts, 2)
     third = codes(experts, 4, 4), scales(experts, 4), None
-    without = array([[0.5, -0.5, 0.2], [0.3, 0.1, 0.4]])  # those of the first token's experts add up to 0
+    without = array([[0.5, -0.5, 0.2], [0.3, 0.1, 0.4]])  # the weights of the first token's experts add up to 0
     settings: dict[str, Any] = {"activation_type": "silu", "k": 2, "normalize_routing_weights": 1}
     settings |= {"constant": constant, "wrt": ("input", "fc1_scales", "fc1_experts_bias", "fc2_scales", "fc3_scales")}
     yield case("QMoE", x, logits, *first, *second, None, *third, *points, without, **settings)
@@ -137,7 +137,7 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
     yield case("QMoE", floats(0, 8), floats(0, experts), *first, *second)
 
 
-# Two tokens, eight experts: neither their sums with the bias nor those of the groups are close.
+# Two tokens, eight experts: neither the sums with the bias nor the sums of the groups are close.
 SCORES = array([[0.3, 1.9, -0.4, 0.9, -1.6, 0.1, 1.2, -0.8], [-0.6, 0.2, 1.4, -1.1, 0.8, 2.0, -0.2, 0.5]])
 BIAS = array([0.05, -0.1, 0.15, 0.0, 0.3, -0.25, 0.1, 0.2])
 

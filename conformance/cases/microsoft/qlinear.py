@@ -92,7 +92,7 @@ def with_constants(every: list[Case]) -> Iterator[Case]:
 
 
 def _of_integers(one: Case) -> list[str]:
-    """The inputs that hold no floats. Those of `rounding` are known before the model is made."""
+    """The inputs that hold no floats. The inputs of `rounding` are known before the model is made."""
     rounds = one.recipe.make if one.recipe is not None else None
     feeds = rounds.whole if isinstance(rounds, _Rounding) else one.feeds
     return [n for n, a in feeds.items() if a.dtype.kind in "iub" and not n.endswith("_shape")]
@@ -256,7 +256,7 @@ def _attentions(whole: Drawer, shapes: str) -> Iterator[Case]:
 
 
 def _recurrent(shapes: str) -> Iterator[Case]:
-    """One sequence but for one case: ONNX Runtime quantizes as many states together as a thread has sequences."""
+    """One sequence, except in two cases: ONNX Runtime quantizes as many states together as a thread has sequences."""
     every = "B", "sequence_lens", "initial_h", "initial_c", "P"
     yield lstm(shapes=shapes)
     yield lstm(*every, kind=np.int8, seed=1, shapes=shapes, input_forget=1)
@@ -418,6 +418,6 @@ def _embeddings(shapes: str) -> Iterator[Case]:
         yield rounding(name, words, pairs, *tables, mask, *scales, *zeros, outputs=2, shapes=shapes, epsilon=1e-3)
         left = [
             part for of in (tables, scales, zeros) for part in (*of[:2], None, *of[3:])
-        ]  # without those of segments
+        ]  # without the segments' entries
         quantize = ("word_embedding_quant", "gamma_quant")
         yield rounding(name, words, None, *left[:5], None, *left[5:], outputs=2, shapes=shapes, quantize=quantize)

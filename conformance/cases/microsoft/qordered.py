@@ -1,4 +1,4 @@
-"""Cases of ONNX Runtime's operators of matrices of int8 in the orders of cublasLt; see those of `qlinear`."""
+"""Cases of ONNX Runtime's operators of matrices of int8 in the orders of cublasLt; see the cases of `qlinear`."""
 
 from __future__ import annotations
 

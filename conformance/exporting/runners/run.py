@@ -169,7 +169,7 @@ def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str
 
 
 def _says_unsupported(error: BaseException) -> bool:
-    """Whether the runtime says that it does not support something. Python's exceptions for bugs never do."""
+    """True if the runtime says that it does not support something. Python's exceptions for bugs never do."""
     if isinstance(error, _BUGS) or not isinstance(error, Exception):
         return False
     said = _said(error).lower()

@@ -28,8 +28,8 @@ ENDS = "its process ended"  # in the message of a worker whose process ended
 class BuilderFinding:
     """`builders`, all of `system`, do not give the gradient of `model` by each input in `expected`.
 
-    The gradient is that of Σ <cotangent, output> where the model is fed `feeds`. `proof` says why `expected` is right, so
-    that anybody can check it by hand; the oracles check it too. `graph` says what is wrong in the gradient graph. `given` are
+    The gradient is taken of Σ <cotangent, output> where the model is fed `feeds`. `proof` says why `expected` is right, so
+    that anybody can check it by hand; the oracles check it too. `graph` names the fault in the gradient graph. `given` are
     the gradients that `executor` computes with it, by the same names, or a part of the message where it fails.
     """
 
@@ -51,7 +51,7 @@ class BuilderFinding:
 
     @property
     def question(self) -> Question:
-        """What the builders are asked."""
+        """The question that the builders are asked."""
         return Question(str(self), self.model, tuple(self.expected), self.feeds, self.cotangents, seed=0)
 
     @property
@@ -62,7 +62,7 @@ class BuilderFinding:
         return Case(name, self.model, self.feeds, tuple(self.expected), tuple(self.cotangents), provenance=about)
 
     def outcome(self, builder: str, worker: Worker) -> Arrays | str:
-        """What the builder gives now, as `given`."""
+        """The result that the builder gives now, in the form of `given`."""
         try:
             built = worker.call(build, builder, self.question)
             results = worker.call(run, self.executor, built.model, built.feeds(self.feeds, self.cotangents))
@@ -71,7 +71,7 @@ class BuilderFinding:
         return {name: results[gradient] for name, gradient in built.gradients.items()}
 
     def holds(self, outcome: Arrays | str) -> bool:
-        """Whether this is the wrong outcome that the finding describes."""
+        """True if this is the wrong outcome that the finding describes."""
         if isinstance(outcome, str) or isinstance(self.given, str):
             return isinstance(outcome, str) and isinstance(self.given, str) and self.given in outcome
         given = self.given

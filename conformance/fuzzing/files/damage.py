@@ -40,7 +40,7 @@ _RAW = (
     *('"\\u0000"', "0", f'"{"x" * 1000}"', "[[[[1]]]]", '"../../etc/passwd"', "[null]", "[-1,0]", "[0,0]"),
 )
 
-_FIELDS = (  # of a header in an archive, from its flags on: where, and what is written there
+_FIELDS = (  # of a header in an archive, from its flags on: the place, and the bytes written there
     *(
         (0, flags) for flags in (b"\1\0", b"\x20\0", b"\x40\0", b"\x08\0")
     ),  # encrypted, patched, strongly encrypted, sizes after

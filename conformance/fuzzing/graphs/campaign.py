@@ -20,7 +20,7 @@ _SHRINKING = 60.0  # seconds
 
 @dataclass(frozen=True)
 class Judged(Journey):
-    """What came of a graph: the steps that were compared, and why nothing was."""
+    """The journey of a graph: the steps that were compared, and the reason if none was."""
 
     compared: tuple[str, ...] = ()
     note: str = ""
@@ -36,7 +36,7 @@ class Judged(Journey):
 
 @dataclass
 class Graphs(Tally):
-    """What came of random graphs."""
+    """The totals of random graphs: the steps that were compared or skipped, and their faults by class."""
 
     compared: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class Graphs(Tally):
 
     @property
     def failed(self) -> bool:
-        """Whether a fault is one of refgrad."""
+        """True if a fault is one of refgrad."""
         return any(one.fault.kind != FOREIGN for one in self.classes.values())
 
     def lines(self) -> Iterator[str]:
@@ -95,7 +95,7 @@ def seeds(first: int) -> Iterator[Mutant]:
 
 
 def travel(written: bytes, steps: tuple[str, ...]) -> Judged:
-    """What comes of the graph of a seed."""
+    """Make the graph of a seed, and judge it."""
     made = sample(int(written))
     if made is None:
         return Judged(False, (), note="nothing moves in the graph, or onnx refuses it")

@@ -1,7 +1,7 @@
 """A model in complex numbers, node by node: a forward that shares nothing with the interpreter, neither kernels nor inlining.
 
 Every float is a double, and complex where an input that moves reaches it: f(x + i·h·u) = f(x) + i·h·f′(x)·u + O(h²). Graphs of
-nodes, functions and the bodies of schemas are walked here; single nodes are those of the oracles.
+nodes, functions and the bodies of schemas are walked here; the forwards of the oracles compute single nodes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Evaluator:
         self._bodies: dict[tuple[Any, ...], FunctionProto] = {}
 
     def graph(self, graph: GraphProto, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every value of a graph by name, what is given included."""
+        """Every value of a graph by name, with the given values."""
         values = {"": None, **given}
         for tensor in graph.initializer:
             if tensor.name not in given:
@@ -304,7 +304,7 @@ def _scan(evaluator: Evaluator, node: _Node, inputs: list[Any], values: dict[str
 
 
 def _stacks(rows: Sequence[Sequence[Any]], declared: Sequence[Any]) -> list[np.ndarray]:
-    """The rows of each result on one another. Where there are none, what is declared says how large one is."""
+    """The rows of each result on one another. If there are none, the declared shape says how large one is."""
     if rows:
         if any(len({np.shape(item) for item in column}) > 1 for column in zip(*rows, strict=True)):
             raise UnknownError("the steps give several shapes")
@@ -395,7 +395,7 @@ def _identity(evaluator: Evaluator, node: _Node, x: Any = None) -> Any:
 
 
 def _conv_transpose(evaluator: Evaluator, node: _Node, x: Any, w: Any, bias: Any = None) -> Any:
-    """Each element of x adds its kernel to the output; that of onnx.reference knows no bias of groups."""
+    """Each element of x adds its kernel to the output; onnx.reference's ConvTranspose knows no bias of groups."""
     rank, group = x.ndim - 2, node.get("group", 1)
     strides, dilations, more = (
         node.get(name) or [default] * rank
@@ -427,7 +427,7 @@ def _conv_transpose(evaluator: Evaluator, node: _Node, x: Any, w: Any, bias: Any
 
 
 def _resize(evaluator: Evaluator, node: _Node, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
-    """Axis by axis: a matrix of weights. That of onnx.reference is slow, and cubic in float32."""
+    """Axis by axis: a matrix of weights. onnx.reference's Resize is slow, and cubic in float32."""
     mode, where = (node.get(name, default).decode() for name, default in _RESIZED)
     if where not in _COORDINATES or node.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
         raise UnknownError(f"Resize with {where}")

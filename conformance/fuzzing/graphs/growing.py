@@ -50,7 +50,7 @@ def schema_of(op_type: str, opset: int) -> tuple[frozenset[int], ...] | None:
 
 
 class MisfitError(Exception):
-    """What was tried does not fit the graph here; it is taken back."""
+    """A node or template that was tried does not fit the graph here; it is taken back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +78,17 @@ class Value:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is no sequence or optional."""
+        """True if it is no sequence or optional."""
         return self.kind != OPTIONAL and isinstance(self.array, np.ndarray)
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a tensor of floats."""
+        """True if it is a tensor of floats."""
         return self.is_tensor and self.array.dtype.kind in "cf"
 
     @property
     def moves(self) -> bool:
-        """Whether it depends on what is differentiated by."""
+        """True if it depends on a value that is differentiated by."""
         return self.is_float and bool(np.any(np.imag(self.array)))
 
 
@@ -118,12 +118,12 @@ class Scope:
         self.initializers: list[onnx.TensorProto] = []
         self.is_function = outer is None and not root
         self.depth: int = 0 if outer is None else outer.depth + 1
-        self.unread = set[str]()  # the values that nothing but the next node may read
+        self.unread = set[str]()  # the values that only the next node may read
         self.parameters: dict[str, Any] = {}  # of a function: attributes that its nodes may refer to
 
     @property
     def rng(self) -> random.Random:
-        """Where every choice comes from."""
+        """The source of every random choice."""
         return self.world.rng
 
     @property
@@ -498,7 +498,7 @@ class Scope:
 
 
 class World:
-    """What all scopes of a model share."""
+    """The state that all scopes of a model share."""
 
     def __init__(self, seed: int, templates: Sequence[tuple[Callable[[Scope], Any], float, int, int]]) -> None:
         self.rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What is wrong with what refgrad makes of a random graph: gradient, jvp, hvp and lower against complex steps; ONNX Runtime."""
+"""Verdicts on refgrad's results for a random graph: gradient, jvp, hvp and lower against complex steps; ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass
 class Found:
-    """What came of a graph."""
+    """The verdicts on a graph, and the steps that were compared or skipped."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)  # the steps that were
@@ -98,7 +98,7 @@ class _FaultError(Exception):
 
 
 class _Question:
-    """A sample with what is known of it: values, and derivatives along directions."""
+    """A sample with its values, and derivatives along directions."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample, self.model = sample, sample.model
@@ -444,7 +444,7 @@ def run_on_onnxruntime(sample: Sample) -> None:
 
 
 def _named(model: ModelProto, which: str) -> dict[str, str]:
-    """What `jvp` and `hvp` call what, from the metadata of their model."""
+    """The names that `jvp` and `hvp` give to directions or derivatives (`which`), from the metadata of their model."""
     [text] = [prop.value for prop in model.metadata_props if prop.key == f"refgrad.{which}"]
     return dict(json.loads(text))
 

@@ -1,1 +1,1 @@
-"""What other systems call the operators of ONNX."""
+"""The operators of ONNX in other systems."""

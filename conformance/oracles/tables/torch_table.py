@@ -352,7 +352,7 @@ def _padded(a: Attributes, x: Tensor, kernel: Sequence[int], value: float = 0.0)
 
 
 def _dilations(a: Attributes, spatial: int) -> tuple[int, ...]:
-    """Those of the node; before opset 19 AveragePool has none."""
+    """The dilations of the node; before opset 19 AveragePool has none."""
     return tuple(getattr(a, "dilations", None) or [1] * spatial)
 
 

@@ -64,7 +64,7 @@ def varlen_causal_conv_with_state(d: Drawing) -> Case:
 
 @strategy(*named("ConvStateReplay"))
 def conv_state_replay(d: Drawing) -> Case:
-    """Histories longer and shorter than what is appended, anywhere in their tensors."""
+    """Histories longer and shorter than the appended part, anywhere in their tensors."""
     batch, channels, width, capacity = d.integer(1, 2), d.integer(1, 2), d.integer(0, 3), d.integer(0, 3)
     sizes = batch * channels * width, batch * channels * width, batch * channels * capacity
     source, destination, capture = (d.floats((n + d.integer(0, 1),)) for n in sizes)

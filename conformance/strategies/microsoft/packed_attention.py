@@ -27,7 +27,7 @@ def restore_padding(d: Drawing) -> Case:
 
 @strategy(*named("PackedAttention", "PackedMultiHeadAttention"), ranked=True)
 def packed_attention(d: Drawing) -> Case:
-    """What is projected here or was before, apart or packed; with and without a bias and an addend."""
+    """Inputs that are projected here or were before, separate or packed; with and without a bias and an addend."""
     batch, length, heads, size, value_size = (d.integer(1, 2), d.integer(1, 3), *(d.integer(1, 2) for _ in range(3)))
     count, offset = right_padded(d, batch, length)
     ends = np.cumsum([0, *count]).astype(np.int32)

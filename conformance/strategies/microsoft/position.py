@@ -80,7 +80,7 @@ def relative_position_bias(d: Drawing) -> Case:
 
 @strategy(*named("GatedRelativePositionBias"), ranked=True)
 def gated_relative_position_bias(d: Drawing) -> Case:
-    """With all tokens in their places, or those of right-padded sequences behind one another."""
+    """With all tokens in their places, or with the tokens of right-padded sequences behind one another."""
     batch, length, heads, size, half = (
         d.integer(1, 2),
         d.integer(1, 3),

@@ -139,7 +139,7 @@ def convolution(d: Drawing) -> Case:
 
 @strategy(*named("DynamicQuantizeLSTM"))
 def dynamic_quantize_lstm(d: Drawing) -> Case:
-    """One step of whole numbers from −100 to 155, which are their own bytes but for the zero point."""
+    """One step of whole numbers from −100 to 155, which are their own bytes except for the zero point."""
     kind, direction = _kind(d), d.pick(None, "reverse", "bidirectional")
     batch, inputs, hidden, count = d.integer(1, 2), d.integer(2, 3), d.integer(2, 3), 1 + (direction == "bidirectional")
 

@@ -1,4 +1,4 @@
-"""Strategies of ONNX Runtime's operators of matrices of int8 in the orders of cublasLt, with numbers as those of `qlinear`."""
+"""Strategies of ONNX Runtime's operators of matrices of int8 in the orders of cublasLt, with numbers as in `qlinear`."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _weights(
 
 
 def _through(p: SimpleNamespace, P: np.ndarray, total: Callable[[np.ndarray, np.ndarray], Any]) -> np.ndarray:
-    """The derivative by S where `total` is what is subtracted."""
+    """The derivative by S: P·(dP − total(P, dP))."""
     dP = p.d_Y @ p.V.T
     return np.asarray(P * (dP - total(P, dP)))
 

@@ -1,4 +1,4 @@
-"""Chapter 2: what is read by every row gets a contribution from every row."""
+"""Chapter 2: a value that every row reads gets a contribution from every row."""
 
 from __future__ import annotations
 

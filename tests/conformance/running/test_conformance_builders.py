@@ -68,7 +68,7 @@ CASES = {
 
 
 def is_right(question: Question, builder: str, executor: str) -> bool:
-    """Whether differences along random directions say so, in the model's own types."""
+    """True if differences along random directions say so, in the model's own types."""
     built = build(builder, question)
     results = run(executor, built.model, built.feeds(question.feeds, question.cotangents))
     testify = get_oracle("differences").testify

@@ -374,7 +374,7 @@ def _extended(
 
 
 def _check_beams(beam_width: Array | None, cache_indirection: Array | None) -> None:
-    """Whether cache_indirection is given where there are several beams, and is of as many."""
+    """Raise ValueError if there are several beams without cache_indirection, or if it has another number of beams."""
     beams = 1 if beam_width is None else int(beam_width.reshape(()))
     if beams > 1 and cache_indirection is None:
         raise ValueError(f"beam_width is {beams}, and cache_indirection, which says where a token is from, is left out")
@@ -383,7 +383,7 @@ def _check_beams(beam_width: Array | None, cache_indirection: Array | None) -> N
 
 
 def _places(length: int, size: int, packs: int) -> Array:
-    """Where in a head's buffer the elements (token, feature) lie: as (size/packs, length, packs)."""
+    """The place of each element (token, feature) in a head's buffer, which is laid out as (size/packs, length, packs)."""
     if size % packs:
         raise ValueError(f"heads of {size} elements are no multiple of {packs}, which have 16 bytes and lie together")
     token, feature = np.indices((length, size))
@@ -391,7 +391,7 @@ def _places(length: int, size: int, packs: int) -> Array:
 
 
 def _shown(mask: Array, q: Array, keys: int, before: int | None = None) -> Array:
-    """Which keys a query sees, as (B, 1, 1 or S, T); `before` is given where every form of Attention is allowed."""
+    """A mask of the keys that a query sees, as (B, 1, 1 or S, T); `before` is given if every form of Attention is allowed."""
     batch, queries = q.shape[0], q.shape[2]
     number = np.arange(keys)
     if mask.ndim == 1:

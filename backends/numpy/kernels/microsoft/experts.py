@@ -253,7 +253,7 @@ def _mixed(
 
 @dataclass(frozen=True)
 class _Activation:
-    """The hidden units, of the result of FC1 and that of FC3, which may be in one."""
+    """The hidden units from the results of FC1 and FC3. FC1 may hold both results."""
 
     kind: str
     fusion: int

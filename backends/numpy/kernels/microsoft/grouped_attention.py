@@ -58,7 +58,7 @@ def group_query_attention(
     v_quant_type: str = "NONE",
     _wanted: tuple[bool, ...],
 ) -> tuple[Array | None, ...]:
-    """One sample after another: its new keys join those of its cache, and each query sees those up to itself"""
+    """One sample after another: its new keys join the keys of its cache, and each query sees the keys up to its own place"""
     assert seqlens_k is not None
     assert total_sequence_length is not None
     flags = {"causal": causal, "do_rotary": do_rotary, "rotary_interleaved": rotary_interleaved}
@@ -326,7 +326,7 @@ def _bits(k_quant_type: str, v_quant_type: str, width: int, past: Array | None) 
 
 
 def _check_total(total: int, capacity: int, length: int, new: int, sliding: bool, counted: bool) -> None:
-    """That the new rows and the cache hold that many tokens."""
+    """Raise ValueError if the new rows and the cache do not hold `total` tokens."""
     if total < 1:
         raise ValueError(f"total_sequence_length is {total}; it must be positive")
     if sliding:

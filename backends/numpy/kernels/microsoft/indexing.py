@@ -13,7 +13,7 @@ Array = np.ndarray
 
 @kernel("GatherND", domain=MICROSOFT, fresh=True)
 def gather_nd(data: Array, indices: Array) -> Array:
-    """What NumPy indexes with each row of indices"""
+    """The slice of `data` that NumPy takes with each row of `indices`"""
     if not indices.ndim or not data.ndim or indices.shape[-1] > data.ndim:
         raise ValueError(
             f"indices {list(indices.shape)} do not fit data {list(data.shape)}: their last axis names axes of it"

@@ -225,7 +225,7 @@ def _split(
 
 
 def _bounds(leading: tuple[int, ...], cu_seqlens: Array | None, state: Array | None) -> Array:
-    """Where each request begins and the last one ends."""
+    """The bounds of the requests: where each one begins and the last one ends."""
     tokens = math.prod(leading)
     if cu_seqlens is not None:
         return check_bounds("cu_seqlens", cu_seqlens, tokens)
@@ -275,7 +275,7 @@ def _needed(name: str, given: Array | None, update_rule: str) -> Array:
 
 
 def check_bounds(name: str, bounds: Array, tokens: int) -> Array:
-    """Where each request begins and the last one ends. Raises ValueError where they do not divide the tokens."""
+    """The bounds of the requests: where each begins and the last one ends. Raises ValueError if they do not fit the tokens."""
     check_rank(1, **{name: bounds})
     if len(bounds) < 2 or bounds[0] or bounds[-1] != tokens or (np.diff(bounds) < 0).any():
         raise ValueError(

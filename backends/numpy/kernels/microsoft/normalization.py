@@ -75,7 +75,7 @@ def gated_rms_norm(X: Array, scale: Array, gate: Array, *, activation: str = "si
 
 @kernel("BranchwiseRMSNorm", domain=MICROSOFT, fresh=True)
 def branchwise_rms_norm(X: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0) -> Array:
-    """Each branch divided by its root mean square, times its scale or that of all"""
+    """Each branch divided by its root mean square, times its own scale or the scale of all branches"""
     x = by_branch(X, num_branches)
     y = x / root_mean_square(x, epsilon)
     if scale is not None:
@@ -100,7 +100,7 @@ def engram_gate(
     epsilon: float = 1e-5,
     _wanted: tuple[bool, ...],
 ) -> tuple[Array, Array | None]:
-    """The value times a gate for each hyper-connection, by how alike key and query are; and that normalized"""
+    """The value times a gate for each hyper-connection, from the scalar product of key and query; and the same normalized"""
     if key.ndim != 4:
         raise ValueError(f"key has rank {key.ndim}; (batch, sequence, connections, hidden) is needed")
     check_shape("query", query.shape, key.shape)

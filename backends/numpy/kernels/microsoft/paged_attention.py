@@ -223,7 +223,7 @@ def dynamic_sparse_attention(
     selected_kv_source: str = "main",
     smooth_softmax: int = 0,
 ) -> tuple[Array | None, ...]:
-    """One query after another reads the rows that it has selected, and those of its window"""
+    """One query after another reads the rows that it has selected, and the rows of its window"""
     for name, flag in (
         ("do_rotary", do_rotary),
         ("rotary_interleaved", rotary_interleaved),
@@ -339,7 +339,7 @@ def sparse_paged_attention(
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> tuple[Array, ...]:
-    """One token after another reads the rows that it has selected, and those of its window"""
+    """One token after another reads the rows that it has selected, and the rows of its window"""
     flags = {"do_rotary": do_rotary, "rotary_interleaved": rotary_interleaved, "is_causal": is_causal}
     for name, flag in flags.items():
         among(name, flag, (0, 1))

@@ -180,7 +180,7 @@ def qlinear_conv(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Array:
-    """As that of ai.onnx; with channels_last the channels of x and y are in the last axis"""
+    """As QLinearConv of ai.onnx; with channels_last the channels of x and y are in the last axis"""
     y = onnx_kernels.qlinear_conv(
         np.moveaxis(x, -1, 1) if channels_last else x,
         *(x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B),
@@ -198,7 +198,7 @@ def qlinear_conv(
 def dynamic_quantize_matmul(
     A: Array, B: Array, b_scale: Array, b_zero_point: Maybe = None, bias: Maybe = None
 ) -> Array:
-    """A is quantized by its range, all of it alike"""
+    """A is quantized by its range, with one scale for all of its elements"""
     return _product(A.dtype, *dynamic_quantize_linear(A), B, b_scale, b_zero_point, bias)
 
 
@@ -307,9 +307,9 @@ def dynamic_quantize_lstm(
     hidden_size: int | None = None,
     input_forget: int = 0,
 ) -> tuple[Array, Array, Array]:
-    """Step k is the k-th of each sequence in the order of its direction, of all that have one; in double
+    """Step k is the k-th step of every sequence that has one, in the order of its direction; in double
 
-    The states that a step quantizes by their range are those of its sequences and of those that the step before ended.
+    By their range, a step quantizes the states of its own sequences and of the sequences that the step before ended.
     """
     ways = directions_of(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     for name, value in (("X", X), ("W", W), ("R", R)):
@@ -368,7 +368,7 @@ def _by_direction(name: str, parameter: Array, q: Array) -> Array:
 
 
 def _through_bytes(x: Array) -> Array:
-    """What is left of `x` when it is quantized by its range, in double."""
+    """`x` quantized by its range and dequantized, in double."""
     q, scale, zero = dynamic_quantize_linear(x)
     return np.asarray((q.astype(np.float64) - zero) * scale)
 

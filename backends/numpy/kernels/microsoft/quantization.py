@@ -18,21 +18,21 @@ Array = np.ndarray
 def fake_quant(
     input_tensor: Array, scale: Array, zero_point: Array, *, quant_min: int = 0, quant_max: int = 255
 ) -> tuple[Array, Array]:
-    """What quantizing and dequantizing again leaves of x, and where it was inside the range"""
+    """x quantized and dequantized again, and a mask of the elements that were inside the range"""
     q = np.rint(input_tensor / scale) + zero_point
     return np.asarray((q.clip(quant_min, quant_max) - zero_point) * scale), (q >= quant_min) & (q <= quant_max)
 
 
 @kernel("QuantizeLinear", domain=MICROSOFT, in_float32=True, fresh=True)
 def quantize_linear(x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int | None = None) -> Array:
-    """As that of ai.onnx; the division is in float32 at least"""
+    """As QuantizeLinear of ai.onnx; the division is in float32 at least"""
     _check_alike("y_zero_point", y_zero_point, "y_scale", y_scale)
     return onnx_kernels.quantize_linear(x, y_scale, y_zero_point, axis=1 if axis is None else axis)
 
 
 @kernel("DequantizeLinear", domain=MICROSOFT, fresh=True)
 def dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int | None = None) -> Array:
-    """As that of ai.onnx"""
+    """As DequantizeLinear of ai.onnx"""
     _check_alike("x_zero_point", x_zero_point, "x_scale", x_scale)
     return onnx_kernels.dequantize_linear(x, x_scale, x_zero_point, axis=1 if axis is None else axis)
 
@@ -65,9 +65,9 @@ def _one(scale: Array) -> Array:
 
 
 def in_order(x: Array, order: int, back: bool = False) -> Array:
-    """Matrices laid out in an order of cublasLt, their shape unchanged; with `back` such matrices in rows.
+    """Matrices laid out in an order of cublasLt, their shape unchanged; with `back`, matrices in that order laid out in rows.
 
-    The formulas are those of its documentation: where element (row, column) lies in its tile, and where the tile does.
+    The formulas are from cublasLt's documentation: where element (row, column) lies in its tile, and where the tile lies.
     """
     rows, columns = (1, 1, *x.shape)[-2:]
     r, c = np.arange(rows)[:, None], np.arange(columns)

@@ -220,7 +220,7 @@ def gather_block_quantized(
     step = block_size or max(size, 1)
 
     def taken(table: Array) -> Array:
-        """Its slices, but of one that is the same for all of them that one."""
+        """The slices of `table` at `chosen`. If all of them share one slice, that one is taken for each."""
         return np.take(table, chosen if table.shape[gather_axis] > 1 else np.zeros_like(chosen), gather_axis)
 
     def numbers(table: Array) -> Array:

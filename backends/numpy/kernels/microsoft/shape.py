@@ -50,7 +50,7 @@ def pad(data: Array, pads: Array, value: Array | None = None, *, mode: str = "co
 
 
 def _places(size: int, before: int, behind: int, mode: str) -> Array:
-    """Which of `size` elements stands at each place, from `before` places before them on; "constant" has no others."""
+    """The element that fills each place of an axis padded by `before` and `behind`; with "constant", the elements alone."""
     places = np.arange(-before, size + behind)
     match mode:
         case "constant":

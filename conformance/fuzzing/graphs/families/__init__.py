@@ -1,4 +1,4 @@
-"""What random graphs are made of: a module of templates per family."""
+"""The templates of random graphs: a module per family."""
 
 from refgrad.tables.families import import_families
 
