@@ -108,7 +108,7 @@ def budgets() -> list[dict[str, Any]]:
     model, rows = transformer(Config()), []
     feeds, plain = feeds_for(model), refgrad.cost(refgrad.gradient(model)).flops
     for budget in BUDGETS:
-        gradient = refgrad.gradient(model, recompute=budget)
+        gradient = refgrad.gradient(model, memory=budget)
         found = refgrad.cost(gradient)
         rows.append(
             {

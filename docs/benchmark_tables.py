@@ -121,7 +121,7 @@ BENCHMARKS = (
     (
         "Gradients within a memory budget",
         "cost_budget",
-        '`gradient(..., recompute="400 MiB")` of the transformer of 48 layers: the operations against those of the gradient '
+        '`gradient(..., memory="400 MiB")` of the transformer of 48 layers: the operations against those of the gradient '
         "that computes nothing again, and the measured peak. Goal: within the budget on both.",
     ),
     (

@@ -12,7 +12,7 @@ from typing import Any
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS
 from refgrad.conformance.jets.planes import ORDERS, STATUSES
 from refgrad.tables.kink_choices import KINK_CHOICES
-from refgrad.tables.kinks import KINKS, Kink, Point
+from refgrad.tables.kinks import KINKS, KinkRow, Point
 from refgrad.tables.missing import MISSING
 from refgrad.tables.torch_functions import ASKED, FOLLOWED, UNTOLD
 from refgrad.tables.torch_functions import RELEASE as TORCH_RELEASE
@@ -69,7 +69,7 @@ The exported model does not identify these functions, so `kinks="torch"` does no
 {table(("function", "exported as", "torch"), UNTOLD)}"""
 
 
-def _asked(kink: Kink) -> str:
+def _asked(kink: KinkRow) -> str:
     question = ASKED.get((kink.operator, kink.where))
     return "" if question is None else f"`{question}`"
 

@@ -53,9 +53,11 @@ def grad(
             "'/layers.3/*', written like --wrt. Each pattern is one segment.",
         ),
     ] = None,
-    recompute_within: Annotated[
+    memory: Annotated[
         str | None,
         typer.Option(
+            "--memory",
+            "--recompute-within",
             metavar="BUDGET",
             help="Compute as little again as keeps the memory of a run within a budget, beside weights and feeds: '2 GiB', or "
             "'800 MB for N=32' where MODEL does not know the size N.",
@@ -76,8 +78,8 @@ def grad(
 
     A gradient in the folder of MODEL refers to its external data. Elsewhere the data is copied to <OUTPUT>.data.
     """
-    if sum(map(bool, (recompute, recompute_nodes, recompute_within is not None))) > 1:
-        raise OptionError("--recompute, --recompute-nodes and --recompute-within exclude each other: give one.")
+    if sum(map(bool, (recompute, recompute_nodes, memory is not None))) > 1:
+        raise OptionError("--recompute, --recompute-nodes and --memory exclude each other: give one.")
     source: Path | ModelProto = model
     targets = names(outputs)
     if of is not None:
@@ -93,7 +95,8 @@ def grad(
             dialect=dialect,
             cotangent=cotangent or ("input" if of is None else "ones"),
             keep_outputs=keep_outputs,
-            recompute=recompute_within if recompute_within is not None else names(recompute_nodes) or recompute,
+            recompute=names(recompute_nodes) or recompute,
+            memory=memory,
             weights=weights,
             **conventions,
         )

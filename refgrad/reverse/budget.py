@@ -19,6 +19,7 @@ from refgrad.costs import interpreter, onnxruntime
 from refgrad.costs.cost import operations, readable
 from refgrad.costs.program import program, refuse_unknown
 from refgrad.errors import InvalidModelError, OptionError
+from refgrad.notices import notice
 from refgrad.ranges import RANGES
 
 Made = TypeVar("Made")
@@ -46,6 +47,29 @@ class _Candidate(Generic[Made]):
     operations: int
 
 
+def budget_of(recompute: bool | str | Sequence[str], memory: str | None) -> tuple[bool | Sequence[str], Budget | None]:
+    """The options `recompute` and `memory` of `gradient`; a budget as `recompute`, the old spelling, is taken for `memory`.
+
+    :raises OptionError: both are given, or `memory` is no budget.
+    """
+    if isinstance(recompute, str):
+        try:
+            old = budget(recompute)
+        except OptionError as error:
+            raise OptionError(
+                f"recompute={reprlib.repr(recompute)} is neither a bool nor a list: write a list for names or patterns, "
+                "and memory='2 GiB' for a memory budget."
+            ) from error
+        if memory is None:
+            notice(FutureWarning(f"recompute={reprlib.repr(recompute)} is a memory budget: write memory= instead."))
+            return False, old
+    if memory is None:
+        return recompute, None
+    if recompute is not False:
+        raise OptionError("A memory budget chooses the nodes to compute again: give memory, or recompute.")
+    return False, budget(memory)
+
+
 def budget(text: str) -> Budget:
     """The budget in "2 GiB", "1.5GB" or "800 MiB for N=32, T=128".
 
@@ -63,8 +87,8 @@ def budget(text: str) -> Budget:
     size = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "").lower()])
     if found is None or RANGES["max_memory"].why_not(size):
         raise OptionError(
-            f"recompute={reprlib.repr(text)} is no memory budget. Write a number and a unit, '2 GiB' or '800 MB', and the "
-            "sizes of dimensions that the model does not know: '2 GiB for N=32, T=128'. Names of nodes are a list."
+            f"memory={reprlib.repr(text)} is no memory budget. Write a number and a unit, '2 GiB' or '800 MB', and the "
+            "sizes of dimensions that the model does not know: '2 GiB for N=32, T=128'."
         )
     return Budget(size, sizes)
 
@@ -79,7 +103,7 @@ def peak(model: ModelProto, sizes: Mapping[str, int]) -> tuple[int, int]:
         refuse_unknown(found)
     except InvalidModelError as error:
         raise OptionError(
-            f"recompute: no memory can be predicted for this gradient. {error} Or choose nodes by name."
+            f"memory: no memory can be predicted for this gradient. {error} Or choose nodes by name."
         ) from error
     most = max(interpreter.usage(found).peak, round(_WORKSPACES * onnxruntime.usage(found).peak))
     return most, operations(found)
@@ -113,7 +137,7 @@ def within(
             best = _fewest(segments, whole, asked.limit, tried)
             return best.segments, best.made
     raise OptionError(
-        f"recompute: no choice of nodes keeps the peak within {readable(asked.limit)}. The least that was found is "
+        f"memory: no choice of nodes keeps the peak within {readable(asked.limit)}. The least that was found is "
         f"{readable(least.peak)}, and {readable(plain.peak)} without recomputation; weights and feeds come on top. Give it "
         f"{readable(least.peak * 1.001)}, or feed less at a time."
     )
@@ -127,7 +151,7 @@ def _known(model: ModelProto, sizes: Mapping[str, int]) -> tuple[int, int]:
             raise
         said = str(error).partition(" Give a number")[0]
         raise OptionError(
-            f"recompute: a memory budget is for known sizes. {said} Say for which size it is: '2 GiB for N=32'."
+            f"memory: a budget is for known sizes. {said} Say for which size it is: '2 GiB for N=32'."
         ) from error
 
 

@@ -22,12 +22,12 @@ from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import lacks_shape, names_of, nested, subgraphs
 from refgrad.reverse.assembly import assemble, names_in
-from refgrad.reverse.budget import budget, within
+from refgrad.reverse.budget import budget_of, within
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.leaks import leaks
 from refgrad.reverse.path import Path, prepare, refuse
 from refgrad.reverse.recompute import cut, segments, with_bodies
-from refgrad.reverse.record import Record, RecordingEmitter
+from refgrad.reverse.record import RecordingEmitter, SweepRecord
 from refgrad.reverse.report import Report, UselessGradient
 from refgrad.reverse.rows import in_rows
 from refgrad.reverse.strong_zero import with_strong_zeros
@@ -61,7 +61,8 @@ def gradient(
     kinks: str = "refgrad",
     quantization: str = "zero",
     strong_zero: bool = False,
-    recompute: bool | str | Sequence[str] = False,
+    recompute: bool | Sequence[str] = False,
+    memory: str | None = None,
     weights: str = "overridable",
     max_memory: int | None = None,
     max_seconds: float | None = None,
@@ -111,10 +112,11 @@ def gradient(
         entry that it matches. A value that nodes outside of its segment read is kept. Nodes that draw random numbers, and nodes
         that depend on initializers alone, are never repeated. A chosen If, Loop or Scan on the way of the derivative stores its
         states alone, and its body is computed again step by step. Attention to 512 rows or more is taken in blocks of rows, so
-        that its scores are never there all at once (the rounding may differ). A string: a memory budget, "2 GiB", "800 MB",
-        or "2 GiB for N=32" where dimensions have no sizes. Then as little is computed again as the budget allows, for a
-        run on the interpreter and for the first run on ONNX Runtime. The predicted memory has the gradients that a run returns,
-        but no weights and feeds; `refgrad.cost` says how it is predicted.
+        that its scores are never there all at once (the rounding may differ).
+    :param memory: a memory budget for a run: "2 GiB", "800 MB", or "2 GiB for N=32" if dimensions have no sizes. refgrad
+        recomputes as little as the budget allows, on the interpreter and in the first run on ONNX Runtime. The gradients
+        that a run returns are counted, weights and feeds are not; `refgrad.cost` says how memory is predicted. It takes the
+        place of `recompute`.
     :param weights: what becomes of the initializers in `wrt`. "overridable": inputs that keep their value as default, so that
         a training loop may feed others; ONNX Runtime warns of each, and cannot prepack it. "constants": initializers and no
         inputs, as are all others, which is quiet and faster where the values do not change. "inputs": inputs without a default,
@@ -129,8 +131,8 @@ def gradient(
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
     :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", a
-        `strong_zero` that is no bool, or is True in dialect "ort", or a `recompute` that is neither a bool, a memory budget
-        nor a list of names; or a budget that no choice of nodes keeps, or for a model of unknown sizes.
+        `strong_zero` that is no bool, or is True in dialect "ort", or a `recompute` that is neither a bool nor a list of
+        names; a `memory` that is no budget, that no choice of nodes keeps, or for a model of unknown sizes; or both.
     :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
@@ -152,6 +154,7 @@ def gradient(
         cotangent=cotangent,
         keep_outputs=keep_outputs,
         recompute=recompute,
+        memory=memory,
         weights=weights,
     )
     return _of_known_ranks(model, make)
@@ -196,7 +199,8 @@ def _made(
     dialect: str = "onnx",
     cotangent: str = "input",
     keep_outputs: bool,
-    recompute: bool | str | Sequence[str] = False,
+    recompute: bool | Sequence[str] = False,
+    memory: str | None = None,
     weights: str = "overridable",
     guarded: bool = True,
 ) -> ModelProto:
@@ -215,7 +219,7 @@ def _made(
         others = " or ".join(f"dialect={one.name!r}" for one in DIALECTS.values() if one.yields)
         raise OptionError(f"cotangent='yield' emits com.microsoft.YieldOp, which only {others} has: use {others}.")
 
-    limit = budget(recompute) if isinstance(recompute, str) else None
+    recompute, limit = budget_of(recompute, memory)
 
     def differentiated(
         graph: Graph, given: Sequence[frozenset[str]] | None = None, plainly: bool = False
@@ -224,7 +228,7 @@ def _made(
         if path.blocked or path.blocked_within:
             raise refuse(path)
         found = _useless(path, graph, sources, targets, quantization)
-        chosen = segments(path.graph, False if isinstance(recompute, str) else recompute) if given is None else given
+        chosen = segments(path.graph, recompute) if given is None else given
         split = in_rows(path.graph, chosen) if chosen else None
         if split is not None:
             in_blocks, chosen = split
@@ -244,7 +248,7 @@ def _made(
             with_strong_zeros(made, swept.seeds)
         return made, found
 
-    keep = writes.plain and quantization == "zero" and not recompute and not strong_zero
+    keep = writes.plain and quantization == "zero" and not recompute and limit is None and not strong_zero
     graph = normalise(model, keep=keep, removable=strong_zero)
     made = None
     if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
@@ -308,7 +312,7 @@ def recorded(
             conventions=conventions,
             needed=path.needed,
         )
-        op.record = Record()
+        op.record = SweepRecord()
         swept = sweep(path, op, sources, targets, "input", op.record)
         made = assemble(swept, (), keep_outputs=True)
         if conventions.strong_zero:

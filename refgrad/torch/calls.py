@@ -44,12 +44,13 @@ OF_TORCH = Conventions(kinks="torch")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ModuleSettings:
     """How gradients are made, and by whom everything is run."""
 
     backend: Backend
     options: Mapping[str, Any] = field(default_factory=dict)
-    recompute: bool | str | tuple[str, ...] = False
+    recompute: bool | tuple[str, ...] = False
+    memory: str | None = None
     conventions: Conventions = OF_TORCH
 
 
@@ -73,7 +74,7 @@ class _Parts(NamedTuple):
     gradients: list[str]
 
 
-class Function:
+class ModelFunction:
     """A model whose inputs and outputs are tensors of numbers.
 
     `outputs` are the names that a call returns, `targets` the outputs that carry a derivative. The inputs in the slice
@@ -84,7 +85,7 @@ class Function:
     def __init__(
         self,
         model: ModelProto,
-        settings: Settings,
+        settings: ModuleSettings,
         targets: Sequence[str] | None = None,
         weights: slice = slice(0),
         is_derivative: bool = False,
@@ -100,7 +101,7 @@ class Function:
     def _forget(self) -> None:
         self._plain: Prepared | None = None
         self._parts: dict[tuple[str, ...], _Parts] = {}
-        self._derivatives: dict[tuple[str, ...], Function] = {}
+        self._derivatives: dict[tuple[str, ...], ModelFunction] = {}
         self._last = _Fed((), [], [])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,7 +169,7 @@ class Function:
             )
         return self._parts[wrt]
 
-    def derivative(self, wrt: tuple[str, ...]) -> Function:
+    def derivative(self, wrt: tuple[str, ...]) -> ModelFunction:
         """The gradients by `wrt` as a function of the inputs and then of the cotangents of the targets."""
         if wrt not in self._derivatives:
             if any(map(may_draw, every_node(self.model))):
@@ -178,12 +179,16 @@ class Function:
                 )
             with quiet(), of_any_rank():  # it was said of the first gradient
                 model = gradient(self.model, wrt, self.targets, **self._how)
-            self._derivatives[wrt] = Function(model, self.settings, is_derivative=True)
+            self._derivatives[wrt] = ModelFunction(model, self.settings, is_derivative=True)
         return self._derivatives[wrt]
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"recompute": self.settings.recompute, **self.settings.conventions.options}
+        return {
+            "recompute": self.settings.recompute,
+            "memory": self.settings.memory,
+            **self.settings.conventions.options,
+        }
 
     def _prepared(self, model: ModelProto) -> Prepared:
         return self.settings.backend.prepare(model, **self.settings.options)
@@ -198,10 +203,10 @@ class _Kept:
 
 
 class _Call(torch.autograd.Function):
-    """A call of a `Function` that is differentiated."""
+    """A call of a `ModelFunction` that is differentiated."""
 
     @staticmethod
-    def forward(function: Function, wrt: tuple[str, ...], kept: _Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(function: ModelFunction, wrt: tuple[str, ...], kept: _Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
         if not wrt:
             return function.run(tensors, kept.known)
         parts = function.parts(wrt)
@@ -245,7 +250,7 @@ class _Call(torch.autograd.Function):
         return None, None, None, *map(found.get, function.names)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, function: Function, wrt: tuple[str, ...], _: _Kept, *tensors: Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, function: ModelFunction, wrt: tuple[str, ...], _: _Kept, *tensors: Tensor) -> Any:
         """One call after the other: a model says nothing of what a further axis would do to it."""
         rows = [
             [t if axis is None else t.select(axis, k) for t, axis in zip(tensors, in_dims[3:], strict=True)]

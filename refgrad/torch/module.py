@@ -24,7 +24,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS, type_text
 from refgrad.protos.walk import fresh, names_of, refill
 from refgrad.tables.conventions import ConventionOptions
-from refgrad.torch.calls import OF_TORCH, Function, Settings, array_in, from_array, torch_type
+from refgrad.torch.calls import OF_TORCH, ModelFunction, ModuleSettings, array_in, from_array, torch_type
 from refgrad.training.dropout import holds_dropout, with_masks
 from refgrad.training.normalization import (
     Statistic,
@@ -59,7 +59,7 @@ class Module(nn.Module):
         where that is installed.
     :param options: options of the backend, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
         spin between calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
-    :param recompute: as in `refgrad.gradient`: less memory, more time.
+    :param recompute: as `memory`, see `refgrad.gradient`: less memory, more time.
     :param batch_norm: "training", or "frozen": as in eval mode, whatever the mode.
     :param dropout: "training", or "off": as in eval mode.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`; `kinks` is "torch" by default.
@@ -86,7 +86,8 @@ class Module(nn.Module):
         outputs: Sequence[str] | None = None,
         backend: str | None = None,
         options: Mapping[str, Any] | None = None,
-        recompute: bool | str | Sequence[str] = False,
+        recompute: bool | Sequence[str] = False,
+        memory: str | None = None,
         batch_norm: str = "training",
         dropout: str = "training",
         **conventions: Unpack[ConventionOptions],
@@ -104,10 +105,11 @@ class Module(nn.Module):
             given = (
                 {"threads": torch.get_num_threads()} | given | {"config": SLEEPING | dict(given.get("config") or {})}
             )
-        self._settings = Settings(
+        self._settings = ModuleSettings(
             executor,
             given,
-            recompute if isinstance(recompute, bool | str) else tuple(recompute),
+            recompute if isinstance(recompute, bool) else tuple(recompute),
+            memory,
             replace(OF_TORCH, **conventions),
         )
         self._source = model if isinstance(model, ModelProto) else Path(model)
@@ -270,7 +272,7 @@ class Module(nn.Module):
         floats = {value.name for value in made.graph.output if value.type.tensor_type.elem_type in FLOATS}
         targets = [value.name for value in self.outputs if value.name in floats]
         weights = slice(len(self.inputs), len(fed))
-        return _Mode(Function(made, self._settings, targets, weights), moved, step)
+        return _Mode(ModelFunction(made, self._settings, targets, weights), moved, step)
 
     def _bound(self, tensors: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
         """The tensors that the inputs are fed, in the order of the inputs."""
@@ -316,7 +318,7 @@ class Module(nn.Module):
 class _Mode(NamedTuple):
     """A model in training or in use: the outputs that have the next running statistics, and the input that Dropout draws by."""
 
-    function: Function
+    function: ModelFunction
     moved: dict[str, str]
     step: str
 

@@ -54,7 +54,8 @@ def split(
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     *,
-    recompute: bool | str | Sequence[str] = False,
+    recompute: bool | Sequence[str] = False,
+    memory: str | None = None,
     weights: str = "overridable",
     **conventions: Unpack[ConventionOptions],
 ) -> Split:
@@ -67,7 +68,7 @@ def split(
 
     :param model: and `wrt`, `outputs`, `weights`: as in `refgrad.gradient`. The model is not modified.
     :param recompute: as there: more of the forward model is computed again in the backward model, so that less crosses.
-        A memory budget is for both models in one run.
+    :param memory: as there, for both models in one run.
     :param conventions: `kinks` and the other conventions of `refgrad.gradient`.
     :raises InvalidModelError: as there, or the type of a value that has to cross is not known.
     :raises UnknownNameError: and NoGradientError, OptionError: as there.
@@ -87,6 +88,7 @@ def split(
         outputs,
         keep_outputs=True,
         recompute=recompute,
+        memory=memory,
         weights=weights,
         **conventions,
     )

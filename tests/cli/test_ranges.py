@@ -47,7 +47,7 @@ TEXTS = {
     ("run", "--dim"): ("{}", "N={}"),
     ("run", "--max-memory"): ("{}", "{}G"),
     ("show --cost", "--dim"): ("N={}",),
-    ("grad", "--recompute-within"): ("{}", "{} MB", "1 MB for N={}"),
+    ("grad", "--memory"): ("{}", "{} MB", "1 MB for N={}"),
     ("walk", "--seed"): ("{}", "1:{}"),
     ("conformance cases", "--opset"): ("{}", "13-{}"),
 }
@@ -56,7 +56,7 @@ MEANT = {  # what a text may have after all
     "--weight-decay": {"0"},
     "--dim": {"0", ""},
     "--seed": {"0"},
-    "--recompute-within": {"0"},
+    "--memory": {"0"},
 }
 
 
