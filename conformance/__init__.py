@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.judging.check import Check, Row, check
-from refgrad.conformance.oracles.central import Difference, directional
+from refgrad.conformance.oracles.central import FiniteDifference, directional
 
 if TYPE_CHECKING:
     from refgrad.conformance.exporting.export import export_suite
@@ -26,7 +26,7 @@ __all__ = [
     "Case",
     "Check",
     "Comparison",
-    "Difference",
+    "FiniteDifference",
     "GradientBackendTest",
     "Located",
     "NonFinite",

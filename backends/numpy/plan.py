@@ -30,7 +30,7 @@ _VIEWED = 4  # a view that outlives an array this many times its size is copied
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """A bound node."""
 
     label: str
@@ -47,7 +47,7 @@ class Step:
 class _Instruction(NamedTuple):
     """A step of a schedule. Every value is a number: its place in the list of values."""
 
-    step: Step
+    step: PlanStep
     call: Call
     inputs: tuple[int, ...]
     read: Callable[[list[Any]], Sequence[Any]]  # the values of the inputs
@@ -91,7 +91,7 @@ class PlannedGraph:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 constants[node.output[0]] = _frozen(scope.precision.array(_constant(node, scope.precision)))
             else:
-                steps.append(Step(label(node), bind(node, scope), tuple(node.input), tuple(node.output)))
+                steps.append(PlanStep(label(node), bind(node, scope), tuple(node.input), tuple(node.output)))
         produced = {name for step in steps for name in step.outputs if name}
         _refuse_twice([*self.initializers.union(inputs), *(name for node in nodes for name in node.output if name)])
         known = produced | set(constants) | set(inputs)
@@ -184,7 +184,7 @@ class PlannedGraph:
         if watch is not None:
             watch.release(values[place] for place in schedule.own)
 
-    def _folded(self, steps: list[Step]) -> list[Step]:
+    def _folded(self, steps: list[PlanStep]) -> list[PlanStep]:
         """Compute the small results that depend on constants only; return the other steps.
 
         An error is left to the run, which may not need that step.
@@ -264,7 +264,7 @@ class _Lives:
     promise `views` alone.
     """
 
-    def __init__(self, steps: Sequence[Step], foreign: Iterable[str], wanted: Iterable[str]) -> None:
+    def __init__(self, steps: Sequence[PlanStep], foreign: Iterable[str], wanted: Iterable[str]) -> None:
         self._steps = steps
         self._end: dict[str, int] = {}
         for index, step in enumerate(steps):
@@ -327,16 +327,16 @@ def plan_function(function: onnx.FunctionProto, scope: Scope) -> PlannedGraph:
     return PlannedGraph(function.node, function.input, function.output, {}, scope)
 
 
-def _needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
+def _needed(steps: Sequence[PlanStep], wanted: Iterable[str]) -> list[PlanStep]:
     """Return the steps that the values `wanted` need."""
     return [steps[position] for position in positions_needed(_signatures(steps), wanted)]
 
 
-def _signatures(steps: Sequence[Step]) -> list[ReadsAndWrites]:
+def _signatures(steps: Sequence[PlanStep]) -> list[ReadsAndWrites]:
     return [(step.reads, step.outputs) for step in steps]
 
 
-def _refuse_undefined(steps: Sequence[Step], undefined: Sequence[str]) -> None:
+def _refuse_undefined(steps: Sequence[PlanStep], undefined: Sequence[str]) -> None:
     for step in steps:
         for name in step.reads:
             if name in undefined:
@@ -354,7 +354,7 @@ def _refuse_twice(names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _ordered(steps: Sequence[Step]) -> list[Step]:
+def _ordered(steps: Sequence[PlanStep]) -> list[PlanStep]:
     """Return the steps in an order that computes each value before it is read: the given order if it does."""
     positions = topological_positions(_signatures(steps))
     if len(positions) < len(steps):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.tables.kinks import KINKS, Kink
+from refgrad.tables.kinks import KINKS, KinkRow
 
 BESIDE = 0.125
 INWARD = ("Asin", "Acos", "Atanh")  # defined only between the kinks
@@ -31,13 +31,13 @@ def cases() -> Iterator[Case]:
             yield _beside(kink, "above", 1)
 
 
-def at(kink: Kink, dtype: Any = np.float32) -> Case:
+def at(kink: KinkRow, dtype: Any = np.float32) -> Case:
     """The operator at its kink."""
     inputs = [_array(x, np.float32 if SINGLE.get(kink.operator) == k else dtype) for k, x in enumerate(kink.inputs)]
     return _case(kink, inputs, "at").changed(values="kink")
 
 
-def _beside(kink: Kink, side: str, sign: int) -> Case:
+def _beside(kink: KinkRow, side: str, sign: int) -> Case:
     """The floats moved by different steps, so that those equal at the kink differ; where required, they stay in [−1, 1]."""
     rng = np.random.default_rng(0)
     inputs = []
@@ -54,7 +54,7 @@ def _array(x: Any, dtype: Any) -> np.ndarray:
     return array if array.dtype.kind == "i" else array.astype(dtype)
 
 
-def _case(kink: Kink, inputs: list[np.ndarray], side: str) -> Case:
+def _case(kink: KinkRow, inputs: list[np.ndarray], side: str) -> Case:
     opset = 18 if "reduction" in kink.attributes else 17
     outputs = 2 if kink.operator == "TopK" else 1
     name = f"{kink.operator}-{side}-{kink.where.replace(' = ', '=').replace(' ', '_')}"

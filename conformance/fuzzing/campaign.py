@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 
 from refgrad.conformance.fuzzing.bases import chosen
-from refgrad.conformance.fuzzing.journey import Fault, Journey
+from refgrad.conformance.fuzzing.journey import Journey, JourneyFault
 from refgrad.conformance.fuzzing.mutations import mutant
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
@@ -30,7 +30,7 @@ Travel = Callable[[bytes, tuple[str, ...]], Journey]  # takes a mutant through i
 class Class:
     """Faults of one kind at one place: how many, and the smallest model that shows it."""
 
-    fault: Fault
+    fault: JourneyFault
     count: int = 0
     example: bytes = b""
     name: str = ""
@@ -56,7 +56,7 @@ class Tally:
         for fault in journey.faults:
             self.add(fault, written, name)
 
-    def add(self, fault: Fault, example: bytes, name: str) -> None:
+    def add(self, fault: JourneyFault, example: bytes, name: str) -> None:
         """Count a fault and keep its model if none is smaller."""
         found = self.classes.setdefault((fault.kind, fault.place, "" if fault.place else fault.step), Class(fault))
         found.count += 1
@@ -143,10 +143,10 @@ def _call(
     except WorkerError as error:
         if time.monotonic() >= end or worker.is_stopped:
             return None
-        fault = Fault(" ".join(steps), error.verdict, "", str(error)[:200])
+        fault = JourneyFault(" ".join(steps), error.verdict, "", str(error)[:200])
         return Journey(False, (fault,), seconds=limit if error.verdict == "timed out" else 0.0, slowest=_ENDED)
     if found.peak > MEMORY:
-        fault = Fault(found.largest, "too much memory", "", f"{found.peak >> 20} MiB")
+        fault = JourneyFault(found.largest, "too much memory", "", f"{found.peak >> 20} MiB")
         found = replace(found, faults=(*found.faults, fault))
     return found
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from refgrad.conformance.fuzzing.journey import Fault, Journey
+from refgrad.conformance.fuzzing.journey import Journey, JourneyFault
 from refgrad.protos import native
 from refgrad.protos.malformed import fault_of
 
@@ -76,7 +76,7 @@ _PAUSE = 0.002  # seconds
 def typed(written: bytes, steps: tuple[str, ...] = COMMANDS) -> Journey:
     """Write the model to a file and type `steps`, one after the other. Linux alone copies processes so."""
     _prepare()
-    faults: list[Fault] = []
+    faults: list[JourneyFault] = []
     start = time.monotonic()
     longest, slowest, peak, largest, differentiated = 0.0, "", 0, "", False
     for words in steps:
@@ -87,7 +87,7 @@ def typed(written: bytes, steps: tuple[str, ...] = COMMANDS) -> Journey:
             begun = time.monotonic()
             code, size = _type(words.split(), folder)
             spent = time.monotonic() - begun
-            faults += [Fault(words, kind, "", what[:200]) for kind, what in _found(words, written, folder, code)]
+            faults += [JourneyFault(words, kind, "", what[:200]) for kind, what in _found(words, written, folder, code)]
             differentiated |= words == COMMANDS[0] and code == 0
         if spent > longest:
             longest, slowest = spent, words

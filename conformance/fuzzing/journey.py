@@ -35,7 +35,7 @@ _KEEP = ("lower", "expand", "lift", "select")
 
 
 @dataclass(frozen=True)
-class Fault:
+class JourneyFault:
     """A fault of a step: `kind` is the class of an exception or a word like "invalid result", `place` its innermost line."""
 
     step: str
@@ -49,7 +49,7 @@ class Journey:
     """The outcome for a model: whether it got a gradient, the faults, the time in seconds, and the largest size in bytes."""
 
     differentiated: bool = False
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[JourneyFault, ...] = ()
     seconds: float = 0.0
     slowest: str = ""
     peak: int = 0
@@ -143,23 +143,23 @@ def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> Journey:
         judged = isinstance(made, ModelProto) and step != "gradient ort"
         faulty = refusal_of if not_text(model) else fault_of  # metadata that nobody reads are passed on as they are
         if judged and (why := faulty(made)) and _ABSENT not in why and not (step in _KEEP and fault_of(model)):
-            fault = Fault(step, "invalid result", "", why[:200])
+            fault = JourneyFault(step, "invalid result", "", why[:200])
         if fault is not None:
             faults.append(fault)
         if model.SerializePartialToString() != before:
-            faults.append(Fault(step, "changed model", "", ""))
+            faults.append(JourneyFault(step, "changed model", "", ""))
             model = ModelProto.FromString(written)
     return Journey(differentiated, tuple(faults), clock.seconds, clock.slowest, clock.peak, clock.largest)
 
 
-def _step(step: str, model: ModelProto) -> tuple[Any, Fault | None]:
+def _step(step: str, model: ModelProto) -> tuple[Any, JourneyFault | None]:
     with contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
         try:
             return STEPS[step](model), None
         except RefgradError:
             return None, None
         except Exception as error:
-            return None, Fault(step, type(error).__name__, place_of(error), str(error)[:200])
+            return None, JourneyFault(step, type(error).__name__, place_of(error), str(error)[:200])
 
 
 class Clock:

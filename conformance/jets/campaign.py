@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from refgrad.conformance.jets.judging import Verdict, judged
+from refgrad.conformance.jets.judging import JetVerdict, judged
 from refgrad.conformance.jets.planes import EXISTS
 from refgrad.conformance.jets.point import SpecialPoint
 from refgrad.conformance.jets.zeros import every_point
@@ -15,7 +15,7 @@ from refgrad.conformance.jets.zeros import every_point
 _POINTS: list[SpecialPoint] = []  # of this process
 
 
-def judge_all(operators: Sequence[str] = (), jobs: int = 2) -> list[Verdict]:
+def judge_all(operators: Sequence[str] = (), jobs: int = 2) -> list[JetVerdict]:
     """The verdicts on every point, or on the points of some operators, in the order of the table."""
     _POINTS[:] = every_point()
     chosen = [k for k, point in enumerate(_POINTS) if not operators or point.operator in operators]
@@ -25,7 +25,7 @@ def judge_all(operators: Sequence[str] = (), jobs: int = 2) -> list[Verdict]:
         return [verdict for found in pool.imap(_judge, chosen, chunksize=4) for verdict in found]
 
 
-def _judge(k: int) -> list[Verdict]:
+def _judge(k: int) -> list[JetVerdict]:
     if not _POINTS:
         _POINTS[:] = every_point()
     try:
@@ -35,7 +35,7 @@ def _judge(k: int) -> list[Verdict]:
         raise
 
 
-def results(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def results(verdicts: Sequence[JetVerdict]) -> dict[str, Any]:
     """The counts per operator, and the kind of number that refgrad returns at each point without a derivative."""
     counts: dict[str, Counter[str]] = {}
     choices: dict[str, dict[tuple[str, str, str], list[int]]] = {}

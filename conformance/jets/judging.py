@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from refgrad.conformance.jets.forwards import FORWARDS
-from refgrad.conformance.jets.planes import EXISTS, ORDERS, STATUSES, Direction, Function, Plane, Sampled
+from refgrad.conformance.jets.planes import EXISTS, ORDERS, STATUSES, Direction, Plane, Sampled, SurfaceFunction
 from refgrad.conformance.jets.point import SpecialPoint
 from refgrad.conformance.jets.series import UndefinedError
 from refgrad.conformance.jets.values import Derivatives
-from refgrad.conformance.oracles.program import Program
+from refgrad.conformance.oracles.program import ComplexProgram
 from refgrad.conformance.questions.point import in_float64
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.errors import RefgradError
@@ -27,7 +27,7 @@ _SHORT = 0.25  # the directions in which samples are taken, so that they stay on
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JetVerdict:
     """The verdict of the series, and refgrad's number, for one order at one point with respect to some inputs.
 
     `says` is "right" or "wrong" if the derivative exists. Otherwise it names the result of refgrad: "nan", "inf", "zero",
@@ -49,7 +49,7 @@ class Verdict:
         return f"{self.operator} [{self.where}] order {self.order} by {by}: {self.status}, {self.says} {self.note}".rstrip()
 
 
-def judged(point: SpecialPoint) -> Iterator[Verdict]:
+def judged(point: SpecialPoint) -> Iterator[JetVerdict]:
     """The verdicts on one point: every input alone, every pair, and all together where there are more."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def judged(point: SpecialPoint) -> Iterator[Verdict]:
                 telling = [p for p in planes if p.statuses[order] == status] or planes
                 found = [_compared(plane, status, derivatives, order) for plane in telling]
                 says, note = next((f for f in found if f[0] == "wrong"), found[0])
-                yield Verdict(point.operator, point.where, point.row, inputs, order, status, says, note)
+                yield JetVerdict(point.operator, point.where, point.row, inputs, order, status, says, note)
 
 
 def _within(inputs: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -79,10 +79,10 @@ def _within(inputs: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [part for size in range(1, len(inputs)) for part in itertools.combinations(inputs, size)]
 
 
-def _function(question: Question, sampled: bool) -> Function | Sampled:
+def _function(question: Question, sampled: bool) -> SurfaceFunction | Sampled:
     at, cotangents = question.at, question.wide_cotangents
     if not sampled:
-        return Function(Program(question, FORWARDS), at, cotangents)
+        return SurfaceFunction(ComplexProgram(question, FORWARDS), at, cotangents)
     prepared = in_float64(question.model, question.wrt)
     return Sampled(lambda moved: prepared.run(moved, tuple(cotangents)), at, cotangents)
 
@@ -124,7 +124,7 @@ def _bases(question: Question, inputs: Sequence[str], length: float) -> list[tup
 
 
 def _compared(plane: Plane, status: str, derivatives: Derivatives, order: int) -> tuple[str, str]:
-    """The name of refgrad's answer on a plane (`Verdict.says`), and a note with the numbers."""
+    """The name of refgrad's answer on a plane (`JetVerdict.says`), and a note with the numbers."""
     try:
         said = derivatives.forms(order, plane.u, plane.v)
     except RefgradError as error:

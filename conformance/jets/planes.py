@@ -18,7 +18,7 @@ import numpy as np
 
 from refgrad.conformance.jets.forwards import call, series
 from refgrad.conformance.jets.series import LostError, Series, UndefinedError, UnknownError, mpf, precision
-from refgrad.conformance.oracles.program import Program
+from refgrad.conformance.oracles.program import ComplexProgram
 
 ORDERS = (1, 2, 3)
 EXISTS, KINK, INFINITE, UNDEFINED = STATUSES = ("exists", "kink", "infinite", "undefined")
@@ -32,7 +32,7 @@ Direction = Mapping[str, np.ndarray]
 Pair = tuple[float, float]
 
 
-class Function:
+class SurfaceFunction:
     """The function of a question: t ↦ Σ <cotangent, output> along x + t·u + t²·v + t³·w, as a series.
 
     The error of the coefficient of t^k is `noise`·`steepness`^(k − 1).
@@ -40,7 +40,7 @@ class Function:
 
     noise, steepness = 1e-30, 1.0
 
-    def __init__(self, program: Program, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, program: ComplexProgram, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> None:
         self._program, self._at, self._cotangents = program, dict(at), cotangents
 
     def along(self, *path: Direction) -> Series:
@@ -90,7 +90,7 @@ class Sampled:
         self._run, self._at, self._cotangents = run, dict(at), cotangents
 
     def along(self, *path: Direction) -> Series:
-        """The series along a curve, as `Function.along`.
+        """The series along a curve, as `SurfaceFunction.along`.
 
         :raises UnknownError: the function is not a polynomial of low degree there.
         """
@@ -130,7 +130,7 @@ def _curve(x: np.ndarray, steps: Sequence[np.ndarray]) -> np.ndarray:
 class Plane:
     """Judge the series on the plane of u and v, or without v on the line of u."""
 
-    function: Function | Sampled
+    function: SurfaceFunction | Sampled
     value: Series | None  # at the point; None where the function is undefined
     u: Direction
     v: Direction | None = None

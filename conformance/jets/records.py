@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from refgrad.conformance.jets.judging import Verdict
+from refgrad.conformance.jets.judging import JetVerdict
 from refgrad.conformance.jets.planes import EXISTS, UNDEFINED
 from refgrad.tables.kink_choices import KINK_CHOICES
 from refgrad.tables.kinks import KINKS, Point
@@ -24,7 +24,7 @@ _HIGHER = {
 FINITE = ("zero", "one side", "mean", "asymmetric", "finite")
 
 
-def unrecorded(verdict: Verdict) -> bool:
+def unrecorded(verdict: JetVerdict) -> bool:
     """True if refgrad returns a finite number where no derivative exists, and no row says so.
 
     A row of KINKS is for order 1. Higher orders are 0 there, unless a row of KINK_CHOICES says otherwise.
@@ -37,6 +37,6 @@ def unrecorded(verdict: Verdict) -> bool:
     return (verdict.operator, verdict.row) not in _FIRST or (verdict.order > 1 and verdict.says != "zero")
 
 
-def faults(verdicts: Iterable[Verdict]) -> list[Verdict]:
+def faults(verdicts: Iterable[JetVerdict]) -> list[JetVerdict]:
     """The disagreements, and the choices that no row records."""
     return [verdict for verdict in verdicts if verdict.says == "wrong" or unrecorded(verdict)]

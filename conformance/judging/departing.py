@@ -19,14 +19,14 @@ _STEPS = 32  # so many units of rounding are no departure in a narrow type eithe
 
 
 @dataclass(frozen=True)
-class Departure:
+class Deviation:
     """A result that a backend computes otherwise, and the reason why its gradient is not at fault, "" if none is known."""
 
     said: str
     excuse: str
 
 
-def departure(truth: Truth, backend: str) -> Departure | None:
+def departure(truth: Truth, backend: str) -> Deviation | None:
     """How a backend computes another function than the model is in float64, far beyond rounding; None where it does not."""
     point, beyond = truth.point, max(_DEPARTS, _STEPS * 2.0 ** (1 - truth.bits))
     try:
@@ -49,7 +49,7 @@ def departure(truth: Truth, backend: str) -> Departure | None:
             worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), error.shape)
             place = tuple(map(int, worst))
             said = f"element {place} of {name!r} is {got[name][worst]:.6g} on {backend}, and {expected[worst]:.6g} in float64"
-            return Departure(said, _out_of_range(point.model) if lost.any() else _known_faults(point.model, backend))
+            return Deviation(said, _out_of_range(point.model) if lost.any() else _known_faults(point.model, backend))
     return None
 
 

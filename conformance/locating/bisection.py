@@ -19,7 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
-from refgrad.conformance.locating.values import Values, kind_of
+from refgrad.conformance.locating.values import ModelValues, kind_of
 from refgrad.conformance.oracles.central import one_sided
 from refgrad.conformance.oracles.differences import NAME, STEPS, direction_at, forward, settled
 from refgrad.conformance.questions.evidence import Built, Directional
@@ -116,7 +116,7 @@ def bisect(
     ((), 1)
     """
     side = Live(builder, INTERPRETER)
-    search = _Search(Values(model, feeds), side.build, seed, suspects)
+    search = _Search(ModelValues(model, feeds), side.build, seed, suspects)
     name = builder if isinstance(builder, str) else name
     try:
         faults = [_explained(fault, name) for fault in search.faults(0, len(search.nodes))]
@@ -141,7 +141,7 @@ def _explained(fault: Fault, builder: str) -> Fault:
 class _Search:
     """The parts of a model, and what a builder makes of them."""
 
-    def __init__(self, values: Values, build: Build, seed: int, suspects: Collection[str] = ()) -> None:
+    def __init__(self, values: ModelValues, build: Build, seed: int, suspects: Collection[str] = ()) -> None:
         self.values, self.seed, self.suspects = values, seed, frozenset(suspects)
         self.nodes = [node for node in values.model.graph.node if node.op_type != "Constant"]
         self._build = build

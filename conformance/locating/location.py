@@ -10,9 +10,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from refgrad.backends import Backend
-from refgrad.conformance.locating.repair import Errors, Trial
+from refgrad.conformance.locating.repair import Errors, RepairTrial
 from refgrad.conformance.locating.replay import Progress, Replay, Replayed, wrong_nodes
-from refgrad.conformance.locating.windows import Group, groups, optimisation
+from refgrad.conformance.locating.windows import NodeGroup, groups, optimisation
 from refgrad.conformance.systems.executors import get_executor
 from refgrad.protos.malformed import explained
 
@@ -46,7 +46,7 @@ class Located:
     failed: str = ""
     judged: int = 0
     unjudged: tuple[Replayed, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     optimisation: str = ""
     is_right: bool = True
     unexplained: bool = False
@@ -89,7 +89,7 @@ def locate(
     """
     backend = get_executor(executor) if isinstance(executor, str) else executor
     replay = Replay(model, feeds)
-    trial = Trial(replay, backend)
+    trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
     if failed and (nothing := _runs_nothing(backend)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
@@ -103,7 +103,7 @@ def locate(
     if not failed and error.is_rounding:
         return Located(error.largest, rounding, (), tuple(wrong), failed, judged, unjudged)
     culprits, acquitted, left = _proved(trial, error, wrong)
-    together: tuple[Group, ...] = ()
+    together: tuple[NodeGroup, ...] = ()
     passes = ""
     if not left.is_rounding:
         known = {one.found.position for one in culprits}
@@ -129,7 +129,9 @@ def _runs_nothing(backend: Backend) -> str:
     return ""
 
 
-def _proved(trial: Trial, error: Errors, wrong: Sequence[Replayed]) -> tuple[list[Culprit], list[Replayed], Errors]:
+def _proved(
+    trial: RepairTrial, error: Errors, wrong: Sequence[Replayed]
+) -> tuple[list[Culprit], list[Replayed], Errors]:
     """Repair the nodes one after the other, the one that helps most first: the culprits, the others, and the errors left."""
     focus = error.worst
     culprits: list[Culprit] = []

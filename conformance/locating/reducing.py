@@ -20,11 +20,11 @@ from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
 from refgrad.conformance.locating.location import Located, locate
-from refgrad.conformance.locating.repair import Trial
+from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.scripts import building, running
 from refgrad.conformance.locating.sides import Live, in_precision
-from refgrad.conformance.locating.values import Values, described
+from refgrad.conformance.locating.values import ModelValues, described
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
@@ -160,12 +160,12 @@ class _Search:
         )
 
     def _of_rule(self, fault: Fault, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
-        values = Values(model, feeds)
+        values = ModelValues(model, feeds)
         part, fed = _cut(values, [n for n in values.model.graph.node if label_of(n) in fault.nodes])
         return Failure(RULE, fault.kind, fault.operators, fault.nodes, fault.message, part, fed)
 
     def _of_kernel(self, located: Located, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
-        values = Values(model, feeds)
+        values = ModelValues(model, feeds)
         nodes = list(values.model.graph.node)
         message = located.failed
         if located.culprits:
@@ -261,7 +261,7 @@ def _declare(model: ModelProto, results: Mapping[str, Any]) -> None:
 
 def _outcome(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[str, str]:
     """How an executor fails on a model, and its message; two empty texts where it does not."""
-    trial = Trial(Replay(model, feeds), backend)
+    trial = RepairTrial(Replay(model, feeds), backend)
     errors, failed = trial.run(())
     if failed:
         return "crashed", failed
@@ -286,7 +286,7 @@ def _question(
     return Question("reduced", model, tuple(wrt or named), dict(feeds), cotangents, seed)
 
 
-def _cut(values: Values, nodes: Sequence[NodeProto]) -> tuple[ModelProto, dict[str, np.ndarray]]:
+def _cut(values: ModelValues, nodes: Sequence[NodeProto]) -> tuple[ModelProto, dict[str, np.ndarray]]:
     """These nodes as a model of its own, fed with what they read."""
     graph = values.model.graph
     inside = {id(node) for node in nodes}

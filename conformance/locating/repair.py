@@ -82,7 +82,7 @@ class Errors:
         return self.of.get(name, math.inf)
 
 
-class Trial:
+class RepairTrial:
     """Runs of a model on an executor with some nodes repaired, and how far off the results are."""
 
     def __init__(self, replay: Replay, backend: Backend) -> None:

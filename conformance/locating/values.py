@@ -15,7 +15,7 @@ from refgrad.protos.inlining import inline_functions
 from refgrad.protos.walk import reads_of
 
 
-class Values:
+class ModelValues:
     """The values of a model at some feeds, those in bodies not counted.
 
     :param model: a model, which is not modified. Functions are written out in `self.model`.

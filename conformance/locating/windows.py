@@ -15,9 +15,9 @@ from onnx import ModelProto, NodeProto
 
 from refgrad.backends import Backend
 from refgrad.backends.base import Prepared
-from refgrad.conformance.locating.repair import Trial
+from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay
-from refgrad.conformance.locating.values import Values
+from refgrad.conformance.locating.values import ModelValues
 from refgrad.conformance.tracing.watching import label_of
 from refgrad.errors import RefgradError
 from refgrad.protos.walk import reads_of
@@ -44,7 +44,7 @@ PASSES = tuple(_PASSES_NAMED.split())
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes that are wrong together and right one by one, and the error of the results that is left once they are repaired."""
 
     positions: tuple[int, ...]
@@ -59,16 +59,16 @@ class Group:
         return f"{told}: right one by one, and off by {self.error:.2g} together"
 
 
-def groups(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[Group, ...]:
+def groups(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[NodeGroup, ...]:
     """The groups of nodes that an executor gets wrong together alone, those that change the results first.
 
     :raises RefgradError: the interpreter does not run the model.
     """
-    return tuple(_Search(Values(model, feeds), backend).found())
+    return tuple(_Search(ModelValues(model, feeds), backend).found())
 
 
 class _Search:
-    def __init__(self, values: Values, backend: Backend) -> None:
+    def __init__(self, values: ModelValues, backend: Backend) -> None:
         self._values, self._backend = values, backend
         self._all = list(values.model.graph.node)
         self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant"]
@@ -79,12 +79,12 @@ class _Search:
                 self._readers.setdefault(name, set()).add(k)
         self._runs = 0
 
-    def found(self) -> list[Group]:
+    def found(self) -> list[NodeGroup]:
         """The groups."""
         made = [self._shrunk(window) for window in self._within(self._places)]
         if not made:
             return []
-        trial = Trial(Replay(self._values.model, self._values.feeds), self._backend)
+        trial = RepairTrial(Replay(self._values.model, self._values.feeds), self._backend)
         focus = trial.run(())[0].worst
         told = []
         repaired: dict[int, dict[str, np.ndarray]] = {}
@@ -95,7 +95,7 @@ class _Search:
             left, _ = trial.with_values(repaired)
             nodes = [self._all[k] for k in positions]
             told.append(
-                Group(
+                NodeGroup(
                     tuple(positions),
                     tuple(map(label_of, nodes)),
                     tuple(node.op_type for node in nodes),
@@ -140,7 +140,7 @@ class _Search:
             return None
         try:
             model, feeds = self._model(sorted(window))
-            trial = Trial(Replay(model, feeds), self._backend)
+            trial = RepairTrial(Replay(model, feeds), self._backend)
         except (RefgradError, LookupError):
             return None
         errors, _ = trial.run(())
@@ -176,7 +176,7 @@ def optimisation(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) 
     replay = Replay(model, feeds)
 
     def is_wrong(**options: Any) -> bool:
-        trial = Trial(replay, _Optimized(backend, **options))
+        trial = RepairTrial(replay, _Optimized(backend, **options))
         errors, failed = trial.run(())
         return bool(failed) or not errors.is_rounding
 

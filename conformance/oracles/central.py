@@ -17,7 +17,7 @@ Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Difference:
+class FiniteDifference:
     """A directional derivative: its value, how far off the method itself may be, and the size of what it adds up."""
 
     value: float
@@ -57,7 +57,7 @@ def directional(
     direction: Mapping[str, np.ndarray],
     cotangents: Mapping[str, np.ndarray],
     step: float = STEP,
-) -> Difference:
+) -> FiniteDifference:
     """The derivative of <cotangents, function> at `point` along `direction` (names missing from it do not move).
 
     `function` maps float64 arrays by name to float64 arrays by name. `error` is the larger of the last correction of the
@@ -67,7 +67,7 @@ def directional(
     coarse = (value(step) - value(-step)) / (2 * step)
     fine = (value(step / 2) - value(-step / 2)) / step
     estimate = (4 * fine - coarse) / 3
-    return Difference(estimate, max(abs(estimate - fine), value.rounding(step)), value.size)
+    return FiniteDifference(estimate, max(abs(estimate - fine), value.rounding(step)), value.size)
 
 
 def one_sided(
@@ -76,7 +76,7 @@ def one_sided(
     direction: Mapping[str, np.ndarray],
     cotangents: Mapping[str, np.ndarray],
     step: float = STEP,
-) -> tuple[Difference, Difference]:
+) -> tuple[FiniteDifference, FiniteDifference]:
     """The derivatives from the left and from the right: they differ at a kink, and only there.
 
     The error of order h is extrapolated away: 2·D(h/2) − D(h).
@@ -87,5 +87,5 @@ def one_sided(
     for h in (-step, step):
         coarse, fine = (value(h) - here) / h, (value(h / 2) - here) / (h / 2)
         estimate = 2 * fine - coarse
-        sides.append(Difference(estimate, max(abs(estimate - fine), 2 * value.rounding(step)), value.size))
+        sides.append(FiniteDifference(estimate, max(abs(estimate - fine), 2 * value.rounding(step)), value.size))
     return sides[0], sides[1]

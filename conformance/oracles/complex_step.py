@@ -9,7 +9,7 @@ import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, OtherForwardError, call
 from refgrad.conformance.oracles.differences import DIRECTIONS, KINKED, STILL, direction_at
-from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
+from refgrad.conformance.oracles.program import ROUNDED, SAME, ComplexProgram, departure, truth_of
 from refgrad.conformance.questions.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
 from refgrad.conformance.questions.point import ShapeMovedError, without
 from refgrad.conformance.questions.question import Question
@@ -28,7 +28,7 @@ class Tangent:
 
     def __init__(self, question: Question) -> None:
         self._question, self._at, self._truth = question, question.at, truth_of(question)
-        self._programs: dict[bool, Program] = {}
+        self._programs: dict[bool, ComplexProgram] = {}
         self._upgraded = False  # whether the last one that knew the model was of a newer opset
         self.apart = 0.0  # how far its outputs are from the interpreter's
 
@@ -62,7 +62,7 @@ class Tangent:
 
     def _moved(self, direction: Mapping[str, np.ndarray], upgraded: bool) -> dict[str, np.ndarray]:
         if upgraded not in self._programs:
-            self._programs[upgraded] = Program(self._question, KNOWN, upgraded)
+            self._programs[upgraded] = ComplexProgram(self._question, KNOWN, upgraded)
         at = dict(self._at)
         for name, u in direction.items():
             moved = np.empty(u.shape, np.complex128)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.conformance.oracles.central import Difference, directional
+from refgrad.conformance.oracles.central import FiniteDifference, directional
 from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
 from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms, without
 from refgrad.conformance.questions.question import Question
@@ -122,7 +122,7 @@ def settled(
 
     Where none does, because kinks are crossed, the nearest of the other estimates says how far off it may be.
     """
-    found: list[tuple[Difference, float]] = []
+    found: list[tuple[FiniteDifference, float]] = []
     why = "the model is not finite near this point"
     for step in STEPS:
         try:

@@ -16,7 +16,7 @@ from onnx import NodeProto
 from refgrad.backends.numpy import registry as kernels
 from refgrad.conformance.case import Case
 from refgrad.conformance.oracles.analytic import FORWARDS, KNOWN, KinkError, NotAnalyticError
-from refgrad.conformance.oracles.program import NOTHING, ROUNDED, Program
+from refgrad.conformance.oracles.program import NOTHING, ROUNDED, ComplexProgram
 from refgrad.conformance.questions.point import in_float64, largest
 from refgrad.conformance.questions.question import ask
 from refgrad.errors import RefgradError
@@ -51,7 +51,7 @@ def fault(case: Case, seed: int = 0) -> str | None:
         warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
         try:
             question = ask(case, seed)
-            program = Program(question, KNOWN)
+            program = ComplexProgram(question, KNOWN)
             [step] = [one for one in program.nodes if list(one.output) == list(node.output)]
             computed = in_float64(case.model, question.wrt).run(question.at, trace=True)
         except (RefgradError, ValueError):

@@ -41,7 +41,7 @@ Outputs = Mapping[str, np.ndarray]
 Call = Callable[..., Sequence[Any]]  # what computes a node of onnx.reference
 
 
-class Program:
+class ComplexProgram:
     """The model of a question: every float is a double, and operators of ours and functions are in their bodies' form.
 
     :param kept: where given, the operators of ai.onnx that keep their node; all others become their schema's body where they

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from refgrad.conformance.oracles.differences import along
-from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
+from refgrad.conformance.oracles.program import ROUNDED, SAME, ComplexProgram, departure, truth_of
 from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
 from refgrad.conformance.questions.point import ShapeMovedError
 from refgrad.conformance.questions.question import Question
@@ -32,7 +32,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
         nearest, chosen = ROUNDED, None
         for form in _FORMS:
             try:
-                program = Program(question, **form)
+                program = ComplexProgram(question, **form)
                 apart, why = departure(question, program.run(question.at), truth)
             except (RefgradError, ShapeMovedError) as error:
                 reasons.append(str(error))

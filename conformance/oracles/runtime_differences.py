@@ -28,7 +28,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from refgrad.backends.onnxruntime import CpuBackend
 from refgrad.conformance.case import is_float
-from refgrad.conformance.oracles.central import Difference
+from refgrad.conformance.oracles.central import FiniteDifference
 from refgrad.conformance.oracles.differences import DIRECTIONS, KINKED, STILL, direction_at, tied
 from refgrad.conformance.oracles.program import departure, in_bodies, truth_of, widen
 from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
@@ -154,19 +154,19 @@ class _Path:
         left = values - _PARABOLAS @ (_PARABOLAS.T @ values)
         return float(np.linalg.norm(left) / np.sqrt(len(_PLACES) - 3))
 
-    def difference(self, step: float, noise: float) -> Difference:
+    def difference(self, step: float, noise: float) -> FiniteDifference:
         """The derivative by one step, and what may be wrong with it."""
         coarse, fine = ((8 * (self(h) - self(-h)) - (self(2 * h) - self(-2 * h))) / (12 * h) for h in (step, step / 2))
         near, far = ((self(h) - 2 * self(0.0) + self(-h)) / h for h in (step / 2, step))
         jump = 2 * near - far  # between the derivatives of both sides: what shrinks with the step is gone
         rounding = _ROUNDINGS * max(noise, self.forward.epsilon / 2 * self.size) / step
         shifted = _SHIFTED * self.forward.apart * self.size
-        return Difference(fine, abs(fine - coarse) + abs(jump) + rounding + shifted, self.size)
+        return FiniteDifference(fine, abs(fine - coarse) + abs(jump) + rounding + shifted, self.size)
 
 
-def _along(path: _Path) -> tuple[Difference, float] | str:
+def _along(path: _Path) -> tuple[FiniteDifference, float] | str:
     """The estimate with the smallest error of those that agree with every smaller step, and its step; or why there is none."""
-    found: list[tuple[Difference, float]] = []
+    found: list[tuple[FiniteDifference, float]] = []
     try:
         noise = path.noise()
     except (ShapeMovedError, BackendError) as error:

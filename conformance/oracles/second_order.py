@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import refgrad
-from refgrad.conformance.oracles.central import Difference, directional
+from refgrad.conformance.oracles.central import FiniteDifference, directional
 from refgrad.conformance.oracles.differences import STEPS, direction_at
 from refgrad.conformance.oracles.field import Field, product
 from refgrad.conformance.questions.evidence import Built, Oracle, Property, Silent
@@ -47,14 +47,14 @@ def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
         except (RefgradError, ShapeMovedError) as error:
             return [Silent(NAME, f"the gradient does not run in float64: {error}")]
         if again is not None:
-            exact = Difference(product(again, u), 0.0, 0.0)
+            exact = FiniteDifference(product(again, u), 0.0, 0.0)
             found.append(_compared(across[0], exact, "<w, Dg·u> by differences", "differentiated again"))
         return found
 
 
-def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays) -> Difference:
+def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays) -> FiniteDifference:
     """<w, Dg·u> by differences of the gradient g, by the step that leaves the smallest error."""
-    best: Difference | None = None
+    best: FiniteDifference | None = None
     why = "the gradient is not finite near this point"
     for step in STEPS:
         try:
@@ -71,7 +71,7 @@ def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays)
     return best
 
 
-def _compared(one: Difference, other: Difference, left: str, right: str) -> Property | Silent:
+def _compared(one: FiniteDifference, other: FiniteDifference, left: str, right: str) -> Property | Silent:
     error, slack = abs(one.value - other.value), one.error + other.error
     size = max(abs(one.value), abs(other.value))
     note = f"{left} = {one.value:.6g}, {right} = {other.value:.6g}"

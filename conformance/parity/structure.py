@@ -81,7 +81,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GraphComparison:
     """The result of `compare`, which is true where the graphs are isomorphic.
 
     `differences` has a row per tensor that both name but compute differently, and per output that one lacks.
@@ -113,7 +113,7 @@ class Comparison:
         return "\n".join(map(str, self.differences))
 
 
-def compare(left: ModelProto, right: ModelProto, apart_from: Iterable[str] = ()) -> Comparison:
+def compare(left: ModelProto, right: ModelProto, apart_from: Iterable[str] = ()) -> GraphComparison:
     """Compare two graphs by canonical form: whether they are isomorphic and, if not, which tensors differ and in which nodes.
 
     Inputs and outputs are matched by name. An initializer that the other model has as an input is matched by name too; every
@@ -146,7 +146,7 @@ def compare(left: ModelProto, right: ModelProto, apart_from: Iterable[str] = ())
     same = not alone and all(sides[0].number[name] == sides[1].number[name] for name in outputs)
     operators = tuple(side.training_operators() for side in sides)
     names = tuple(side.gradient_names(sides[0].forward | sides[1].forward) for side in sides)
-    return Comparison(
+    return GraphComparison(
         same,
         () if same else tuple(_differences(sides[0], sides[1], alone)),
         (operators[0] - operators[1], operators[1] - operators[0]),

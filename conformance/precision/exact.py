@@ -14,7 +14,7 @@ _ALIKE = mpf(2) ** -60  # one-sided slopes that differ by less are equal
 Forward = Callable[..., Any]
 
 
-class KinkError(Exception):
+class OneSidedError(Exception):
     """The one-sided derivatives differ."""
 
 
@@ -37,7 +37,7 @@ def slope(f: Forward, point: Sequence[Any], k: int) -> Any:
     h = _step(point[k])
     below, above, apart = _sides(f, point, k, h)
     if apart > _ALIKE * max(abs(below), abs(above)) and _sides(f, point, k, h / 2**20)[2] > apart / 2:
-        raise KinkError
+        raise OneSidedError
     return (below + above) / 2
 
 
@@ -78,6 +78,6 @@ def second(f: Forward, x: Any) -> tuple[Any, Any]:
         h /= 2**20
         near = [f(x + move * h) for move in (-2, -1, 0, 1, 2)]
         if abs((near[4] - 2 * near[3]) - (near[0] - 2 * near[1])) / h**2 > apart / 2:
-            raise KinkError
+            raise OneSidedError
         h *= 2**20
     return (ends[1] - 2 * ends[2] + ends[3]) / h**2, (ends[4] - 2 * ends[3] + 2 * ends[1] - ends[0]) / (2 * h**3)

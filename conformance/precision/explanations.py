@@ -21,7 +21,7 @@ _KEYS = {"reason": str, "absolute": float, "units": float, "near_largest": float
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ErrorExplanation:
     """Errors above the bound, and why. The patterns in `of` say whose: function, type, executor and order.
 
     A miss is explained if it is within one of the limits: `absolute` is in the relative rounding error of the type, `units`
@@ -56,29 +56,29 @@ class Explanation:
         )
 
 
-def reason(measured: Measured, miss: Miss, rows: Iterable[Explanation] | None = None) -> str:
+def reason(measured: Measured, miss: Miss, rows: Iterable[ErrorExplanation] | None = None) -> str:
     """The reason of the first row that explains the miss, "" if there is none."""
     found = (row for row in _matching(measured, rows) if row.covers(miss, measured.dtype))
     return next((row.reason for row in found), "")
 
 
-def unexplained(measured: Measured, rows: Iterable[Explanation] | None = None) -> list[Miss]:
+def unexplained(measured: Measured, rows: Iterable[ErrorExplanation] | None = None) -> list[Miss]:
     """The errors above the bound that no row explains."""
     matching = list(_matching(measured, rows))
     return [miss for miss in measured.beyond if not any(row.covers(miss, measured.dtype) for row in matching)]
 
 
-def _matching(measured: Measured, rows: Iterable[Explanation] | None) -> Iterator[Explanation]:
+def _matching(measured: Measured, rows: Iterable[ErrorExplanation] | None) -> Iterator[ErrorExplanation]:
     return (row for row in (explanations() if rows is None else rows) if row.matches(measured))
 
 
 @cache
-def explanations() -> tuple[Explanation, ...]:
+def explanations() -> tuple[ErrorExplanation, ...]:
     """Every row of the table."""
     return tuple(_read())
 
 
-def _read() -> Iterator[Explanation]:
+def _read() -> Iterator[ErrorExplanation]:
     for record in read(_FILE, "explanation", {**_KEYS, "of": list}, optional=_LIMITS, named_by=("reason",)):
         limits = {key: record.values[key] for key in _LIMITS if key in record.values}
         if not limits:
@@ -86,4 +86,4 @@ def _read() -> Iterator[Explanation]:
         for row in record["of"]:
             if not isinstance(row, list) or len(row) != len(_PATTERNS) or not all(isinstance(p, str) for p in row):
                 raise record.wrong(f"of has {row!r}. Write four patterns: [{', '.join(_PATTERNS)}].")
-            yield Explanation(record["reason"], (row[0], row[1], row[2], row[3]), **limits)
+            yield ErrorExplanation(record["reason"], (row[0], row[1], row[2], row[3]), **limits)

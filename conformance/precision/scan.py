@@ -16,7 +16,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import node_case
 from refgrad.conformance.precision import exact, points
-from refgrad.conformance.precision.functions import Function, OutsideError
+from refgrad.conformance.precision.functions import OutsideError, ScalarFunction
 from refgrad.errors import BackendError, ModelWarning
 from refgrad.tables.schemas import find_schema
 
@@ -56,7 +56,7 @@ class Measured:
 
 
 def scan(
-    functions: Iterable[Function], dtypes: Sequence[str] = points.TYPES, executors: Sequence[str] = EXECUTORS
+    functions: Iterable[ScalarFunction], dtypes: Sequence[str] = points.TYPES, executors: Sequence[str] = EXECUTORS
 ) -> Iterator[Measured]:
     """Every function, type, order and executor; without the types that the operator or the executor does not have."""
     for function in functions:
@@ -70,14 +70,14 @@ def scan(
                         yield _measured(function, dtype, executor, order, truths, got)
 
 
-def supports(function: Function, dtype: str) -> bool:
+def supports(function: ScalarFunction, dtype: str) -> bool:
     """True if the operator takes this type."""
     schema = find_schema(function.operator, function.domain, function.opset)
     return f"tensor({_TENSORS[dtype]})" in schema.inputs[0].types
 
 
 @dataclass(frozen=True)
-class Truth:
+class ExactDerivative:
     """The derivative by the number `by` at the point in a row of the table, and the unit in which errors are told."""
 
     row: int
@@ -88,10 +88,10 @@ class Truth:
 
 
 @cache
-def derivatives(function: Function, dtype: str) -> Mapping[int, Sequence[Truth]]:
+def derivatives(function: ScalarFunction, dtype: str) -> Mapping[int, Sequence[ExactDerivative]]:
     """The derivatives by order, without those at kinks and outside of the domain. Second ones of functions of one number."""
     least = int(math.log2(float(points.info(dtype).smallest_subnormal)))
-    found: dict[int, list[Truth]] = {1: []} if function.arity > 1 else {1: [], 2: []}
+    found: dict[int, list[ExactDerivative]] = {1: []} if function.arity > 1 else {1: [], 2: []}
     for row, numbers in enumerate(table(function, dtype)):
         at = tuple(float(x) for x in numbers)
         with mp.workprec(exact.precision(at, least)):
@@ -101,17 +101,17 @@ def derivatives(function: Function, dtype: str) -> Mapping[int, Sequence[Truth]]
                 try:
                     slope = exact.slope(function.forward, point, k)
                     moves = exact.moves(function.forward, point, k, sizes)
-                    found[1].append(Truth(row, at, k, slope, max(_ulp(slope, dtype), moves)))
+                    found[1].append(ExactDerivative(row, at, k, slope, max(_ulp(slope, dtype), moves)))
                     if function.arity == 1:
                         second, third = exact.second(function.forward, point[0])
                         unit = max(_ulp(second, dtype), _ulp(slope, dtype), abs(third) * sizes[0])
-                        found[2].append(Truth(row, at, k, second, unit))
-                except (exact.KinkError, OutsideError):
+                        found[2].append(ExactDerivative(row, at, k, second, unit))
+                except (exact.OneSidedError, OutsideError):
                     continue
     return found
 
 
-def table(function: Function, dtype: str) -> np.ndarray:
+def table(function: ScalarFunction, dtype: str) -> np.ndarray:
     """The points, a row each."""
     if function.arity == 1:
         return points.line(dtype, function.ends)[:, None]
@@ -125,7 +125,7 @@ def _ulp(x: Any, dtype: str) -> Any:
     return max(least, mp.ldexp(mpf(float(kind.eps)), int(mp.mag(x)) - 1)) if x else least
 
 
-def gradients(function: Function, dtype: str, executor: str, order: int) -> np.ndarray | None:
+def gradients(function: ScalarFunction, dtype: str, executor: str, order: int) -> np.ndarray | None:
     """The derivatives at every point, by row and number; None where the executor has no kernel for the type."""
     numbers = table(function, dtype)
     inputs = [numbers, np.array([-1])] if function.row else [numbers[:, k].copy() for k in range(function.arity)]
@@ -154,7 +154,7 @@ def gradients(function: Function, dtype: str, executor: str, order: int) -> np.n
 
 
 def _measured(
-    function: Function, dtype: str, executor: str, order: int, truths: Sequence[Truth], got: np.ndarray
+    function: ScalarFunction, dtype: str, executor: str, order: int, truths: Sequence[ExactDerivative], got: np.ndarray
 ) -> Measured:
     misses = [_miss(truth, float(got[truth.row, truth.by]), dtype) for truth in truths]
     beyond = tuple(miss for miss in misses if miss.error > BOUND)
@@ -162,7 +162,7 @@ def _measured(
     return Measured(function.name, dtype, executor, order, len(truths), worst, beyond)
 
 
-def _miss(truth: Truth, got: float, dtype: str) -> Miss:
+def _miss(truth: ExactDerivative, got: float, dtype: str) -> Miss:
     """The error of `got`. A derivative that the type cannot hold has to be infinite, or nearly so."""
     kind = points.info(dtype)
     most = mpf(float(kind.max))

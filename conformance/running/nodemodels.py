@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper, num
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.conformance.oracles.central import Difference, Function, directional
+from refgrad.conformance.oracles.central import FiniteDifference, Function, directional
 from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
@@ -306,7 +306,7 @@ def _judge(
     if ties:
         direction = tied(x, direction)
     got = float(np.sum(gradient * direction))
-    best: Difference | None = None
+    best: FiniteDifference | None = None
     for step in _STEPS:
         found = directional(forward, point, {name: direction}, cotangents, step)
         if best is None or found.error < best.error:

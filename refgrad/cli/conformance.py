@@ -218,7 +218,7 @@ def run(
                 cluster=cluster,
                 journal=written,
                 settings=asked,
-                progress=reporting.Progress(cases, bar),
+                progress=reporting.RunProgress(cases, bar),
             )
             for path in output or ():
                 bar(len(cases), len(cases), f"writing {path}")

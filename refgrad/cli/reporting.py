@@ -20,7 +20,7 @@ from refgrad.errors import WorkerError, abridged
 from refgrad.worker import Worker
 
 
-class Progress:
+class RunProgress:
     """Shows on a bar how many cases are done, of which operators, and the verdicts so far."""
 
     def __init__(self, cases: list[Case], bar: Bar) -> None:

@@ -18,7 +18,7 @@ from refgrad.conformance.questions.point import inputs_of
 from refgrad.errors import OptionError
 from refgrad.protos.files import replacing
 from refgrad.tables.conventions import ConventionOptions
-from refgrad.walks.page import Question, answers, page, questions
+from refgrad.walks.page import QuizQuestion, answers, page, questions
 from refgrad.walks.records import Walk
 from refgrad.walks.text import show, step_of
 from refgrad.walks.walk import walk as walked
@@ -107,7 +107,7 @@ def walk(
         else:
             show(found, stdout(), step)
         return
-    asked: dict[str, list[Question]] = {}
+    asked: dict[str, list[QuizQuestion]] = {}
     with Bar() as bar:
         for done, (own, path) in enumerate(pages.items()):
             bar(done, len(pages), path.name)

@@ -11,13 +11,13 @@ from onnx import ModelProto
 
 from refgrad.costs import interpreter, onnxruntime
 from refgrad.costs.flops import flops
-from refgrad.costs.program import Program, Step, program, refuse_unknown
+from refgrad.costs.program import CostStep, Program, program, refuse_unknown
 from refgrad.errors import OptionError, choices
 from refgrad.markup import html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 
-RUNTIMES: dict[str, Callable[[Program], interpreter.Usage | onnxruntime.Usage]] = {
+RUNTIMES: dict[str, Callable[[Program], interpreter.InterpreterUsage | onnxruntime.Usage]] = {
     "numpy": interpreter.usage,
     "onnxruntime": onnxruntime.usage,
 }
@@ -158,12 +158,12 @@ def operations(found: Program) -> int:
     return sum(_totals(step)[0] for step in found.steps)
 
 
-def _of(step: Step, alive: int) -> NodeCost:
+def _of(step: CostStep, alive: int) -> NodeCost:
     operator = f"{step.domain}.{step.op_type}" if step.domain else step.op_type
     return NodeCost(step.name, operator, *_totals(step), alive)
 
 
-def _totals(step: Step) -> tuple[int, int, int]:
+def _totals(step: CostStep) -> tuple[int, int, int]:
     """Operations, bytes read and bytes written."""
     if not step.bodies:
         distinct = dict(zip(step.inputs, step.given, strict=True))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from refgrad import traits
-from refgrad.costs.program import Step, Tensor, fitting
+from refgrad.costs.program import CostStep, CostTensor, fitting
 from refgrad.errors import InvalidModelError
 from refgrad.protos.domains import MICROSOFT
 
@@ -28,7 +28,7 @@ MOVING = (
 _COMBINING = frozenset(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"))
 
 
-def flops(step: Step) -> int:
+def flops(step: CostStep) -> int:
     """The floating-point operations of a node without bodies. Unknown inputs count as nothing."""
     count = _COUNTS.get(step.op_type)
     if count is not None and step.domain in ("", MICROSOFT):
@@ -47,29 +47,29 @@ def flops(step: Step) -> int:
     return _largest(step)
 
 
-def _largest(step: Step) -> int:
+def _largest(step: CostStep) -> int:
     return max((tensor.size for tensor in (*step.given, *step.made) if tensor is not None), default=0)
 
 
-def _of(step: Step, position: int) -> Tensor:
+def _of(step: CostStep, position: int) -> CostTensor:
     tensor = step.given[position]
     if tensor is None:
         raise IndexError
     return tensor
 
 
-def _result(step: Step) -> Tensor:
+def _result(step: CostStep) -> CostTensor:
     found = next((tensor for tensor in step.made if tensor is not None), None)
     if found is None:
         raise IndexError
     return found
 
 
-def _has(step: Step, position: int) -> bool:
+def _has(step: CostStep, position: int) -> bool:
     return position < len(step.given) and step.given[position] is not None
 
 
-def _matmul(step: Step) -> int:
+def _matmul(step: CostStep) -> int:
     """2·K for each element of the product, K the length of the axis that is summed over."""
     a = _of(step, 0).shape
     depth = a[-1]
@@ -79,7 +79,7 @@ def _matmul(step: Step) -> int:
     return 2 * depth * _result(step).size + scaled
 
 
-def _gemm(step: Step) -> int:
+def _gemm(step: CostStep) -> int:
     a = _of(step, 0).shape
     made = _result(step).size
     depth = a[0] if step.attributes.get("transA") else a[1]
@@ -88,27 +88,27 @@ def _gemm(step: Step) -> int:
     return 2 * depth * made + scaled + added
 
 
-def _conv(step: Step) -> int:
+def _conv(step: CostStep) -> int:
     """2·C·K for each element of the result: C channels of a group and K elements of the kernel."""
     made = _result(step)
     bias = made.size if _has(step, 2) else 0
     return 2 * math.prod(_of(step, 1).shape[1:]) * made.size + bias
 
 
-def _conv_transpose(step: Step) -> int:
+def _conv_transpose(step: CostStep) -> int:
     """2·M·K for each element of the input: M channels of a group of the result."""
     bias = _result(step).size if _has(step, 2) else 0
     return 2 * math.prod(_of(step, 1).shape[1:]) * _of(step, 0).size + bias
 
 
-def _conv_grad(step: Step) -> int:
+def _conv_grad(step: CostStep) -> int:
     """The operations of the convolution for each of the gradients of X and W, and a sum for the gradient of B."""
     each = 2 * math.prod(_of(step, 2).shape[1:]) * _of(step, 0).size
     wanted = [*(bool(name) for name in step.outputs), False, False, False]
     return each * (wanted[0] + wanted[1]) + wanted[2] * _of(step, 0).size
 
 
-def _einsum(step: Step) -> int:
+def _einsum(step: CostStep) -> int:
     """A product for each combination of indices, and a sum where there are fewer results: all operands at once."""
     equation = str(step.attributes["equation"]).replace(" ", "")
     sizes: dict[str, int] = {}
@@ -128,7 +128,7 @@ def _einsum(step: Step) -> int:
     return combinations * (len(step.given) - 1 + sums)
 
 
-def _attention(step: Step) -> int:
+def _attention(step: CostStep) -> int:
     """Two products with 2 operations per multiply-add, and 3 per score: scaling, and a softmax as one element-wise step."""
     q, k, v = (_of(step, n).shape for n in range(3))
     if len(q) == 4:
@@ -145,8 +145,8 @@ def _attention(step: Step) -> int:
     return 2 * scores * (head + value) + 2 * scores + (scores if _has(step, 3) else 0)
 
 
-def _recurrent(gates: int) -> Callable[[Step], int]:
-    def count(step: Step) -> int:
+def _recurrent(gates: int) -> Callable[[CostStep], int]:
+    def count(step: CostStep) -> int:
         """The products of all gates with the input and the state, and one operation per gate and state element."""
         x, w, r = _of(step, 0).shape, _of(step, 1).shape, _of(step, 2).shape
         steps, batch, directions, hidden = x[0] * x[1], 1, w[0], r[2]
@@ -156,30 +156,30 @@ def _recurrent(gates: int) -> Callable[[Step], int]:
     return count
 
 
-def _pool(step: Step) -> int:
+def _pool(step: CostStep) -> int:
     """One for each element of each window."""
     window: Sequence[int] = step.attributes["kernel_shape"]
     return math.prod(window) * _result(step).size
 
 
-def _sum(step: Step) -> int:
+def _sum(step: CostStep) -> int:
     return max(len(step.given) - 1, 1) * _result(step).size
 
 
-def _determinant(step: Step) -> int:
+def _determinant(step: CostStep) -> int:
     n = _of(step, 0).shape[-1]
     each: int = 2 * n * n * n // 3
     return each * (_of(step, 0).size // max(n * n, 1))
 
 
-def _fourier(step: Step) -> int:
+def _fourier(step: CostStep) -> int:
     """5·n·log₂ n for each transform (Cooley and Tukey 1965)."""
     made = _result(step)
     n = max(made.shape[-2] if len(made.shape) > 1 else made.size, 2)
     return round(5 * made.size // 2 * math.log2(n))
 
 
-_COUNTS: dict[str, Callable[[Step], int]] = {
+_COUNTS: dict[str, Callable[[CostStep], int]] = {
     "MatMul": _matmul,
     "MatMulInteger": _matmul,
     "FusedMatMul": _matmul,

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from refgrad.costs.layout import Layout, contiguous, merged
-from refgrad.costs.program import Program, Step, Tensor, fitting
+from refgrad.costs.layout import MemoryLayout, contiguous, merged
+from refgrad.costs.program import CostStep, CostTensor, Program, fitting
 from refgrad.protos.walk import positions_needed
 
 # Operators whose kernels may return a view of an input, or the input itself.
@@ -61,7 +61,7 @@ class Array:
     """A value of a run: whose memory it has, and how it lies there."""
 
     memory: int
-    layout: Layout
+    layout: MemoryLayout
     itemsize: int
 
     @property
@@ -71,7 +71,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class InterpreterUsage:
     """The bytes alive while each node of a run computes, 0 for one that does not run; the peak; the bytes of the results."""
 
     alive: tuple[int, ...]
@@ -79,7 +79,7 @@ class Usage:
     held: int
 
 
-def usage(program: Program) -> Usage:
+def usage(program: Program) -> InterpreterUsage:
     """The bytes that a run holds beside weights and feeds, node by node."""
     return _Run(program).usage()
 
@@ -105,7 +105,7 @@ class _Run:
         self._alive = 0
         self._mark_memory()
 
-    def usage(self) -> Usage:
+    def usage(self) -> InterpreterUsage:
         steps = self._program.steps
         alive = [0] * len(steps)
         for index, k in enumerate(self._order):
@@ -115,7 +115,7 @@ class _Run:
             for name in dict.fromkeys(self._program.outputs)
             if name in self._own and self._array(name).memory == _FOREIGN
         )
-        return Usage(tuple(alive), max([*alive, self._alive + copied], default=0), self._alive)
+        return InterpreterUsage(tuple(alive), max([*alive, self._alive + copied], default=0), self._alive)
 
     def _mark_memory(self) -> None:
         """Note the values that may share memory, as the plan sees it: it does not know which views turn out to be copies."""
@@ -134,7 +134,7 @@ class _Run:
             for part in parts:
                 self._last[part] = max(self._last.get(part, 0), self._end.get(name, 0))
 
-    def _is_free(self, step: Step, name: str, index: int) -> bool:
+    def _is_free(self, step: CostStep, name: str, index: int) -> bool:
         parts = self._parts.get(name)
         if not name or parts is None or len(parts) != 1:
             return False
@@ -151,7 +151,7 @@ class _Run:
             )
         return self._arrays[name]
 
-    def _new(self, tensor: Tensor | None, layout: Layout | None = None) -> Array:
+    def _new(self, tensor: CostTensor | None, layout: MemoryLayout | None = None) -> Array:
         """A new array, which is not held yet."""
         number = len(self._sizes)
         shape = tensor.shape if tensor else ()
@@ -170,7 +170,7 @@ class _Run:
             self._alive -= self._sizes[array.memory]
         self._alive -= OBJECT
 
-    def _run(self, index: int, step: Step) -> int:
+    def _run(self, index: int, step: CostStep) -> int:
         """Take the step; the most bytes that are alive meanwhile."""
         before = self._alive
         inputs = [self._array(name) if name else None for name in step.inputs]
@@ -199,7 +199,7 @@ class _Run:
                 self._drop(self._arrays[name])
         return most
 
-    def _results(self, index: int, step: Step, inputs: Sequence[Array | None]) -> tuple[list[Array], int]:
+    def _results(self, index: int, step: CostStep, inputs: Sequence[Array | None]) -> tuple[list[Array], int]:
         """The arrays that a step makes, and the bytes that it takes at its peak beside the bytes that are alive before it."""
         if step.bodies:
             return _of_bodies(self, step)
@@ -219,7 +219,7 @@ class _Run:
         fresh = sum(self._sizes[array.memory] for array in made if array is not taken)
         return made, fresh + scratch(step, inputs, taken is not None)
 
-    def _taken(self, step: Step, index: int, inputs: Sequence[Array | None]) -> Array | None:
+    def _taken(self, step: CostStep, index: int, inputs: Sequence[Array | None]) -> Array | None:
         """The input into which the result is written."""
         if step.op_type in ("Max", "Min", "Sum") and len(inputs) != 2:
             return None
@@ -246,14 +246,14 @@ class _Run:
                 return array
         return None
 
-    def view(self, array: Array, layout: Layout | None, tensor: Tensor | None) -> Array:
+    def view(self, array: Array, layout: MemoryLayout | None, tensor: CostTensor | None) -> Array:
         """A view of an array; a copy where there is no layout."""
         if layout is None or tensor is None:
             return self._new(tensor)
         return Array(array.memory, layout, array.itemsize)
 
 
-def _views(step: Step) -> bool:
+def _views(step: CostStep) -> bool:
     if step.domain:
         return step.domain not in ("com.microsoft",)
     return step.op_type in VIEWING
@@ -281,12 +281,12 @@ def _folded(program: Program) -> set[int]:
 # Views
 
 
-def _same(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _same(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     assert inputs[0] is not None
     return [inputs[0]]
 
 
-def _cast(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _cast(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     before, after = step.given[0], step.made[0]
     if before is not None and after is not None and before.kind == after.kind:
         return _same(run, step, inputs)
@@ -294,24 +294,24 @@ def _cast(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
     return [run._new(after, merged(after.shape, [inputs[0].layout]) if after else None)]
 
 
-def _reshape(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _reshape(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     array, made = inputs[0], step.made[0]
     assert array is not None
     return [run.view(array, array.layout.reshaped(made.shape) if made else None, made)]
 
 
-def _squeeze(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _squeeze(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     return _reshape(run, step, inputs)
 
 
-def _transpose(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _transpose(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     array = inputs[0]
     assert array is not None
     perm = step.attributes.get("perm") or range(len(array.layout.shape))[::-1]
     return [run.view(array, array.layout.transposed(perm), step.made[0])]
 
 
-def _expand(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _expand(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     array, made = inputs[0], step.made[0]
     assert array is not None
     if made is None or (made.shape != array.layout.shape and made.size <= _COPIED):
@@ -319,7 +319,7 @@ def _expand(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array
     return [run.view(array, array.layout.broadcast(made.shape), made)]
 
 
-def _slice(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _slice(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     array, made = inputs[0], step.made[0]
     assert array is not None
     if made is None:
@@ -330,23 +330,25 @@ def _slice(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]
         over = range(steps.size) if axes is None else axes.tolist()
         for axis, by in zip(over, steps.tolist(), strict=False):
             strides[axis] *= by
-    return [run.view(array, Layout(made.shape, tuple(strides)), made)]
+    return [run.view(array, MemoryLayout(made.shape, tuple(strides)), made)]
 
 
-def _split(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _split(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     array = inputs[0]
     assert array is not None
-    return [run.view(array, Layout(made.shape, array.layout.strides) if made else None, made) for made in step.made]
+    return [
+        run.view(array, MemoryLayout(made.shape, array.layout.strides) if made else None, made) for made in step.made
+    ]
 
 
-def _dropout(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
+def _dropout(run: _Run, step: CostStep, inputs: Sequence[Array | None]) -> list[Array]:
     trains = step.constants.get(2)
     trained = len(step.inputs) > 2 and step.inputs[2] and (trains is None or bool(trains.item()))
     first = run._new(step.made[0]) if trained else _same(run, step, inputs)[0]
     return [first, *(run._new(tensor) for tensor in step.made[1:])]
 
 
-_VIEWS: Mapping[str, Callable[[_Run, Step, Sequence[Array | None]], list[Array]]] = {
+_VIEWS: Mapping[str, Callable[[_Run, CostStep, Sequence[Array | None]], list[Array]]] = {
     "Identity": _same,
     "Cast": _cast,
     "CastLike": _cast,
@@ -365,7 +367,7 @@ _VIEWS: Mapping[str, Callable[[_Run, Step, Sequence[Array | None]], list[Array]]
 # Bodies
 
 
-def _of_bodies(run: _Run, step: Step) -> tuple[list[Array], int]:
+def _of_bodies(run: _Run, step: CostStep) -> tuple[list[Array], int]:
     """The arrays that a node with bodies makes, and its peak: the peak of a body beside what the rounds before have left."""
     within = [usage(body) for body in step.bodies]
     made = [run._new(tensor) for tensor in step.made]
@@ -402,7 +404,7 @@ _ELEMENTWISE = REUSING | frozenset(
 ) - {"ScatterElements", "ScatterND", "Where"}
 
 
-def _order_of(step: Step, inputs: Sequence[Array | None]) -> Layout:
+def _order_of(step: CostStep, inputs: Sequence[Array | None]) -> MemoryLayout:
     """NumPy lays a result out as its operands lie."""
     result = step.made[0]
     shape = result.shape if result else ()
@@ -413,7 +415,7 @@ def _order_of(step: Step, inputs: Sequence[Array | None]) -> Layout:
     return merged(shape, [array.layout for array in inputs if array is not None])
 
 
-def scratch(step: Step, inputs: Sequence[Array | None], is_taken: bool) -> int:
+def scratch(step: CostStep, inputs: Sequence[Array | None], is_taken: bool) -> int:
     """The bytes that a kernel takes at its peak beside its inputs and its results."""
     if step.domain:
         return 0
@@ -428,19 +430,19 @@ def _copies(arrays: Iterable[Array | None]) -> int:
     return sum(array.nbytes for array in arrays if array is not None and not _is_for_blas(array.layout))
 
 
-def _is_in_one_piece(layout: Layout) -> bool:
+def _is_in_one_piece(layout: MemoryLayout) -> bool:
     """True if an array is contiguous in the order of its axes, or in the reverse."""
     return layout.is_contiguous or layout.transposed(range(len(layout.shape))[::-1]).is_contiguous
 
 
-def _is_for_blas(layout: Layout) -> bool:
+def _is_for_blas(layout: MemoryLayout) -> bool:
     if len(layout.shape) < 2 or layout.is_contiguous:
         return True
     (rows, columns), (down, right) = layout.shape[-2:], layout.strides[-2:]
     return (right == 1 and down >= columns) or (down == 1 and right >= rows)
 
 
-def _product(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _product(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     a, b = inputs[0], inputs[1]
     if a is None or b is None:
         return 0
@@ -450,26 +452,26 @@ def _product(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     return _copies((a, b))
 
 
-def _softmax(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _softmax(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     tensor = step.given[0]
     axis = int(step.attributes.get("axis", -1))
     is_there = tensor is not None and -len(tensor.shape) <= axis < len(tensor.shape)  # onnx does not check an older one
     return size // tensor.shape[axis] if tensor is not None and is_there and tensor.shape[axis] else 0
 
 
-def _blocks(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _blocks(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """Three rows of doubles and one of places for a block of elements, see `backends/numpy/kernels/erf.py`."""
     tensor = step.made[0]
     copied = size if inputs[0] is not None and not _is_in_one_piece(inputs[0].layout) else 0
     return copied + (8 * 4 * min(tensor.size, _BLOCK) if tensor is not None else 0)
 
 
-def _gelu(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _gelu(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """The approximation by tanh takes an array beside the result."""
     return size if step.attributes.get("approximate") == "tanh" else _blocks(step, inputs, size)
 
 
-def _convolution(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _convolution(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """A block of columns, see `backends/numpy/kernels/windows.py`."""
     x, w, y = step.given[0], step.given[1], step.made[0]
     if x is None or w is None or y is None or not y.size or not x.size:
@@ -510,7 +512,7 @@ def _pace(elements: int, step: int) -> int:
     return elements if step == 1 else min(elements, 8)
 
 
-def _power(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _power(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """A whole exponent other than 2 takes the absolute value first."""
     exponent = step.constants.get(1)
     if exponent is None or exponent.size != 1 or exponent.item() == 2:
@@ -518,7 +520,7 @@ def _power(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     return size if exponent.item() in (0.5, int(exponent.item())) else 0
 
 
-def _scattered(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _scattered(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """The flat positions of the indices, twice while they are added up; and of all elements where rows are combined."""
     indices, updates = step.given[1], step.given[2] if len(step.given) > 2 else None
     if indices is None or not indices.shape:
@@ -528,7 +530,7 @@ def _scattered(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     return 8 * (tuples + updates.size if combined and updates is not None else 2 * tuples)
 
 
-def _recurrent(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _recurrent(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """The bytes of the gates of all steps, and of the cells of an LSTM."""
     x, w, r = step.given[0], step.given[1], step.given[2]
     if x is None or w is None or r is None:
@@ -537,7 +539,7 @@ def _recurrent(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     return w.shape[0] * x.shape[0] * x.shape[1] * width * x.itemsize
 
 
-def _squares(step: Step, inputs: Sequence[Array | None], size: int) -> int:
+def _squares(step: CostStep, inputs: Sequence[Array | None], size: int) -> int:
     """BLAS sums the squares of float and double without writing them down; there are four numbers for each sum."""
     x = step.given[0]
     if x is None or x.itemsize < 4:
@@ -546,7 +548,7 @@ def _squares(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     return 4 * math.prod(x.shape[: axis if axis >= 0 else len(x.shape) + axis]) * x.itemsize
 
 
-_WORK: Mapping[str, Callable[[Step, Sequence[Array | None], int], int]] = {
+_WORK: Mapping[str, Callable[[CostStep, Sequence[Array | None], int], int]] = {
     "MatMul": _product,
     "Gemm": lambda step, inputs, size: _copies(inputs[:2]),
     "Softmax": _softmax,

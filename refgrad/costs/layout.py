@@ -10,7 +10,7 @@ _MOST_AXES = 64  # of an array of NumPy
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MemoryLayout:
     """A shape, and how many elements lie between two neighbours along each axis."""
 
     shape: tuple[int, ...]
@@ -28,20 +28,20 @@ class Layout:
             step *= size
         return True
 
-    def transposed(self, perm: Sequence[int]) -> Layout:
+    def transposed(self, perm: Sequence[int]) -> MemoryLayout:
         """The axes in another order."""
-        return Layout(tuple(self.shape[k] for k in perm), tuple(self.strides[k] for k in perm))
+        return MemoryLayout(tuple(self.shape[k] for k in perm), tuple(self.strides[k] for k in perm))
 
-    def broadcast(self, shape: tuple[int, ...]) -> Layout:
+    def broadcast(self, shape: tuple[int, ...]) -> MemoryLayout:
         """Repeated along new axes and axes of size 1."""
         added = len(shape) - len(self.shape)
         strides = [0] * added + [
             0 if mine == 1 and size != 1 else stride
             for mine, size, stride in zip(self.shape, shape[added:], self.strides, strict=True)
         ]
-        return Layout(shape, tuple(strides))
+        return MemoryLayout(shape, tuple(strides))
 
-    def reshaped(self, shape: tuple[int, ...]) -> Layout | None:
+    def reshaped(self, shape: tuple[int, ...]) -> MemoryLayout | None:
         """The same elements in another shape; None where that needs a copy. It is what NumPy's `reshape` does."""
         if math.prod(shape) != math.prod(self.shape):
             return None  # the model contradicts itself
@@ -71,19 +71,19 @@ class Layout:
             strides += part
             i, j = last, end
         pending = iter(strides)
-        return Layout(shape, tuple(0 if size == 1 else next(pending) for size in shape))
+        return MemoryLayout(shape, tuple(0 if size == 1 else next(pending) for size in shape))
 
 
-def contiguous(shape: tuple[int, ...]) -> Layout:
+def contiguous(shape: tuple[int, ...]) -> MemoryLayout:
     """A new array in the order of its axes."""
     strides, step = [0] * len(shape), 1
     for k in reversed(range(len(shape))):
         strides[k] = step
         step *= max(shape[k], 1)
-    return Layout(shape, tuple(strides))
+    return MemoryLayout(shape, tuple(strides))
 
 
-def merged(shape: tuple[int, ...], layouts: Sequence[Layout]) -> Layout:
+def merged(shape: tuple[int, ...], layouts: Sequence[MemoryLayout]) -> MemoryLayout:
     """A new array whose axes lie in memory as the axes of the operands do; where operands disagree, in the order of the axes.
 
     It is how NumPy lays out results in order "K" (`npyiter_find_best_axis_ordering`). An array of more axes than NumPy has is
@@ -106,7 +106,7 @@ def merged(shape: tuple[int, ...], layouts: Sequence[Layout]) -> Layout:
     for axis in axes:
         strides[axis] = step
         step *= max(shape[axis], 1)
-    return Layout(shape, tuple(strides))
+    return MemoryLayout(shape, tuple(strides))
 
 
 def _goes_before(axis: int, other: int, operands: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> bool | None:

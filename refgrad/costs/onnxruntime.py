@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from refgrad import traits
-from refgrad.costs.program import Program, Step, Tensor, fitting
+from refgrad.costs.program import CostStep, CostTensor, Program, fitting
 from refgrad.protos.domains import MICROSOFT
 
 _ALIASES = traits.RESHAPES | {"Dropout"}
@@ -91,7 +91,7 @@ def _run(program: Program, arena: _Arena) -> tuple[tuple[int, ...], list[int]]:
     return tuple(alive), list(chunks.values())
 
 
-def _scratch(step: Step) -> int:
+def _scratch(step: CostStep) -> int:
     """The bytes that a recurrence takes for itself: the products of all steps with the weights of its gates."""
     if step.domain or step.op_type not in ("RNN", "GRU", "LSTM"):
         return 0
@@ -101,7 +101,7 @@ def _scratch(step: Step) -> int:
     return math.prod(x.shape[:2]) * math.prod(weights.shape[:2]) * x.itemsize
 
 
-def _bodies(step: Step, arena: _Arena) -> int:
+def _bodies(step: CostStep, arena: _Arena) -> int:
     """Two rounds of a body are as good as all: the arena hands out the same memory again."""
     most = 0
     if step.op_type == "If":
@@ -203,7 +203,7 @@ def _with_gemm(program: Program) -> tuple[Program, set[int]]:
     return replace(program, steps=tuple(steps)), within
 
 
-def _adds_row(product: Step, rows: Sequence[Tensor | None]) -> bool:
+def _adds_row(product: CostStep, rows: Sequence[CostTensor | None]) -> bool:
     """True if one row is added to every row of a product with a matrix."""
     left, right = product.given if product.key == ("", "MatMul") else (None, None)
     if left is None or right is None or rows[0] is None or len(left.shape) < 2 or len(right.shape) != 2:
@@ -305,7 +305,7 @@ def _release(name: str, counts: Mapping[str, int], free: list[str]) -> None:
 
 
 def _reused(
-    step: Step,
+    step: CostStep,
     place: int,
     buffer: Mapping[str, str],
     counts: Mapping[str, int],
@@ -335,7 +335,7 @@ def _reused(
     return None
 
 
-def _readers(steps: Iterable[Step]) -> dict[str, list[str]]:
+def _readers(steps: Iterable[CostStep]) -> dict[str, list[str]]:
     """The operators that read a value."""
     found: dict[str, list[str]] = {}
     for step in steps:
@@ -345,7 +345,7 @@ def _readers(steps: Iterable[Step]) -> dict[str, list[str]]:
 
 
 def _scales_product(
-    step: Step, values: Mapping[str, np.ndarray], readers: Mapping[str, Sequence[str]], makers: Mapping[str, str]
+    step: CostStep, values: Mapping[str, np.ndarray], readers: Mapping[str, Sequence[str]], makers: Mapping[str, str]
 ) -> bool:
     """True if a Mul or Div by a constant number becomes a part of a product before or behind it."""
     if step.op_type not in ("Mul", "Div") or values.get(step.inputs[1], _NOTHING).size != 1:
@@ -355,12 +355,12 @@ def _scales_product(
     return before or (len(behind) == 1 and behind[0] in _PRODUCTS)
 
 
-def _is_folded_normalization(step: Step, program: Program) -> bool:
+def _is_folded_normalization(step: CostStep, program: Program) -> bool:
     """True if a BatchNormalization becomes a part of the weights of the convolution before it."""
     return step.op_type == "BatchNormalization" and program.constants.issuperset(step.inputs[1:])
 
 
-def _is_fused(step: Step, readers: Mapping[str, Sequence[str]]) -> bool:
+def _is_fused(step: CostStep, readers: Mapping[str, Sequence[str]]) -> bool:
     """True if a Transpose becomes a part of the products that read it."""
     if step.op_type != "Transpose" or step.domain:
         return False
@@ -371,7 +371,7 @@ def _is_fused(step: Step, readers: Mapping[str, Sequence[str]]) -> bool:
     return rank > 1 and perm == swapped and set(readers.get(step.outputs[0], ())) <= _PRODUCTS | {_GEMM}
 
 
-def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+def _alike(one: CostTensor | None, other: CostTensor | None) -> bool:
     return one is not None and other is not None and one.itemsize == other.itemsize and one.shape == other.shape
 
 

@@ -42,7 +42,7 @@ _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("bo
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class CostTensor:
     """The element type and the shape of a value."""
 
     kind: int
@@ -65,7 +65,7 @@ class Tensor:
 
 
 @contextmanager
-def fitting(step: Step) -> Iterator[None]:
+def fitting(step: CostStep) -> Iterator[None]:
     """While this lasts the cost of a step is computed, by formulas of inputs that fit together.
 
     :raises InvalidModelError: a formula fails; the error names the node and the shapes.
@@ -84,7 +84,7 @@ def fitting(step: Step) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CostStep:
     """A node with everything that its cost depends on.
 
     `reads` are the values that it and its bodies read. `bodies` are its subgraphs, `trips` says how often
@@ -99,8 +99,8 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reads: tuple[str, ...]
-    given: tuple[Tensor | None, ...]
-    made: tuple[Tensor | None, ...]
+    given: tuple[CostTensor | None, ...]
+    made: tuple[CostTensor | None, ...]
     constants: Mapping[int, np.ndarray]
     is_random: bool
     bodies: tuple[Program, ...] = ()
@@ -120,11 +120,11 @@ class Program:
     of which neither is, each with the node that makes it. `captures` are what a body reads of the graph around it.
     """
 
-    steps: tuple[Step, ...]
-    inputs: Mapping[str, Tensor | None]
-    weights: Mapping[str, Tensor]
+    steps: tuple[CostStep, ...]
+    inputs: Mapping[str, CostTensor | None]
+    weights: Mapping[str, CostTensor]
     outputs: tuple[str, ...]
-    types: Mapping[str, Tensor]
+    types: Mapping[str, CostTensor]
     values: Mapping[str, np.ndarray]
     constants: frozenset[str] = frozenset()
     captures: frozenset[str] = frozenset()
@@ -149,7 +149,7 @@ def program(model: ModelProto, sizes: Mapping[str, int] | None = None) -> Progra
     if model.ir_version >= 4:
         constants -= {value.name for value in model.graph.input}
     _set_sizes(skeleton.graph, {} if sizes is None else sizes)
-    weights = {tensor.name: Tensor(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer}
+    weights = {tensor.name: CostTensor(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer}
     fed = [value.name for value in model.graph.input if value.name not in constants]
     return _program(skeleton, weights, fed, constants, {})
 
@@ -219,7 +219,7 @@ def _check(graph: GraphProto, sizes: Mapping[str, Any]) -> None:
 
 def _program(
     model: ModelProto,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, CostTensor],
     fed: Sequence[str],
     constants: set[str],
     values: dict[str, np.ndarray],
@@ -228,18 +228,18 @@ def _program(
     """The steps of a model whose inputs have shapes; `values` are inputs that are known."""
     opsets = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in model.opset_import}
     inferred = infer_completely(model)
-    types: dict[str, Tensor] = dict(weights)
+    types: dict[str, CostTensor] = dict(weights)
     for value in (*model.graph.input, *inferred.input, *inferred.value_info, *inferred.output):
         tensor = _tensor(value)
         if tensor is not None and value.name not in weights:
             types[value.name] = tensor
     for initializer in model.graph.initializer:
-        types[initializer.name] = Tensor(initializer.data_type, tuple(initializer.dims))
+        types[initializer.name] = CostTensor(initializer.data_type, tuple(initializer.dims))
         if math.prod(initializer.dims) <= _FOLDED and initializer.name in constants:
             values[initializer.name] = array_of(initializer)
     for sparse in model.graph.sparse_initializer:
-        types[sparse.values.name] = Tensor(sparse.values.data_type, tuple(sparse.dims))
-    steps: list[Step] = []
+        types[sparse.values.name] = CostTensor(sparse.values.data_type, tuple(sparse.dims))
+    steps: list[CostStep] = []
     unknown: dict[str, str] = {}
     for node in model.graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
@@ -257,7 +257,7 @@ def _program(
         if trips is None:
             unknown[f"the rounds of {label}"] = label
         steps.append(
-            Step(
+            CostStep(
                 label,
                 domain,
                 node.op_type,
@@ -287,12 +287,12 @@ def _program(
     )
 
 
-def _tensor(value: ValueInfoProto) -> Tensor | None:
+def _tensor(value: ValueInfoProto) -> CostTensor | None:
     kind, shape = type_of(value)
     if kind not in _KINDS or shape is None:
         return None
     sizes = [dim for dim in shape if isinstance(dim, int)]
-    return Tensor(kind, tuple(sizes)) if len(sizes) == len(shape) else None
+    return CostTensor(kind, tuple(sizes)) if len(sizes) == len(shape) else None
 
 
 def _defaults(op_type: str, domain: str, opsets: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def _fill(
     domain: str,
     opsets: Mapping[str, int],
     attributes: Mapping[str, Any],
-    types: dict[str, Tensor],
+    types: dict[str, CostTensor],
     values: dict[str, np.ndarray],
 ) -> None:
     """Follow small values, which may be shapes; and through them the shapes that inference does not find."""
@@ -336,13 +336,17 @@ def _fill(
             name = node.output[0]
             if found.size <= _FOLDED:
                 values[name] = found
-            types.setdefault(name, Tensor(helper.np_dtype_to_tensor_dtype(found.dtype), found.shape))
+            types.setdefault(name, CostTensor(helper.np_dtype_to_tensor_dtype(found.dtype), found.shape))
     if found is None and any(name and name not in types for name in node.output):
         _infer_again(node, domain, opsets, types, values)
 
 
 def _infer_again(
-    node: NodeProto, domain: str, opsets: Mapping[str, int], types: dict[str, Tensor], values: Mapping[str, np.ndarray]
+    node: NodeProto,
+    domain: str,
+    opsets: Mapping[str, int],
+    types: dict[str, CostTensor],
+    values: Mapping[str, np.ndarray],
 ) -> None:
     """Ask onnx once more about a node, with the values that are known by now."""
     schema = _schema(node.op_type, domain, opsets)
@@ -367,18 +371,18 @@ def _infer_again(
 def _bodies(
     node: NodeProto,
     model: ModelProto,
-    types: Mapping[str, Tensor],
+    types: Mapping[str, CostTensor],
     values: Mapping[str, np.ndarray],
-    given: Sequence[Tensor | None],
+    given: Sequence[CostTensor | None],
 ) -> tuple[tuple[Program, ...], int | None]:
     """The bodies of a node, and how often they run."""
     attributes = {a.name: a.g for a in node.attribute if a.type == a.GRAPH}
     if not attributes:
         return (), 1
-    formal: list[Tensor | None] = []
+    formal: list[CostTensor | None] = []
     trips: int | None = 1
     if node.op_type == "Loop":
-        formal = [Tensor(TensorProto.INT64, ()), Tensor(TensorProto.BOOL, ()), *given[2:]]
+        formal = [CostTensor(TensorProto.INT64, ()), CostTensor(TensorProto.BOOL, ()), *given[2:]]
         trips = _loop_trips(node, attributes["body"], values)
     elif node.op_type == "Scan":
         formal, trips = _scan_inputs(node, given)
@@ -407,7 +411,7 @@ def _loop_trips(node: NodeProto, body: GraphProto, values: Mapping[str, np.ndarr
     return None
 
 
-def _scan_inputs(node: NodeProto, given: Sequence[Tensor | None]) -> tuple[list[Tensor | None], int | None]:
+def _scan_inputs(node: NodeProto, given: Sequence[CostTensor | None]) -> tuple[list[CostTensor | None], int | None]:
     attributes = {a.name: attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
     scanned = int(attributes["num_scan_inputs"])
     axes = attributes.get("scan_input_axes") or [0] * scanned
@@ -419,15 +423,15 @@ def _scan_inputs(node: NodeProto, given: Sequence[Tensor | None]) -> tuple[list[
             continue
         shape = list(tensor.shape)
         trips = shape.pop(axis)
-        states.append(Tensor(tensor.kind, tuple(shape)))
+        states.append(CostTensor(tensor.kind, tuple(shape)))
     return states, trips
 
 
 def _body(
     graph: GraphProto,
     outer: ModelProto,
-    formal: Sequence[Tensor | None],
-    types: Mapping[str, Tensor],
+    formal: Sequence[CostTensor | None],
+    types: Mapping[str, CostTensor],
     values: Mapping[str, np.ndarray],
 ) -> Program:
     """A body as a program: the values around it that it reads are inputs."""
@@ -442,13 +446,15 @@ def _body(
         if name in types:
             kind = helper.make_tensor_type_proto(types[name].kind, list(types[name].shape))
         model.graph.input.append(ValueInfoProto(name=name, type=kind))
-    weights = {t.name: Tensor(t.data_type, tuple(t.dims)) for t in graph.initializer}
+    weights = {t.name: CostTensor(t.data_type, tuple(t.dims)) for t in graph.initializer}
     known = {name: values[name] for name in taken if name in values}
     fed = [value.name for value in graph.input]
     return _program(model, weights, fed, {t.name for t in graph.initializer}, known, frozenset(taken))
 
 
-def _of_body(node: NodeProto, body: Program, trips: int | None, types: Mapping[str, Tensor]) -> list[Tensor | None]:
+def _of_body(
+    node: NodeProto, body: Program, trips: int | None, types: Mapping[str, CostTensor]
+) -> list[CostTensor | None]:
     """The tensors that a node with bodies returns, by the types of the outputs of one body."""
     made = [body.types.get(name) for name in body.outputs]
     if node.op_type == "If":
@@ -460,7 +466,9 @@ def _of_body(node: NodeProto, body: Program, trips: int | None, types: Mapping[s
         states = len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs")
     else:
         return []
-    rows = [None if row is None or trips is None else Tensor(row.kind, (trips, *row.shape)) for row in made[states:]]
+    rows = [
+        None if row is None or trips is None else CostTensor(row.kind, (trips, *row.shape)) for row in made[states:]
+    ]
     return [*made[:states], *rows]
 
 

@@ -258,7 +258,7 @@ class Mask:
         return left >= 0 and (queries is None or keys is None or past is None or queries + past > keys + left)
 
 
-class Weights:
+class AttentionWeights:
     """P = softmax (c·tanh(S/c) + mask) of the scores S, computed in the type `precision`; without a soft cap c, of S + mask."""
 
     def __init__(self, op: Emitter, scores: str, mask: Mask, softcap: float, precision: int) -> None:
@@ -285,7 +285,7 @@ class Weights:
         return plus(op, d_S, joins[0]), d_Z
 
 
-class Recurrence:
+class ChunkedRecurrence:
     """LinearAttention of `inputs` (q, k, v, and decay and rate or None) over chunks of that many tokens, one after the other.
 
     Where only the run tells the number of tokens, all of them are taken at once.

@@ -30,7 +30,7 @@ Take = Callable[[str, int], str]  # the rows of a step: of a value, along an axi
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """How MatMulNBits stores its weights."""
 
     N: int
@@ -102,7 +102,7 @@ def planes(op: Op, packed: str, bits: int) -> list[str]:
     return [*found, packed]
 
 
-def to_planes(op: Op, rows: str, layout: Layout) -> str:
+def to_planes(op: Op, rows: str, layout: BlockLayout) -> str:
     """A matrix of K columns with those of the stored matrix, plane by plane."""
     if layout.columns > layout.K:
         rows = op.Pad(rows, [0, 0, 0, layout.columns - layout.K])
@@ -112,7 +112,7 @@ def to_planes(op: Op, rows: str, layout: Layout) -> str:
     return op.Reshape(op.Transpose(apart, perm=[0, 2, 1]), [0, layout.columns])
 
 
-def from_planes(op: Op, rows: str, layout: Layout) -> str:
+def from_planes(op: Op, rows: str, layout: BlockLayout) -> str:
     """The inverse of `to_planes`."""
     if layout.planes > 1:
         apart = op.Reshape(rows, [0, layout.planes, layout.columns // layout.planes])
@@ -121,10 +121,10 @@ def from_planes(op: Op, rows: str, layout: Layout) -> str:
 
 
 @dataclass(frozen=True)
-class Weights:
+class BlockWeights:
     """The inputs of MatMulNBits that its weights are made of; `like` has the type of A."""
 
-    layout: Layout
+    layout: BlockLayout
     like: str
     B: str
     scales: str

@@ -17,7 +17,7 @@ from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.schemas import find_schema, type_name
 
 
-class Asked(Protocol):
+class ErrorContext(Protocol):
     """The part of an emitter that the errors read."""
 
     @property
@@ -29,7 +29,7 @@ class Asked(Protocol):
         """The node whose derivative is emitted."""
 
 
-def no_such_method(op: Asked, name: str) -> Exception:
+def no_such_method(op: ErrorContext, name: str) -> Exception:
     """The error for `op.<name>`, which is neither an operator of ai.onnx nor a method of the emitter."""
     if name.startswith("_"):  # Python looks for such names itself
         return AttributeError(f"the emitter has no attribute {name!r}")
@@ -42,7 +42,7 @@ def no_such_method(op: Asked, name: str) -> Exception:
 
 
 def no_such_node(
-    op: Asked, op_type: str, opset: int, inputs: Sequence[object], outputs: int, attributes: Collection[str]
+    op: ErrorContext, op_type: str, opset: int, inputs: Sequence[object], outputs: int, attributes: Collection[str]
 ) -> BrokenRuleError | None:
     """The error for a node that the operator's schema in this opset does not allow; None where it does."""
     try:
@@ -70,7 +70,7 @@ def no_such_node(
     )
 
 
-def no_such_setting(op: Asked, op_type: str, domain: str, name: str, value: object) -> BrokenRuleError | None:
+def no_such_setting(op: ErrorContext, op_type: str, domain: str, name: str, value: object) -> BrokenRuleError | None:
     """The error for an attribute that cannot be written, or is of another type than the operator's; None where it is right."""
     due = _types_of(op_type, domain).get(name, "")
     if _WRITTEN.get(value.__class__) == due or (
@@ -107,7 +107,7 @@ def _types_of(op_type: str, domain: str) -> dict[str, str]:
     return {} if schema is None else {name: type_name(each) for name, each in schema.attributes.items()}
 
 
-def no_such_primitive(op: Asked, name: str) -> Exception:
+def no_such_primitive(op: ErrorContext, name: str) -> Exception:
     """The error for `op.grad.<name>`, which is no gradient primitive."""
     if name.startswith("_"):
         return AttributeError(f"op.grad has no attribute {name!r}")
@@ -118,14 +118,14 @@ def no_such_primitive(op: Asked, name: str) -> Exception:
     )
 
 
-def not_a_value(op: Asked, name: str, taken: Collection[str]) -> BrokenRuleError:
+def not_a_value(op: ErrorContext, name: str, taken: Collection[str]) -> BrokenRuleError:
     """The error for an argument that is a string but names no value."""
     return BrokenRuleError(
         f"{_place(op)} reads {name!r}, which no node, input or constant is called.{did_you_mean(name, sorted(taken))}"
     )
 
 
-def refuse_parts(op: Asked, argument: Sequence[object]) -> None:
+def refuse_parts(op: ErrorContext, argument: Sequence[object]) -> None:
     """Nothing, where a list that is to be a constant holds numbers, or lists of numbers.
 
     :raises BrokenRuleError: it holds names of values, or arrays.
@@ -147,7 +147,7 @@ def refuse_parts(op: Asked, argument: Sequence[object]) -> None:
             refuse_parts(op, part)
 
 
-def no_type(op: Asked, value: object) -> BrokenRuleError:
+def no_type(op: ErrorContext, value: object) -> BrokenRuleError:
     """The error for a constant of Python floats that is to have the type of no other value."""
     return BrokenRuleError(
         f"{_place(op)} makes a constant of {value!r}, which could be of any float type: "
@@ -155,7 +155,7 @@ def no_type(op: Asked, value: object) -> BrokenRuleError:
     )
 
 
-def numbers_alone(op: Asked, op_type: str, inputs: Sequence[object]) -> RuleError:
+def numbers_alone(op: ErrorContext, op_type: str, inputs: Sequence[object]) -> RuleError:
     """The error for a number that gets its type from no operand."""
     number = next(part for part in inputs if isinstance(part, int | float) and not isinstance(part, bool))
     return RuleError(
@@ -164,7 +164,7 @@ def numbers_alone(op: Asked, op_type: str, inputs: Sequence[object]) -> RuleErro
     )
 
 
-def numbers(op: Asked, value: float | Sequence[int] | np.ndarray | np.generic, dtype: np.dtype) -> np.ndarray:
+def numbers(op: ErrorContext, value: float | Sequence[int] | np.ndarray | np.generic, dtype: np.dtype) -> np.ndarray:
     """The numbers that a rule wrote, as an array of type `dtype`.
 
     :raises BrokenRuleError: they would lose their fractions, or are no numbers.
@@ -185,7 +185,7 @@ def numbers(op: Asked, value: float | Sequence[int] | np.ndarray | np.generic, d
         ) from error
 
 
-def not_integers(op: Asked, value: object, dtype: np.dtype) -> BrokenRuleError:
+def not_integers(op: ErrorContext, value: object, dtype: np.dtype) -> BrokenRuleError:
     """The error for numbers that would lose their fraction."""
     return BrokenRuleError(
         f"{_place(op)} gives {value!r} where {dtype.name} is due, the type of the value beside it, and its fraction would "
@@ -193,7 +193,7 @@ def not_integers(op: Asked, value: object, dtype: np.dtype) -> BrokenRuleError:
     )
 
 
-def _place(op: Asked) -> str:
+def _place(op: ErrorContext) -> str:
     return f"The rule for {op.rule} of node {op.node!r}"
 
 

@@ -16,7 +16,7 @@ from refgrad.backends.base import Value, check_feeds, graph_inputs, graph_output
 from refgrad.backends.onnxruntime import SLEEPING, CpuBackend
 from refgrad.errors import FeedError, InvalidModelError, OptionError, OptionTypeError, choices, did_you_mean
 from refgrad.jax.primitive import run
-from refgrad.jax.programs import Root, Settings
+from refgrad.jax.programs import FunctionSettings, Root
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read, skeleton_of
@@ -167,13 +167,13 @@ def function(
 
 def _settings(
     batch_axis: int | None, conventions: Conventions, backend: str, options: Mapping[str, Any] | None
-) -> Settings:
+) -> FunctionSettings:
     if batch_axis is not None and (type(batch_axis) is not int or batch_axis < 0):
         raise OptionError(f"batch_axis={batch_axis!r} is not an axis. Give a number from 0 on, or None.")
     given = dict(options or {})
     if isinstance(get_backend(backend), CpuBackend):  # another backend refuses options that it does not have
         given["config"] = SLEEPING | dict(given.get("config", {}))
-    return Settings(backend, given, conventions, batch_axis)
+    return FunctionSettings(backend, given, conventions, batch_axis)
 
 
 def _refuse_unfit(value: Value, what: str) -> None:

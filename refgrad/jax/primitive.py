@@ -12,26 +12,26 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from refgrad.errors import NoGradientError, OptionError
-from refgrad.jax.programs import Derivative, Program
+from refgrad.jax.programs import Derivative, JaxProgram
 
 _run = Primitive("refgrad_run")
 _run.multiple_results = True
 
 
-def run(program: Program, arrays: Sequence[Any]) -> list[Any]:
+def run(program: JaxProgram, arrays: Sequence[Any]) -> list[Any]:
     """The outputs of a program, under any transformation of JAX."""
     results: list[Any] = _run.bind(*arrays, program=program)
     return results
 
 
-def _at_once(*arrays: Any, program: Program) -> Any:
+def _at_once(*arrays: Any, program: JaxProgram) -> Any:
     """Compile the call, and run it: what JAX does outside of jit."""
     if program.compiled is None:  # the program owns it, so that both end together
         program.compiled = jax.jit(lambda *traced: run(program, traced))
     return program.compiled(*arrays)
 
 
-def _abstract(*inputs: Any, program: Program) -> list[Any]:
+def _abstract(*inputs: Any, program: JaxProgram) -> list[Any]:
     shapes = program.shapes([value.shape for value in inputs])
     return [
         jax.core.ShapedArray(shape, jax.dtypes.canonicalize_dtype(slot.dtype))
@@ -39,7 +39,7 @@ def _abstract(*inputs: Any, program: Program) -> list[Any]:
     ]
 
 
-def _tangents(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> tuple[list[Any], list[Any]]:
+def _tangents(primals: Sequence[Any], tangents: Sequence[Any], *, program: JaxProgram) -> tuple[list[Any], list[Any]]:
     """The product with the Jacobian is a program of its own, so it is differentiated by this rule, too."""
     outputs = run(program, primals)
     moved: list[Any] = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
@@ -64,7 +64,7 @@ def _tangents(primals: Sequence[Any], tangents: Sequence[Any], *, program: Progr
     return outputs, moved
 
 
-def _transposed(cotangents: Sequence[Any], *arguments: Any, program: Program) -> list[Any]:
+def _transposed(cotangents: Sequence[Any], *arguments: Any, program: JaxProgram) -> list[Any]:
     seeds = [k for k, argument in enumerate(arguments) if ad.is_undefined_primal(argument)]
     if not isinstance(program, Derivative) or seeds != list(range(program.linear, len(arguments))):
         raise NoGradientError(
@@ -82,7 +82,7 @@ def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
 
 
-def _batched(arguments: Sequence[Any], axes: Sequence[Any], *, program: Program) -> tuple[list[Any], list[int]]:
+def _batched(arguments: Sequence[Any], axes: Sequence[Any], *, program: JaxProgram) -> tuple[list[Any], list[int]]:
     batched = [k for k, axis in enumerate(axes) if axis is not None]
     axis = program.settings.batch_axis
     if axis is not None and _is_by_sample(program, batched):
@@ -96,12 +96,12 @@ def _batched(arguments: Sequence[Any], axes: Sequence[Any], *, program: Program)
     return results, [0] * len(results)
 
 
-def _is_by_sample(program: Program, batched: Sequence[int]) -> bool:
+def _is_by_sample(program: JaxProgram, batched: Sequence[int]) -> bool:
     """True if every row of every output depends on rows of inputs alone: the gradient of a weight is a sum over samples."""
     return all(program.inputs[k].has_samples for k in batched) and all(slot.has_samples for slot in program.outputs)
 
 
-def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: Program) -> list[Any]:
+def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: JaxProgram) -> list[Any]:
     """The results of one run on the samples of all elements, which lie along `axis`, the first element's samples first."""
     size = next(argument.shape[k] for argument, k in zip(arguments, axes, strict=True) if k is not None)
 
@@ -135,7 +135,7 @@ def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: P
     return [result.reshape(split(result.shape, count)) for result in results]
 
 
-def _called(*inputs: Any, program: Program) -> list[Any]:
+def _called(*inputs: Any, program: JaxProgram) -> list[Any]:
     """The call of the backend. Each 64-bit number passes as two of 32 bits.
 
     JAX's 64-bit mode may belong to one thread, as in `with jax.enable_x64()`; in the thread of the call JAX would halve them.
@@ -148,7 +148,7 @@ def _called(*inputs: Any, program: Program) -> list[Any]:
     ]
 
 
-def _halved(*inputs: Any, program: Program) -> list[Any]:
+def _halved(*inputs: Any, program: JaxProgram) -> list[Any]:
     return [
         jax.core.ShapedArray((*value.shape, 2), np.dtype(np.uint32)) if _is_wide(value.dtype) else value
         for value in _abstract(*inputs, program=program)
@@ -159,7 +159,7 @@ def _is_wide(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 8
 
 
-def _lowered(context: Any, *operands: Any, program: Program) -> Any:
+def _lowered(context: Any, *operands: Any, program: JaxProgram) -> Any:
     """A call of Python by XLA, which copies arguments and results. `jax.pure_callback` is six times slower for small ones."""
     program.prepare()
     promised = [(tuple(value.shape), value.dtype) for value in _abstract(*context.avals_in, program=program)]

@@ -29,7 +29,7 @@ Places: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Settings:
+class FunctionSettings:
     """How models are differentiated and run."""
 
     backend: str
@@ -51,12 +51,12 @@ class Slot:
         return self.dtype in FLOAT_DTYPES
 
 
-class Program(ABC):
+class JaxProgram(ABC):
     """A model whose inputs and outputs are in a fixed order. Places count them."""
 
     compiled: Any = None  # what runs it outside of jit; JAX's part keeps it here
 
-    def __init__(self, settings: Settings, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> None:
+    def __init__(self, settings: FunctionSettings, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> None:
         self.settings, self.inputs, self.outputs = settings, inputs, outputs
         self._derivatives: dict[tuple[bool, Places, Places], Derivative] = {}
         self._lock = threading.Lock()
@@ -114,10 +114,12 @@ class Program(ABC):
         return tuple([_kept(name, results[name], *kept) for name, kept in zip(returned, promised, strict=True)])
 
 
-class Root(Program):
+class Root(JaxProgram):
     """The model itself. `fed` are its inputs, in the order of the program; those in `sampled` have one row per sample."""
 
-    def __init__(self, model: ModelProto, fed: Sequence[Value], sampled: Collection[str], settings: Settings) -> None:
+    def __init__(
+        self, model: ModelProto, fed: Sequence[Value], sampled: Collection[str], settings: FunctionSettings
+    ) -> None:
         self._model, self._returned = model, graph_outputs(model.graph)
         self._names = tuple(value.name for value in fed), tuple(value.name for value in self._returned)
         inputs = tuple(Slot(_dtype(value), value.name in sampled) for value in fed)
@@ -190,10 +192,10 @@ class Root(Program):
         return skeleton
 
 
-class Derivative(Program):
+class Derivative(JaxProgram):
     """A product with the Jacobian of another program, or with its transpose: linear in the seeds, inputs from `linear` on."""
 
-    def __init__(self, parent: Program, is_forward: bool, seeds: Places, results: Places) -> None:
+    def __init__(self, parent: JaxProgram, is_forward: bool, seeds: Places, results: Places) -> None:
         seeded, returned = (parent.inputs, parent.outputs)[:: 1 if is_forward else -1]
         inputs = (*parent.inputs, *(seeded[k] for k in seeds))
         super().__init__(parent.settings, inputs, tuple(returned[k] for k in results))

@@ -116,7 +116,7 @@ def interleaved(op: FunctionEmitter, x: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """A product of an expert: the names of its weights and its bias, of all experts outside of the Scan and of one in it."""
 
     weights: str
@@ -127,7 +127,7 @@ class Layer:
         """The tensors that there are; each has a slice per expert."""
         return [self.weights] if self.bias is None else [self.weights, self.bias]
 
-    def of(self, parts: list[str]) -> Layer:
+    def of(self, parts: list[str]) -> ExpertLayer:
         """The layer of one expert, whose slices are the next of `parts`."""
         return replace(self, weights=parts.pop(0), bias=None if self.bias is None else parts.pop(0))
 
@@ -146,7 +146,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class QuantizedLayer(Layer):
+class QuantizedLayer(ExpertLayer):
     """One whose weights are integers of so many bits, packed in bytes; of a block or a row of them each has a scale.
 
     They are dequantized in the step that uses them: (weights − zero_points)·scales, the zero point being half the range where
@@ -251,8 +251,8 @@ def moe(
         swiglu_limit,
         swiglu_limit_after_activation,
     )
-    fc3 = None if fc3_experts_weights is None else Layer(fc3_experts_weights, fc3_experts_bias)
-    layers = Layer(fc1_experts_weights, fc1_experts_bias), Layer(fc2_experts_weights, fc2_experts_bias), fc3
+    fc3 = None if fc3_experts_weights is None else ExpertLayer(fc3_experts_weights, fc3_experts_bias)
+    layers = ExpertLayer(fc1_experts_weights, fc1_experts_bias), ExpertLayer(fc2_experts_weights, fc2_experts_bias), fc3
     check_experts(op, input, router_probs, layers, activation)
     chosen, weights = routed(op, router_probs, k, normalize_routing_weights, use_sparse_mixer)
     return mixed(op, input, chosen, weights, layers, activation)
@@ -262,7 +262,7 @@ def check_experts(
     op: FunctionEmitter,
     input: str,
     router_probs: str,
-    layers: tuple[Layer, Layer, Layer | None],
+    layers: tuple[ExpertLayer, ExpertLayer, ExpertLayer | None],
     activation: Activation,
     router_weights: str | None = None,
 ) -> None:
@@ -347,7 +347,7 @@ def mixed(
     input: str,
     chosen: str,
     weights: str,
-    layers: tuple[Layer, Layer, Layer | None],
+    layers: tuple[ExpertLayer, ExpertLayer, ExpertLayer | None],
     activation: Activation,
 ) -> str:
     """The sum of what the chosen experts make of each token, times their weights."""

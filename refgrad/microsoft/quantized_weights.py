@@ -13,9 +13,9 @@ from refgrad.errors import RuleError
 from refgrad.formulas.quantized_weights import (
     BITS,
     BLOCKS,
+    BlockLayout,
+    BlockWeights,
     Coded,
-    Layout,
-    Weights,
     every_row,
     from_planes,
     is_block_size,
@@ -68,11 +68,11 @@ def matmul_nbits_body(
     weight_prepacked: int = 0,
 ) -> str:
     """A·Wᵀ + bias, W = (q − zero_points)·scales, block by block of the numbers q in the bytes of B"""
-    layout = Layout(N, K, bits, block_size)
+    layout = BlockLayout(N, K, bits, block_size)
     refusal = layout.refusal or _prepacked(weight_prepacked)
     if refusal := refusal or _misshapen(op, layout, A, B, scales, zero_points, g_idx, bias):
         raise UnsupportedFormError(refusal)
-    weights = Weights(layout, A, B, scales, zero_points, g_idx)
+    weights = BlockWeights(layout, A, B, scales, zero_points, g_idx)
     W = from_planes(op, weights.rows(op, every_row), layout)
     y = op.MatMul(wide(op, A, A), op.Transpose(W, perm=[1, 0]))
     return plus(op, op.CastLike(y, A), bias)
@@ -98,7 +98,7 @@ def matmul_nbits(
 
     The weights stay quantised: W is made some rows at a time.
     """
-    layout, given = Layout(N, K, bits, block_size), (d_Y, A, B, scales, zero_points, g_idx)
+    layout, given = BlockLayout(N, K, bits, block_size), (d_Y, A, B, scales, zero_points, g_idx)
     if refusal := layout.refusal or _prepacked(weight_prepacked) or _misshapen(op, layout, *given[1:], bias):
         raise RuleError(f"Node {op.node!r}: {refusal}.")
     d_bias = None if bias is None else op.grad.BroadcastGradient(d_Y, bias, (bias, d_Y))
@@ -350,7 +350,7 @@ def matmul_nbits_qlora(
     lora_block_size: int = 32,
 ) -> str:
     """MatMulNBits(X, W) + MatMulNBits(MatMulNBits(X, lora_A), lora_B), without the second term where an adapter is empty"""
-    layout = Layout(N, K, lora_bits, lora_block_size)
+    layout = BlockLayout(N, K, lora_bits, lora_block_size)
     if layout.refusal:
         raise UnsupportedFormError(f"of the adapters {layout.refusal}")
     base = _projection(op, X, K, accuracy_level, bits, block_size)(W, scales, None, N)
@@ -363,7 +363,7 @@ def matmul_nbits_qlora(
     return op.Add(base, op.CastLike(op.MatMul(wide(op, inner, X), op.Transpose(up, perm=[1, 0])), X))
 
 
-def _rows_of_blocks(op: FunctionEmitter, B: str, scales: str, layout: Layout, like: str) -> str:
+def _rows_of_blocks(op: FunctionEmitter, B: str, scales: str, layout: BlockLayout, like: str) -> str:
     """The weights of as many rows and blocks as the bytes have, by zero points in the middle."""
     rows, blocks = op.Shape(B, end=1), op.Shape(B, start=1, end=2)
     parts = planes(op, wide(op, B, like), layout.bits)
@@ -530,7 +530,7 @@ def gemm_float8(
 
 def _misshapen(
     op: Op,
-    layout: Layout,
+    layout: BlockLayout,
     A: str,
     B: str,
     scales: str,

@@ -15,7 +15,7 @@ from refgrad.forward.graph import Graph, needed_nodes
 from refgrad.protos.documents import parse_json, typed
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain, refill, rename_repeats
-from refgrad.reverse.emitted import COTANGENT_OF, Writer, needed_emitted
+from refgrad.reverse.emitted import COTANGENT_OF, NodeWriter, needed_emitted
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
 from refgrad.reverse.sweep import Gradients
@@ -54,7 +54,7 @@ def assemble(
     spaces.put_forward(target.node)
     names = {**sweep.names, **again.names} if again.names else sweep.names
     primals = _primals(found)
-    writer = Writer(target, names, spaces.of_backward)
+    writer = NodeWriter(target, names, spaces.of_backward)
     for position, emitted in enumerate(backward):
         if chosen:
             target.node.extend(again.before(position))
@@ -125,7 +125,9 @@ def _add_values(
                 declared.type.CopyFrom(unname(declared.type))
 
 
-def _declare_adjoints(writer: Writer, found: Gradients, live: set[str], primals: Mapping[str, Sequence[str]]) -> None:
+def _declare_adjoints(
+    writer: NodeWriter, found: Gradients, live: set[str], primals: Mapping[str, Sequence[str]]
+) -> None:
     """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
     op, names, graph = found.op, found.sweep.names, found.path.graph
     elsewhere = live.difference(found.adjoints.values(), op.declared, found.cotangents.values())

@@ -20,7 +20,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.protos.types import Dim, is_unnamed, type_of, unname
 from refgrad.protos.walk import captured, fresh, graphs, names_of, nested, subgraphs
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import Emitted, needed_emitted, write
+from refgrad.reverse.emitted import EmittedNode, needed_emitted, write
 from refgrad.reverse.path import Path, Structures, complete_path
 from refgrad.reverse.sweep import Sweep
 from refgrad.reverse.values import Values, tensor_type
@@ -148,7 +148,7 @@ class Swept:
         self._forward: Sequence[Node] = ()
         self._again: list[Node] = []
         self._results: list[str] = []
-        self._backward: list[Emitted] = []
+        self._backward: list[EmittedNode] = []
         self._read: set[str] = set()
 
     def result(self, value: str) -> str:

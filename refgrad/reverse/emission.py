@@ -17,7 +17,7 @@ from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import captured, fresh
-from refgrad.reverse.emitted import NO_SETTINGS, Emitted, Settings, needed_emitted, write
+from refgrad.reverse.emitted import NO_SETTINGS, AttributeSet, EmittedNode, needed_emitted, write
 from refgrad.reverse.values import Values
 from refgrad.tables.element_types import element_types
 
@@ -37,15 +37,15 @@ class Emission:
     def __init__(self, values: Values, taken: set[str]) -> None:
         self.values = values
         self.taken = taken
-        self.nodes: list[Emitted] = []
+        self.nodes: list[EmittedNode] = []
         self.constants: dict[str, TensorProto] = {}
-        self.made: dict[str, Emitted] = {}
+        self.made: dict[str, EmittedNode] = {}
         self.owner = "", ""
         self._reads: Sequence[str] = ()  # the inputs of the forward node
         self._types = values.types
         self._scope, self._count = "", 0
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        self._settings: dict[tuple[Any, ...], Settings] = {}
+        self._settings: dict[tuple[Any, ...], AttributeSet] = {}
         self._by_content: dict[tuple[Any, ...], str] = {}
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
 
@@ -99,7 +99,7 @@ class Emission:
             taken.add(name)
         made = (name,) if outputs == 1 else tuple([fresh(f"{name}_{k}", taken) for k in range(outputs)])
         self._seen[key] = made
-        node = Emitted(op_type, domain, names, made, settings, name, self.owner, optional_outputs)
+        node = EmittedNode(op_type, domain, names, made, settings, name, self.owner, optional_outputs)
         for value in made:
             self.made[value] = node
         self.nodes.append(node)
@@ -115,7 +115,7 @@ class Emission:
             types[made[0]] = kind
         return made
 
-    def _settings_of(self, op_type: str, domain: str, attributes: Mapping[str, Any]) -> Settings:
+    def _settings_of(self, op_type: str, domain: str, attributes: Mapping[str, Any]) -> AttributeSet:
         content = tuple([(name, v.__class__, _written(v)) for name, v in attributes.items() if v is not None])
         if not content:
             return NO_SETTINGS
@@ -126,7 +126,7 @@ class Emission:
                 if (error := no_such_setting(self, op_type, domain, name, value)) is not None:
                     raise error
             read = tuple([n for g in kept.values() if isinstance(g, GraphProto) for n in captured(g)])
-            settings = self._settings[content] = Settings(kept, read)
+            settings = self._settings[content] = AttributeSet(kept, read)
         return settings
 
     def _names(self, op_type: str, inputs: Sequence[Argument]) -> tuple[str, ...]:

@@ -17,17 +17,17 @@ NAMESPACE = "namespace"  # the key under which torch writes the module of a node
 
 
 @dataclass(slots=True, eq=False)
-class Settings:
+class AttributeSet:
     """The attributes of emitted nodes: one object for all nodes that have the same. `captured` is what their graphs read."""
 
     attributes: dict[str, Any]
     captured: tuple[str, ...]
 
 
-NO_SETTINGS = Settings({}, ())
+NO_SETTINGS = AttributeSet({}, ())
 
 
-class Emitted(NamedTuple):
+class EmittedNode(NamedTuple):
     """A node of the gradient graph before its values have their final names.
 
     `owner` are the rule that emitted it and the name of the forward node that it belongs to.
@@ -37,7 +37,7 @@ class Emitted(NamedTuple):
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    settings: Settings
+    settings: AttributeSet
     name: str
     owner: tuple[str, str]
     optional_outputs: bool
@@ -48,7 +48,7 @@ class Emitted(NamedTuple):
         return self.settings.attributes
 
 
-def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
+def needed_emitted(nodes: Sequence[EmittedNode], live: set[str]) -> list[EmittedNode]:
     """The emitted nodes that the values in `live` need, to which whatever they read is added."""
     kept = []
     for emitted in reversed(nodes):
@@ -64,7 +64,7 @@ def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
     return kept
 
 
-class Writer:
+class NodeWriter:
     """Adds emitted nodes to a graph, values by the names that `rename` gives them."""
 
     def __init__(
@@ -77,11 +77,11 @@ class Writer:
         self._graph = graph
         self._rename = rename
         self._namespace = namespace
-        self._attributes: dict[Settings, list[AttributeProto]] = {}
+        self._attributes: dict[AttributeSet, list[AttributeProto]] = {}
         self._owner = "", ""  # nodes of one owner mostly follow each other
         self._metadata: list[StringStringEntryProto] = []
 
-    def add(self, node: Emitted) -> None:
+    def add(self, node: EmittedNode) -> None:
         """Add the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
         final = self._rename.get
         made = self._graph.node.add(op_type=node.op_type, domain=node.domain, name=node.name)
@@ -91,7 +91,7 @@ class Writer:
             made.attribute.extend(self._attributes.get(node.settings) or self._written(node.settings))
         made.metadata_props.extend(self._metadata if node.owner is self._owner else self._description(node.owner))
 
-    def _written(self, settings: Settings) -> list[AttributeProto]:
+    def _written(self, settings: AttributeSet) -> list[AttributeProto]:
         attributes = [attribute_of(name, value) for name, value in settings.attributes.items()]
         if settings.captured:  # no name within a graph is among those that are renamed
             pending = [graph for attribute in attributes for graph in subgraphs(attribute)]
@@ -118,9 +118,9 @@ class Writer:
         made.metadata_props.add(key=COTANGENT_OF, value=json.dumps(primals))
 
 
-def write(graph: GraphProto, nodes: Iterable[Emitted], rename: Mapping[str, str] | None = None) -> None:
+def write(graph: GraphProto, nodes: Iterable[EmittedNode], rename: Mapping[str, str] | None = None) -> None:
     """Add emitted nodes to a graph, values by the names that `rename` gives them."""
-    writer = Writer(graph, rename or {})
+    writer = NodeWriter(graph, rename or {})
     for node in nodes:
         writer.add(node)
 

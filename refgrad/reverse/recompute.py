@@ -31,7 +31,7 @@ from refgrad.forward.graph import Graph, Node, needed_nodes
 from refgrad.protos.types import nbytes
 from refgrad.reverse.bodies import is_random, rename_reads
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import Emitted, Entries
+from refgrad.reverse.emitted import EmittedNode, Entries
 from refgrad.reverse.path import Path
 
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
@@ -122,7 +122,7 @@ class Repetition:
         forward: Sequence[Node],
         op: Emitter,
         chosen: Sequence[frozenset[str]],
-        backward: Sequence[Emitted],
+        backward: Sequence[EmittedNode],
         live: set[str],
         results: Iterable[str],
         rename: Mapping[str, str],
@@ -293,7 +293,7 @@ def _connected(nodes: Sequence[Node], makers: Mapping[str, Node]) -> list[list[N
     return list(parts.values())
 
 
-def _reads(node: Emitted) -> Iterator[str]:
+def _reads(node: EmittedNode) -> Iterator[str]:
     yield from node.inputs
     yield from node.settings.captured
 

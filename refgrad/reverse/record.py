@@ -36,7 +36,7 @@ class Summed(NamedTuple):
     after: str
 
 
-class Record:
+class SweepRecord:
     """The contributions to every adjoint and the sums over broadcasts, in the order in which the sweep met them."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def _places(graph: Graph, node: Node) -> Iterator[int]:
         yield from range(position, len(node.inputs) if variadic else min(position + 1, len(node.inputs)))
 
 
-def with_contributions(gradient: ModelProto, op: Emitter, names: Mapping[str, str], record: Record) -> ModelProto:
+def with_contributions(gradient: ModelProto, op: Emitter, names: Mapping[str, str], record: SweepRecord) -> ModelProto:
     """`gradient` with the contributions that it does without at its end: slices between zeros, which it puts side by side.
 
     :param names: the names in `gradient` of values that `op` emitted.
@@ -89,7 +89,7 @@ def with_contributions(gradient: ModelProto, op: Emitter, names: Mapping[str, st
 class RecordingEmitter(Emitter):
     """An emitter that writes down in `record` what it sums over a broadcast."""
 
-    record: Record
+    record: SweepRecord
 
     @property
     def grad(self) -> Primitives:

@@ -14,11 +14,11 @@ from refgrad.protos.types import type_text
 from refgrad.protos.walk import fresh
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
-from refgrad.reverse.record import Record
+from refgrad.reverse.record import SweepRecord
 from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
 from refgrad.reverse.slices import joined
 from refgrad.tables.once import qualified, raised_at
-from refgrad.tables.registry import RULES, Read
+from refgrad.tables.registry import RULES, BoundParameter
 from refgrad.tables.schemas import find_schema
 
 _VALUES = frozenset(("input", "cotangent", "output"))
@@ -32,7 +32,7 @@ class Sweep:
     the result of emitted values. Who contributed to which adjoint is written down in `record` if there is one.
     """
 
-    def __init__(self, path: Path, op: Emitter, scope: str = "", record: Record | None = None) -> None:
+    def __init__(self, path: Path, op: Emitter, scope: str = "", record: SweepRecord | None = None) -> None:
         self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
         self.record = record
         self.names: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Sweep:
         return tuple(name for group in alike.values() for name in group)
 
     def _arguments(
-        self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
+        self, node: Node, bound: tuple[BoundParameter, ...], adjoints: list[str | None]
     ) -> tuple[list[Any], dict[str, Any]]:
         """The arguments for the rule, in the order of its parameters."""
         attributes = node.attributes
@@ -172,7 +172,7 @@ class Sweep:
             arguments.append(value)
         return arguments, keywords
 
-    def _name_output(self, node: Node, read: Read, place: int) -> str:
+    def _name_output(self, node: Node, read: BoundParameter, place: int) -> str:
         """Name an output that the node leaves out: an optional one, or the one at `place` among variadic ones."""
         name = self.op.fresh(f"{node.name}_{read.name}")
         self.op.edits.name_output(node, read.position + place, name)
@@ -275,7 +275,7 @@ def sweep(
     wrt: Sequence[str],
     outputs: Sequence[str],
     cotangent: str,
-    record: Record | None = None,
+    record: SweepRecord | None = None,
 ) -> Gradients:
     """Sweep the path of a model from the cotangents of `outputs` to the gradients of `wrt`."""
     made = Sweep(path, op, record=record)

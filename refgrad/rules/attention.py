@@ -5,11 +5,11 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from refgrad.formulas.attention import (
+    AttentionWeights,
+    ChunkedRecurrence,
     Heads,
     Mask,
-    Recurrence,
     Size,
-    Weights,
     add,
     dims,
     inverse_root,
@@ -72,7 +72,7 @@ def attention(
     factor = inverse_root(op, at.width, kind) if scale is None else scale
     q = at.fold(op.Mul(q if d_qk is not None and mode < 3 else mask.kept(q), factor), at.width)
     scores = at.unfold(matmul(op, q, k, transB=1), at.keys)
-    weights = Weights(op, scores, mask, softcap, softmax_precision or kind)
+    weights = AttentionWeights(op, scores, mask, softcap, softmax_precision or kind)
 
     d_P = d_v = d_q = d_k = None
     if d_Y is not None:
@@ -140,7 +140,7 @@ def linear_attention(
     }
     factor = scale or inverse_root(op, over(op, size_of(op, query, 2), q_num_heads), wide)
     d_o = None if d_output is None else op.Mul(apart(d_output, group=shared), factor)
-    d = Recurrence(op, inputs, state(past_state), chunk_size, shared > 1).adjoint(d_o, state(d_present_state))
+    d = ChunkedRecurrence(op, inputs, state(past_state), chunk_size, shared > 1).adjoint(d_o, state(d_present_state))
     d_past = d["before"]
     if past_state is not None and d_past is not None:
         d_past = op.as_type(op.Squeeze(d_past, [2]), op.type(past_state))

@@ -17,7 +17,7 @@ ONE_SIDED = "the one-sided derivative, or its limit"
 
 
 @dataclass(frozen=True)
-class Kink:
+class KinkRow:
     """A point without a derivative, and the gradient of each input there for a cotangent of 1 everywhere.
 
     `inputs` are given in the order of the schema. `torch` and `ort` (ONNX Runtime's builder) are None where they have no
@@ -47,14 +47,14 @@ class Kink:
         return all(repr(theirs) == repr(ours) for pairs in others for theirs, ours in pairs if theirs is not None)
 
 
-KINKS: tuple[Kink, ...] = (
-    Kink("Relu", "x = 0", (0.0,), (0.0,), (0.0,), (0.0,), "the result is as flat as for x < 0"),
-    Kink("LeakyRelu", "x = 0", (0.0,), (0.25,), (0.25,), (0.25,), "the slope of x < 0", {"alpha": 0.25}),
-    Kink("PRelu", "x = 0", (0.0, 0.25), (0.25, 0.0), (0.25, 0.0), None, "the slope of x < 0"),
-    Kink("Elu", "x = 0", (0.0,), (0.5,), (0.5,), None, "the slope of x < 0", {"alpha": 0.5}),
-    Kink("Selu", "x = 0", (0.0,), (1.7580993408473766,), (1.7580993408473766,), None, "the slope of x < 0, γ·α"),
-    Kink("ThresholdedRelu", "x = α", (1.0,), (0.0,), (0.0,), None, "as for x < α", {"alpha": 1.0}),
-    Kink(
+KINKS: tuple[KinkRow, ...] = (
+    KinkRow("Relu", "x = 0", (0.0,), (0.0,), (0.0,), (0.0,), "the result is as flat as for x < 0"),
+    KinkRow("LeakyRelu", "x = 0", (0.0,), (0.25,), (0.25,), (0.25,), "the slope of x < 0", {"alpha": 0.25}),
+    KinkRow("PRelu", "x = 0", (0.0, 0.25), (0.25, 0.0), (0.25, 0.0), None, "the slope of x < 0"),
+    KinkRow("Elu", "x = 0", (0.0,), (0.5,), (0.5,), None, "the slope of x < 0", {"alpha": 0.5}),
+    KinkRow("Selu", "x = 0", (0.0,), (1.7580993408473766,), (1.7580993408473766,), None, "the slope of x < 0, γ·α"),
+    KinkRow("ThresholdedRelu", "x = α", (1.0,), (0.0,), (0.0,), None, "as for x < α", {"alpha": 1.0}),
+    KinkRow(
         "Shrink",
         "|x| = λ",
         ((-0.5, 0.5),),
@@ -64,7 +64,7 @@ KINKS: tuple[Kink, ...] = (
         "as for |x| < λ",
         {"lambd": 0.5, "bias": 0.5},
     ),
-    Kink(
+    KinkRow(
         "HardSigmoid",
         "the ends of the slope",
         ((-2.0, 2.0),),
@@ -74,16 +74,16 @@ KINKS: tuple[Kink, ...] = (
         "as for the flat parts",
         {"alpha": 0.25},
     ),
-    Kink("HardSwish", "|x| = 3", ((-3.0, 3.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "as for |x| > 3"),
-    Kink("Abs", "x = 0", (0.0,), (0.0,), (0.0,), (0.0,), "sign 0 = 0"),
-    Kink("Sqrt", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
-    Kink("Log", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
-    Kink("Reciprocal", "x = 0", (0.0,), (-inf,), (-inf,), (-inf,), ONE_SIDED),
-    Kink("Asin", "|x| = 1", ((-1.0, 1.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
-    Kink("Acos", "|x| = 1", ((-1.0, 1.0),), ((-inf, -inf),), ((-inf, -inf),), None, ONE_SIDED),
-    Kink("Atanh", "|x| = 1", ((-1.0, 1.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
-    Kink("Acosh", "x = 1", (1.0,), (inf,), (inf,), None, ONE_SIDED),
-    Kink(
+    KinkRow("HardSwish", "|x| = 3", ((-3.0, 3.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "as for |x| > 3"),
+    KinkRow("Abs", "x = 0", (0.0,), (0.0,), (0.0,), (0.0,), "sign 0 = 0"),
+    KinkRow("Sqrt", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
+    KinkRow("Log", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
+    KinkRow("Reciprocal", "x = 0", (0.0,), (-inf,), (-inf,), (-inf,), ONE_SIDED),
+    KinkRow("Asin", "|x| = 1", ((-1.0, 1.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
+    KinkRow("Acos", "|x| = 1", ((-1.0, 1.0),), ((-inf, -inf),), ((-inf, -inf),), None, ONE_SIDED),
+    KinkRow("Atanh", "|x| = 1", ((-1.0, 1.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
+    KinkRow("Acosh", "x = 1", (1.0,), (inf,), (inf,), None, ONE_SIDED),
+    KinkRow(
         "Pow",
         "x = 0",
         ((0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 2.0, 0.5)),
@@ -92,7 +92,7 @@ KINKS: tuple[Kink, ...] = (
         ((nan, 1.0, 0.0, inf), None),
         "x⁰ is constant, so its derivative is 0; in y the limit of xʸ·log x; ONNX Runtime computes 0·0⁻¹",
     ),
-    Kink(
+    KinkRow(
         "Pow",
         "x < 0, y whole",
         ((-2.0,), (2.0,)),
@@ -101,10 +101,12 @@ KINKS: tuple[Kink, ...] = (
         ((-4.0,), None),
         "xʸ is not real for y nearby",
     ),
-    Kink("Mod", "x = 2·y", (2.0, 1.0), (1.0, -2.0), (1.0, -2.0), None, "the quotient that was subtracted", {"fmod": 1}),
-    Kink("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5), SHARED),
-    Kink("Min", "x = y", (1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5), SHARED),
-    Kink(
+    KinkRow(
+        "Mod", "x = 2·y", (2.0, 1.0), (1.0, -2.0), (1.0, -2.0), None, "the quotient that was subtracted", {"fmod": 1}
+    ),
+    KinkRow("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5), SHARED),
+    KinkRow("Min", "x = y", (1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5), SHARED),
+    KinkRow(
         "ReduceMax",
         "two elements are the largest",
         ((1.0, 1.0, 0.0),),
@@ -113,7 +115,7 @@ KINKS: tuple[Kink, ...] = (
         None,
         SHARED,
     ),
-    Kink(
+    KinkRow(
         "ReduceMin",
         "two elements are the smallest",
         ((1.0, 1.0, 2.0),),
@@ -122,7 +124,7 @@ KINKS: tuple[Kink, ...] = (
         None,
         SHARED,
     ),
-    Kink(
+    KinkRow(
         "Clip",
         "x = min, x = max",
         ((-1.0, 1.0, -2.0, 2.0), -1.0, 1.0),
@@ -131,7 +133,7 @@ KINKS: tuple[Kink, ...] = (
         ((1.0, 1.0, 0.0, 0.0), None, None),
         "x was not changed",
     ),
-    Kink(
+    KinkRow(
         "Clip",
         "min > max",
         ((0.0, -3.0, 3.0), 1.0, -1.0),
@@ -140,12 +142,12 @@ KINKS: tuple[Kink, ...] = (
         ((0.0, 0.0, 0.0), None, None),
         "every result is max",
     ),
-    Kink("ReduceLogSum", "the sum is 0", ((0.0, 0.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
-    Kink("ReduceL1", "an element is 0", ((0.0, 1.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "sign 0 = 0"),
-    Kink(
+    KinkRow("ReduceLogSum", "the sum is 0", ((0.0, 0.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
+    KinkRow("ReduceL1", "an element is 0", ((0.0, 1.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "sign 0 = 0"),
+    KinkRow(
         "ReduceL2", "the norm is 0", ((0.0, 0.0),), ((0.0, 0.0),), ((0.0, 0.0),), ((0.0, 0.0),), "the least subgradient"
     ),
-    Kink(
+    KinkRow(
         "ReduceLogSumExp",
         "every element is −∞",
         ((-inf, -inf),),
@@ -154,11 +156,11 @@ KINKS: tuple[Kink, ...] = (
         ((nan, nan),),
         "no finite change of x changes the result",
     ),
-    Kink("Floor", "x is whole", (1.0,), (0.0,), (0.0,), None, "piecewise constant"),
-    Kink("Ceil", "x is whole", (1.0,), (0.0,), (0.0,), None, "piecewise constant"),
-    Kink("Round", "x is halfway", (0.5,), (0.0,), (0.0,), None, "piecewise constant"),
-    Kink("Sign", "x = 0", (0.0,), (0.0,), (0.0,), None, "piecewise constant"),
-    Kink(
+    KinkRow("Floor", "x is whole", (1.0,), (0.0,), (0.0,), None, "piecewise constant"),
+    KinkRow("Ceil", "x is whole", (1.0,), (0.0,), (0.0,), None, "piecewise constant"),
+    KinkRow("Round", "x is halfway", (0.5,), (0.0,), (0.0,), None, "piecewise constant"),
+    KinkRow("Sign", "x = 0", (0.0,), (0.0,), (0.0,), None, "piecewise constant"),
+    KinkRow(
         "MaxPool",
         "two elements of a window are the largest",
         (((((1.0, 1.0, 0.0),),)),),
@@ -168,7 +170,7 @@ KINKS: tuple[Kink, ...] = (
         "the element whose index MaxPool returns: the first",
         {"kernel_shape": [3]},
     ),
-    Kink(
+    KinkRow(
         "GlobalMaxPool",
         "two elements of a channel are the largest",
         ((((1.0, 0.0, 1.0),),),),
@@ -177,7 +179,7 @@ KINKS: tuple[Kink, ...] = (
         None,
         "the first, as in MaxPool",
     ),
-    Kink(
+    KinkRow(
         "MaxRoiPool",
         "two pixels of a bin are the largest",
         (((((1.0, 0.0, 1.0),),),), ((0.0, 0.0, 0.0, 2.0, 0.0),)),
@@ -187,7 +189,7 @@ KINKS: tuple[Kink, ...] = (
         "the first, as in MaxPool",
         {"pooled_shape": [1, 1]},
     ),
-    Kink(
+    KinkRow(
         "GridSample",
         "a point lies on a pixel",
         (((((1.0, 2.0, 4.0),),),), ((((0.0, 0.0),),),)),
@@ -196,7 +198,7 @@ KINKS: tuple[Kink, ...] = (
         None,
         "the slope towards the next pixel",
     ),
-    Kink(
+    KinkRow(
         "GridSample",
         "a point lies on the border",
         (((((1.0, 2.0, 4.0),),),), ((((-1.0, 0.0), (1.0, 0.0)),),)),
@@ -206,7 +208,7 @@ KINKS: tuple[Kink, ...] = (
         "the slope outside, where the padding repeats the border",
         {"padding_mode": "border", "align_corners": 1},
     ),
-    Kink(
+    KinkRow(
         "Resize",
         "a point lies on an element",
         (((1.0, 2.0, 4.0),), (0.0, 0.0, 1.0, 1.0), (1.0, 1.0)),
@@ -216,7 +218,7 @@ KINKS: tuple[Kink, ...] = (
         "the derivative for a larger scale: a smaller one takes an element off the result where the size is whole",
         {"mode": "linear"},
     ),
-    Kink(
+    KinkRow(
         "Resize",
         "the crop ends at the border",
         (((1.0, 2.0, 4.0),), (0.0, 0.0, 1.0, 1.0), (1.0, 1.0)),
@@ -226,7 +228,7 @@ KINKS: tuple[Kink, ...] = (
         "the slope within X for the last point, elsewhere the slope towards the next element",
         {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
     ),
-    Kink(
+    KinkRow(
         "LpPool",
         "a window is 0",
         ((((0.0, 0.0, 0.0),),),),
@@ -236,7 +238,7 @@ KINKS: tuple[Kink, ...] = (
         "the least subgradient",
         {"kernel_shape": [3]},
     ),
-    Kink(
+    KinkRow(
         "LpPool",
         "p = 1, an element is 0",
         ((((0.0, 1.0, -2.0),),),),
@@ -246,7 +248,7 @@ KINKS: tuple[Kink, ...] = (
         "sign 0 = 0",
         {"kernel_shape": [3], "p": 1},
     ),
-    Kink(
+    KinkRow(
         "GlobalLpPool",
         "x = 0",
         ((((0.0, 0.0),),),),
@@ -255,8 +257,10 @@ KINKS: tuple[Kink, ...] = (
         None,
         "the least subgradient",
     ),
-    Kink("LpNormalization", "x = 0", ((0.0, 0.0),), ((0.0, 0.0),), None, None, "the result is 0 there, by definition"),
-    Kink(
+    KinkRow(
+        "LpNormalization", "x = 0", ((0.0, 0.0),), ((0.0, 0.0),), None, None, "the result is 0 there, by definition"
+    ),
+    KinkRow(
         "LpNormalization",
         "p = 1, an element is 0",
         ((0.0, 1.0),),
@@ -266,7 +270,7 @@ KINKS: tuple[Kink, ...] = (
         "sign 0 = 0",
         {"p": 1},
     ),
-    Kink(
+    KinkRow(
         "TopK",
         "two elements are the largest",
         ((1.0, 1.0, 0.0), (1,)),
@@ -275,7 +279,7 @@ KINKS: tuple[Kink, ...] = (
         None,
         "the element whose index TopK returns: the first",
     ),
-    Kink(
+    KinkRow(
         "Unique",
         "an element occurs twice",
         ((1.0, 2.0, 2.0),),
@@ -284,7 +288,7 @@ KINKS: tuple[Kink, ...] = (
         None,
         "the element whose index Unique returns: the first",
     ),
-    Kink(
+    KinkRow(
         "ScatterElements",
         "updates and data are the largest",
         ((1.0, 5.0), (0, 0), (1.0, 1.0)),
@@ -294,7 +298,7 @@ KINKS: tuple[Kink, ...] = (
         SHARED,
         {"reduction": "max"},
     ),
-    Kink(
+    KinkRow(
         "ScatterND",
         "updates and data are the smallest",
         ((1.0, 5.0), ((0,), (0,)), (1.0, 1.0)),

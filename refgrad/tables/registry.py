@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Function)
 
 
 @dataclass(frozen=True)
-class Read:
+class BoundParameter:
     """One parameter of a rule: what it is (input, output, cotangent, attribute, keyword) and where the schema has it."""
 
     kind: str
@@ -54,7 +54,9 @@ class Rule:
     by_name: frozenset[str] = frozenset()  # the parameters that are keyword-only
     settings: tuple[str, ...] = ()
     _refuses: dict[int, dict[int, str]] = field(default_factory=dict, repr=False)
-    _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
+    _bound: dict[int, tuple[tuple[BoundParameter, ...], tuple[tuple[int, bool], ...]]] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def formula(self) -> str:
@@ -69,7 +71,7 @@ class Rule:
             self._refuses[opset] = named
         return self._refuses[opset]
 
-    def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
+    def bind(self, opset: int) -> tuple[tuple[BoundParameter, ...], tuple[tuple[int, bool], ...]]:
         """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
         if opset not in self._bound:
             newest = find_schema(self.op_type, self.domain)
@@ -316,7 +318,7 @@ def _is_variadic(parameter: OpSchema.FormalParameter) -> bool:
     return bool(parameter.option == OpSchema.FormalParameterOption.Variadic)
 
 
-def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
+def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> BoundParameter:
     """The part of `schema` that the parameter `name` means; a name that only `newest` has is bound as absent.
 
     An attribute that later became an input (the axes of reductions) is bound as that input in every opset.
@@ -333,18 +335,20 @@ def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
                         f"The rule for {made.op_type} has the {kind} {name!r} as a keyword-only parameter: only attributes "
                         "may be that. Move it before the star."
                     )
-                return Read(kind, parameter.name, position, _is_variadic(parameter))
+                return BoundParameter(kind, parameter.name, position, _is_variadic(parameter))
     by_name = name in made.by_name
     if name in schema.attributes:
         default = schema.attributes[name].default_value
         value = attribute_value(default) if default.name else None
         was_attribute = any(name == p.name for p in newest.inputs)
-        return Read("keyword" if by_name else "constant" if was_attribute else "attribute", name, default=value)
+        return BoundParameter(
+            "keyword" if by_name else "constant" if was_attribute else "attribute", name, default=value
+        )
     if any(name == p.name for p in newest.inputs):
-        return Read("absent", name)
+        return BoundParameter("absent", name)
     if name in newest.attributes:
         default = newest.attributes[name].default_value
-        return Read(
+        return BoundParameter(
             "keyword" if by_name else "absent", name, default=attribute_value(default) if default.name else None
         )
     raise RuleError(

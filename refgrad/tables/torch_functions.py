@@ -12,7 +12,7 @@ from math import inf
 
 from onnx import NodeProto
 
-from refgrad.tables.kinks import Kink
+from refgrad.tables.kinks import KinkRow
 
 RELEASE = "2.13"  # of torch, which the tables describe
 _TARGETS = (  # metadata that torch's exporter writes, and where they name the function
@@ -77,11 +77,11 @@ ASKED: dict[tuple[str, str], str] = {
 
 # Functions that kinks="torch" follows because they choose differently: the exporter's name, the expression for torch, and a
 # row whose `torch` is the derivative of that function.
-FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
+FOLLOWED: tuple[tuple[str, str, KinkRow], ...] = (
     (
         "hardtanh",
         "nn.functional.hardtanh(x, -1.0, 1.0)",
-        Kink(
+        KinkRow(
             "Clip",
             "x = min, x = max",
             ((-1.0, 1.0, -2.0, 2.0), -1.0, 1.0),
@@ -94,7 +94,7 @@ FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     (
         "relu6",
         "nn.functional.relu6(x)",
-        Kink(
+        KinkRow(
             "Clip",
             "x = 0, x = 6",
             ((0.0, 6.0, -2.0, 7.0), 0.0, 6.0),
@@ -107,22 +107,22 @@ FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     (
         "clamp.Tensor",
         "clamp(x, min=y)",
-        Kink("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (1.0, 0.0), None, "x was not changed"),
+        KinkRow("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (1.0, 0.0), None, "x was not changed"),
     ),
     (
         "clamp_min.Tensor",
         "clamp_min(x, y)",
-        Kink("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (1.0, 0.0), None, "x was not changed"),
+        KinkRow("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (1.0, 0.0), None, "x was not changed"),
     ),
     (
         "clamp_max.Tensor",
         "clamp_max(x, y)",
-        Kink("Min", "x = y", (1.0, 1.0), (0.5, 0.5), (1.0, 0.0), None, "x was not changed"),
+        KinkRow("Min", "x = y", (1.0, 1.0), (0.5, 0.5), (1.0, 0.0), None, "x was not changed"),
     ),
     (
         "max.dim",
         "max(x, 0).values",
-        Kink(
+        KinkRow(
             "ReduceMax",
             "two elements are the largest",
             ((1.0, 1.0, 0.0),),
@@ -135,7 +135,7 @@ FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     (
         "min.dim",
         "min(x, 0).values",
-        Kink(
+        KinkRow(
             "ReduceMin",
             "two elements are the smallest",
             ((1.0, 1.0, 2.0),),
@@ -148,7 +148,7 @@ FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     (
         "adaptive_max_pool",
         "nn.functional.adaptive_max_pool1d(x[None], 1)",
-        Kink(
+        KinkRow(
             "ReduceMax",
             "two elements are the largest",
             ((1.0, 1.0, 0.0),),
@@ -161,7 +161,7 @@ FOLLOWED: tuple[tuple[str, str, Kink], ...] = (
     (
         "linalg_vector_norm",
         "linalg.vector_norm(x, 3)",
-        Kink("Pow", "x = 0", (0.0, 0.5), (inf, 0.0), (0.0, None), None, "the least subgradient of a norm that is 0"),
+        KinkRow("Pow", "x = 0", (0.0, 0.5), (inf, 0.0), (0.0, None), None, "the least subgradient of a norm that is 0"),
     ),
 )
 

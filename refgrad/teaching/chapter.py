@@ -14,7 +14,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Point:
+class ExercisePoint:
     """Inputs of the operator by name, the cotangent of its output, and its attributes.
 
     At a tie the derivative by one input alone does not exist. `together` names the inputs, and the direction in which they
@@ -78,7 +78,7 @@ class Chapter:
     kernel: Callable[..., Any]
     forward: Callable[..., Any]
     solution: Callable[..., Any]
-    points: Sequence[Point]
+    points: Sequence[ExercisePoint]
     mistakes: Sequence[Mistake]
     second: bool = False
 

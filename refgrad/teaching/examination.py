@@ -20,7 +20,7 @@ from refgrad.teaching.chapters import chapter_of
 from refgrad.teaching.operators import register
 from refgrad.teaching.recognition import Tried, example, hints
 from refgrad.teaching.ties import hint_at
-from refgrad.teaching.trials import Trial, further, plain
+from refgrad.teaching.trials import AnswerTrial, further, plain
 from refgrad.teaching.verdict import Verdict
 
 
@@ -79,7 +79,7 @@ def _judged(chapter: Chapter, source: Path, printed: Printed) -> Verdict:
         witnesses.update(said)
         if not right:
             return Verdict(chapter.number, False, why, trials=len(trials) + len(more))
-    ties = [Trial(chapter, point) for point in chapter.points if point.together]
+    ties = [AnswerTrial(chapter, point) for point in chapter.points if point.together]
     for trial in ties:
         hint, shown = hint_at(trial, trial.gradients())
         if hint:
@@ -92,8 +92,8 @@ def _judged(chapter: Chapter, source: Path, printed: Printed) -> Verdict:
 
 
 def _answered(
-    trials: Sequence[Trial], chapter: Chapter, source: Path
-) -> tuple[list[Tried], list[tuple[Trial, tuple[str, ...]]]]:
+    trials: Sequence[AnswerTrial], chapter: Chapter, source: Path
+) -> tuple[list[Tried], list[tuple[AnswerTrial, tuple[str, ...]]]]:
     """The gradients of the answer at each point, and the points at which its gradient does not run, with the reasons.
 
     :raises FaultError: refgrad does not take the rule.
@@ -109,7 +109,7 @@ def _answered(
     return tried, failures
 
 
-def _stands(trial: Trial, chapter: Chapter, source: Path) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+def _stands(trial: AnswerTrial, chapter: Chapter, source: Path) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
     """True if an answer that is right at plain points is right here too, who says so, and why not."""
     begin = f"Right at small points. Where {trial.what}" if trial.what else "Right at small points. At random numbers"
     try:
@@ -126,7 +126,7 @@ def _stands(trial: Trial, chapter: Chapter, source: Path) -> tuple[bool, tuple[s
     return False, (), (f"{begin}, it is wrong: {trial.verdict(gradients).note}.",)
 
 
-def _second(trial: Trial) -> tuple[str, ...]:
+def _second(trial: AnswerTrial) -> tuple[str, ...]:
     """The hints on a second derivative that is missing or wrong; none where it is right."""
     built = trial.built
     names = list(built.gradients)

@@ -17,7 +17,7 @@ from refgrad.conformance.mutating.mutants import mutants_of
 from refgrad.errors import RefgradError
 from refgrad.tables.registry import RULES, rule
 from refgrad.teaching.chapter import DOMAIN, Chapter, Mistake
-from refgrad.teaching.trials import Gradients, Trial, close
+from refgrad.teaching.trials import AnswerTrial, Gradients, close
 from refgrad.teaching.verdict import Example
 
 _FACTORS = {
@@ -39,7 +39,7 @@ _UNKNOWN = "None of the known mistakes gives these numbers. Follow the example b
 class Tried:
     """A trial with what the answer gave there."""
 
-    trial: Trial
+    trial: AnswerTrial
     gradients: Gradients
 
     def is_off(self, name: str) -> bool:
@@ -171,12 +171,12 @@ def _of_mutants(chapter: Chapter, tried: Sequence[Tried], names: Sequence[str]) 
     answered = RULES[chapter.key]
     try:
         rule(chapter.operator, domain=DOMAIN, replace=True)(chapter.solution)
-        trials = [Trial(chapter, one.trial.point) for one in tried]
+        trials = [AnswerTrial(chapter, one.trial.point) for one in tried]
         largest = max(trials, key=lambda trial: trial.point.size)
         for mutant, breaking in mutants_of(chapter.key, largest.case):
             with breaking():
                 try:
-                    gradients = [Trial(chapter, one.trial.point).gradients() for one in tried]
+                    gradients = [AnswerTrial(chapter, one.trial.point).gradients() for one in tried]
                 except RefgradError:  # broken, it does not run at some point
                     continue
             for name in names:

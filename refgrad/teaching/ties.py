@@ -10,14 +10,14 @@ import numpy as np
 
 from refgrad.conformance.oracles.central import directional, one_sided
 from refgrad.conformance.oracles.differences import forward
-from refgrad.teaching.trials import Gradients, Trial
+from refgrad.teaching.trials import AnswerTrial, Gradients
 from refgrad.teaching.verdict import Example
 
 _STEP = 1e-3
 _SLACK = 1e-4
 
 
-def hint_at(trial: Trial, gradients: Gradients) -> tuple[str, Example | None]:
+def hint_at(trial: AnswerTrial, gradients: Gradients) -> tuple[str, Example | None]:
     """The hint on an answer that is wrong at a tie, and an input that shows it, or None; "" and None where it is right."""
     question, point = trial.question, trial.point
     function, at, cotangents = forward(question), question.at, question.wide_cotangents
@@ -54,7 +54,7 @@ def _is_double(shared: float, due: float) -> bool:
     return bool(abs(shared - 2 * due) < _SLACK * max(1.0, abs(due)))
 
 
-def _example(trial: Trial, gradients: Gradients, missing: float) -> Example:
+def _example(trial: AnswerTrial, gradients: Gradients, missing: float) -> Example:
     """The tie, with the last input's derivative if it alone were changed."""
     name = list(trial.point.together)[-1]
     got = gradients[name].astype(np.float64)

@@ -21,7 +21,7 @@ from refgrad.conformance.oracles.complex_step import Tangent
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.runner import ORACLES, testify
 from refgrad.notices import quiet
-from refgrad.teaching.chapter import DOMAIN, Chapter, Point
+from refgrad.teaching.chapter import DOMAIN, Chapter, ExercisePoint
 
 _OPSET = 22
 _IR = 10
@@ -31,11 +31,11 @@ Gradients = Mapping[str, np.ndarray]
 
 
 @dataclass
-class Trial:
+class AnswerTrial:
     """A point, and how its tensors are declared: `shapes` is "static", "symbolic" or "unknown", `kind` a float type."""
 
     chapter: Chapter
-    point: Point
+    point: ExercisePoint
     shapes: str = "static"
     kind: str = "float32"
     random: bool = False
@@ -156,12 +156,12 @@ def close(got: np.ndarray, wanted: Any) -> bool:
     return bool(np.allclose(got, wanted, rtol=0, atol=slack, equal_nan=True))
 
 
-def plain(chapter: Chapter) -> list[Trial]:
+def plain(chapter: Chapter) -> list[AnswerTrial]:
     """The trials at the points of the chapter that are no ties, the smallest first."""
-    return [Trial(chapter, point) for point in chapter.points if not point.together]
+    return [AnswerTrial(chapter, point) for point in chapter.points if not point.together]
 
 
-def further(chapter: Chapter) -> Iterator[Trial]:
+def further(chapter: Chapter) -> Iterator[AnswerTrial]:
     """Trials with random numbers in both float types, where sizes are numbers, symbols or unknown; and of size 0."""
     points = [point for point in chapter.points if not point.together]
     largest = max(points, key=lambda point: point.size)
@@ -172,7 +172,7 @@ def further(chapter: Chapter) -> Iterator[Trial]:
                 n: np.asarray(rng.standard_normal(x.shape), np.float32) if n in chapter.floats else x
                 for n, x in largest.inputs.items()
             }
-            yield Trial(chapter, replace(largest, inputs=drawn), shapes, kind, random=True)
+            yield AnswerTrial(chapter, replace(largest, inputs=drawn), shapes, kind, random=True)
     for point in points:
         if point.is_empty:
-            yield Trial(chapter, point, "symbolic", "float64")
+            yield AnswerTrial(chapter, point, "symbolic", "float64")

@@ -17,13 +17,13 @@ from refgrad.training.normalization import Statistic
 from refgrad.training.slimming import slim, uses
 from refgrad.training.steps import RATE, STEP, VECTOR, StepModel
 from refgrad.training.updates import Optimizer
-from refgrad.training.writer import Writer
+from refgrad.training.writer import StepWriter
 
 _CLIP_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepRequest:
     """The settings that a step is made by.
 
     :param loss: the name of the loss in the gradient model, and `label` the name of the expected values.
@@ -54,13 +54,13 @@ class Assembly:
         made: ModelProto,
         weights: Mapping[str, np.ndarray],
         running: Mapping[Statistic, np.ndarray],
-        asked: Asked,
+        asked: StepRequest,
     ) -> None:
         """A step by the gradient model `made`, of these weights and running statistics."""
         self.made, self.weights, self.running, self.asked = made, weights, running, asked
         taken = names_of(made.graph) | {node.name for node in made.graph.node}
         opset = versions_of(made)[""]
-        self.first, self.last = Writer(opset, "weights", taken), Writer(opset, "update", taken)
+        self.first, self.last = StepWriter(opset, "weights", taken), StepWriter(opset, "update", taken)
         self.taken, self.count = taken, ""  # the number of the samples of a step, where it is asked for
         self.uses = uses(made.graph)
         self.inputs: list[ValueInfoProto] = []

@@ -17,7 +17,7 @@ from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, every_node, names_of, refill, versions_of
-from refgrad.training.writer import Writer
+from refgrad.training.writer import StepWriter
 
 _OPSET = 11  # since which Range is there
 _ALLOWS_ZERO = 14
@@ -57,7 +57,7 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     types = normalise(made).types
     constants = {tensor.name: tensor for tensor in made.graph.initializer}
     taken.add(step)
-    op = Writer(versions_of(made)[""], "dropout", taken)
+    op = StepWriter(versions_of(made)[""], "dropout", taken)
     op.types[step] = (TensorProto.INT64, 0)
     written: dict[str, list[NodeProto]] = {}
     for index, node in enumerate(nodes):
@@ -75,7 +75,7 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     return made
 
 
-def _drop(op: Writer, node: NodeProto, step: str, ratio: float, key: int, kind: int) -> None:
+def _drop(op: StepWriter, node: NodeProto, step: str, ratio: float, key: int, kind: int) -> None:
     """The nodes in place of a Dropout: y = x·keep / (1 − ratio), and the mask where it is read."""
     x = node.input[0]
     start = _fifth_power(op, op.Mul(op.Mod(op.Add(step, key), _PRIME), _STRIDES[0]))
@@ -92,7 +92,7 @@ def _drop(op: Writer, node: NodeProto, step: str, ratio: float, key: int, kind: 
         one.output[:] = [names.get(name, name) for name in one.output]
 
 
-def _fifth_power(op: Writer, x: str) -> str:
+def _fifth_power(op: StepWriter, x: str) -> str:
     """x⁵ mod p, of an x that may be larger than p."""
     x = op.Mod(x, _PRIME)
     square = op.Mod(op.Mul(x, x), _PRIME)

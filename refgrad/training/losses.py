@@ -21,13 +21,13 @@ from refgrad.protos.walk import fresh, import_onnx, names_of, refill, versions_o
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
 from refgrad.tables.conventions import ConventionOptions
-from refgrad.training.writer import Writer
+from refgrad.training.writer import StepWriter
 from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
 from refgrad.transforms.scores import makers_of, refuse_probabilities, smallest_step, warn_of_logits
 from refgrad.transforms.selection import select_model_inputs_outputs
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
-_DIRECT: dict[str, Callable[[Writer, str], tuple[str, str]]] = {
+_DIRECT: dict[str, Callable[[StepWriter, str], tuple[str, str]]] = {
     "squared_error": lambda op, d: (op.Mul(d, d), op.Add(d, d)),
     "half_squared_error": lambda op, d: (op.Mul(op.Mul(d, d), 0.5), d),
     "absolute_error": lambda op, d: (op.Abs(d), op.Sign(d)),
@@ -116,7 +116,7 @@ def _direct(
     seed = names_in(made)[0][compared]
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
     taken.update(name for name in (label, sample_weight) if name is not None)
-    op = Writer(versions_of(made)[""], "loss", taken)
+    op = StepWriter(versions_of(made)[""], "loss", taken)
     op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
     score, slope = _DIRECT[loss](op, op.Sub(compared, label))
     inputs = [helper.make_tensor_value_info(label, kind, shape)]
@@ -189,7 +189,7 @@ def _of_classes(
     else:
         warn_of_logits(made, compared, loss)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
-    op = Writer(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
+    op = StepWriter(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
     if loss == "cross_entropy":
         each = op.emit("SoftmaxCrossEntropyLoss", "", (compared, label), 1, {"reduction": "none"})
@@ -229,7 +229,7 @@ def _is_of_one_score(model: ModelProto, name: str) -> bool:
     return negated is not None and negated.op_type == "Neg" and negated.input[0] == second
 
 
-def _of_columns(op: Writer, p: str, label: str, count: int | str | None, rank: int) -> str:
+def _of_columns(op: StepWriter, p: str, label: str, count: int | str | None, rank: int) -> str:
     """−log p of the column of the label, and −log(1 − p) of the others: each column is a yes or no for itself."""
     kind = op.type(p)
     size = (
@@ -243,7 +243,7 @@ def _of_columns(op: Writer, p: str, label: str, count: int | str | None, rank: i
     return summed
 
 
-def _log(op: Writer, p: str, kind: int) -> str:
+def _log(op: StepWriter, p: str, kind: int) -> str:
     """log p, of no less than the smallest step from 1."""
     op.types[p] = (kind, None)
     made: str = op.Log(op.Max(p, op.const(smallest_step(kind), like=p)))

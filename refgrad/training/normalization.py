@@ -14,7 +14,7 @@ from refgrad.errors import OptionError
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
 from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, reads_of, refill, versions_of
-from refgrad.training.writer import Writer
+from refgrad.training.writer import StepWriter
 
 _OPSET = 14  # since which training_mode is an attribute
 
@@ -29,7 +29,7 @@ class Statistic:
     momentum: float
     is_variance: bool
 
-    def following(self, op: Writer, unbiased: bool) -> str:
+    def following(self, op: StepWriter, unbiased: bool) -> str:
         """The value of the next step. The node's variance of a batch divides by n, torch's running one by n − 1.
 
         The attribute is a float32, 0.9 about 0.89999998: the number that was meant is the shortest that it stands for.
@@ -56,7 +56,7 @@ def holds_batch_norm(model: ModelProto) -> bool:
 def with_following(model: ModelProto, statistics: Sequence[Statistic], unbiased: bool) -> dict[str, str]:
     """Let a model in training mode return the statistics of the next step too, in place; the output of each by its name."""
     graph = model.graph
-    op = Writer(versions_of(model)[""], "statistics", names_of(graph) | {node.name for node in graph.node})
+    op = StepWriter(versions_of(model)[""], "statistics", names_of(graph) | {node.name for node in graph.node})
     declared = {value.name: value for value in graph.input}
     found = {}
     for statistic in statistics:

@@ -18,7 +18,7 @@ from refgrad.ranges import checked
 from refgrad.reverse.path import matching
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
-from refgrad.training.assembly import Asked, Assembly
+from refgrad.training.assembly import Assembly, StepRequest
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
 from refgrad.training.losses import OF_CLASSES, count_of_classes, differentiated
@@ -150,7 +150,7 @@ def step_model(
     running = {statistic: held[statistic.name][0] for statistic in statistics}
     draws = dropout == "training"
     amounts = _weight_decays(weight_decay, chosen, optimizer)
-    asked = Asked(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
+    asked = StepRequest(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
     made_step = Assembly(made, chosen, running, asked).step()
     evaluation = None
     if statistics or decays or draws:  # the loss of a step is of other statistics, penalized, or of a part

@@ -10,7 +10,7 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.walk import fresh
 
 
-class Writer(FunctionEmitter):
+class StepWriter(FunctionEmitter):
     """An emitter whose nodes have names of their own in a graph, and whose constants are initializers."""
 
     def __init__(self, opset: int, prefix: str, taken: set[str]) -> None:

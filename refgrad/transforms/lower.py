@@ -38,7 +38,7 @@ from refgrad.protos.walk import (
 )
 from refgrad.reverse.assembly import IR_VERSION
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import Emitted, Writer
+from refgrad.reverse.emitted import EmittedNode, NodeWriter
 from refgrad.reverse.gradient import taken_names
 from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
 from refgrad.tables.once import raised_at
@@ -315,7 +315,7 @@ class _Body:
     def __init__(self, lowering: _Lowering, op: Emitter, graph: Graph) -> None:
         self.lowering, self.op, self.graph = lowering, op, graph
         self.rename: dict[str, str] = {}  # emitted value: the result that it replaces
-        self.order: list[NodeProto | Emitted] = []
+        self.order: list[NodeProto | EmittedNode] = []
 
     def visit(self, node: Node) -> None:
         """Keep the node, or emit nodes that compute the same."""
@@ -399,7 +399,7 @@ class _Body:
     def nodes(self, final: Iterable[str]) -> list[NodeProto]:
         """The nodes in order, without emitted nodes that nothing needs."""
         live, kept = set(final), GraphProto()
-        needed: list[NodeProto | Emitted] = []
+        needed: list[NodeProto | EmittedNode] = []
         for node in reversed(self.order):
             if isinstance(node, NodeProto):
                 live.update((*node.input, *captures_of(node)))
@@ -408,7 +408,7 @@ class _Body:
             else:
                 live.update((*node.inputs, *node.settings.captured))
             needed.append(node)
-        writer = Writer(kept, self.rename)
+        writer = NodeWriter(kept, self.rename)
         for node in reversed(needed):
             if isinstance(node, NodeProto):
                 kept.node.append(node)

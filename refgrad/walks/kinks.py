@@ -13,7 +13,7 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.kinked import kinked
 from refgrad.errors import RefgradError
 from refgrad.tables.kinks import KINKS
-from refgrad.tables.kinks import Kink as Row
+from refgrad.tables.kinks import KinkRow as Row
 from refgrad.tables.torch_functions import FOLLOWED, exported_function
 from refgrad.walks.records import Kink
 

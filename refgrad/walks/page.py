@@ -34,7 +34,7 @@ _FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Question:
+class QuizQuestion:
     """A quiz question at a step: an `element` of a contribution to the cotangent `of` a forward value, and the answer."""
 
     step: int
@@ -70,7 +70,7 @@ def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
     return _PLACE.sub(lambda found: parts[found[1]], template)
 
 
-def questions(walk: Walk) -> list[Question]:
+def questions(walk: Walk) -> list[QuizQuestion]:
     """Return what the quiz asks, one question for each step that contributes numbers: the element of largest magnitude."""
     found = []
     for step in walk.steps:
@@ -85,12 +85,14 @@ def questions(walk: Walk) -> list[Question]:
             flat = int(wide.argmax() if most >= -least else wide.argmin())
             place = _within(np.unravel_index(flat, array.shape), array)
             answer = float(wide[place])
-            found.append(Question(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer))
+            found.append(
+                QuizQuestion(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer)
+            )
             break
     return found
 
 
-def answers(asked: Mapping[str, Sequence[Question]]) -> str:
+def answers(asked: Mapping[str, Sequence[QuizQuestion]]) -> str:
     """Return the answers to the quizzes of several pages, as the text of a .csv file.
 
     :param asked: the `questions` of each page, by its name.

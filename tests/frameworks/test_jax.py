@@ -34,7 +34,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
 import refgrad.jax  # noqa: E402
-from refgrad.jax.programs import Derivative, Program  # noqa: E402
+from refgrad.jax.programs import Derivative, JaxProgram  # noqa: E402
 
 pytestmark = pytest.mark.jax
 
@@ -113,13 +113,13 @@ def kind(request):
 @pytest.fixture
 def runs(monkeypatch):
     """How many models were run."""
-    seen, run = [], Program.run
+    seen, run = [], JaxProgram.run
 
     def counted(self, *arguments):
         seen.append(self)
         return run(self, *arguments)
 
-    monkeypatch.setattr(Program, "run", counted)
+    monkeypatch.setattr(JaxProgram, "run", counted)
     return seen
 
 

@@ -157,3 +157,13 @@ def late():
     from refgrad.errors import OptionError
 """
     assert read_by(code) == {"refgrad.worker", "refgrad.show.dot", "refgrad.errors"}
+
+
+def test_no_two_public_classes_share_a_name():
+    found: dict[str, list[str]] = {}
+    for file in (file for top in TOPS for file in sorted((ROOT / top).rglob("*.py"))):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
+    shared = {name: files for name, files in found.items() if len(files) > 1}
+    assert shared == {}

@@ -15,7 +15,7 @@ from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.registry import kernels
 from refgrad.cli import main
 from refgrad.costs import interpreter, onnxruntime
-from refgrad.costs.layout import Layout, contiguous, merged
+from refgrad.costs.layout import MemoryLayout, contiguous, merged
 from refgrad.costs.program import program
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError
 
@@ -197,7 +197,7 @@ def test_layouts_are_those_of_numpy():
         array, layout = array.transpose(perm), layout.transposed(perm)
         if rng.random() < 0.3:
             array = array[(slice(None),) * (array.ndim - 1) + (slice(0, max(array.shape[-1] - 1, 1)),)]
-            layout = Layout(array.shape, layout.strides)
+            layout = MemoryLayout(array.shape, layout.strides)
         assert layout.is_contiguous == array.flags.c_contiguous
         if rng.random() < 0.3:
             array = np.broadcast_to(array, (2, *array.shape))
@@ -541,4 +541,4 @@ def test_an_input_of_a_type_that_does_not_exist_is_refused(kind):
 
 def test_an_array_of_more_axes_than_numpy_has_lies_in_their_order():
     shape = (2, 3, *[1] * 500)
-    assert merged(shape, [Layout(shape, (1, 2, *[0] * 500))]) == contiguous(shape)
+    assert merged(shape, [MemoryLayout(shape, (1, 2, *[0] * 500))]) == contiguous(shape)

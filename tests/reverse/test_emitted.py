@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import GraphProto, TensorProto, helper
 
-from refgrad.reverse.emitted import Emitted, Settings, Writer, write
+from refgrad.reverse.emitted import AttributeSet, EmittedNode, NodeWriter, write
 
 pytestmark = pytest.mark.interpreter
 
@@ -15,8 +15,8 @@ NAMES = ("v", "", "é名", "n" * 127, "n" * 128, "n" * 16_383, "n" * 16_384, "�
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name[:1]}{len(name)}")
 def test_a_node_is_written_as_protobuf_writes_it(name: str) -> None:
     attributes = {"axis": -1, "to": TensorProto.FLOAT, "mode": "linear", "scales": [0.5, 2.0]}
-    node = Emitted(
-        "Op", "d.e", ("x", "", name), ("y", name), Settings(attributes, ()), f"{name}_0", ("Op", name), False
+    node = EmittedNode(
+        "Op", "d.e", ("x", "", name), ("y", name), AttributeSet(attributes, ()), f"{name}_0", ("Op", name), False
     )
     given = helper.make_node("Op", ["z", "", name], ["y", name], f"{name}_0", domain="d.e", **attributes)
     given.metadata_props.add(key="refgrad.rule", value="Op")
@@ -32,5 +32,5 @@ def test_a_node_is_written_as_protobuf_writes_it(name: str) -> None:
 
 def test_nodes_are_added_behind_those_that_are_there() -> None:
     graph = GraphProto(node=[helper.make_node("Exp", ["a"], ["b"], domain="")])
-    Writer(graph, {}).add(Emitted("Neg", "", ("b",), ("c",), Settings({}, ()), "n", ("Exp", "e"), False))
+    NodeWriter(graph, {}).add(EmittedNode("Neg", "", ("b",), ("c",), AttributeSet({}, ()), "n", ("Exp", "e"), False))
     assert [node.op_type for node in graph.node] == ["Exp", "Neg"]

@@ -14,17 +14,17 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.kinks import at
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS
-from refgrad.tables.kinks import CONVENTIONS, KINKS, Kink, Point
+from refgrad.tables.kinks import CONVENTIONS, KINKS, KinkRow, Point
 from refgrad.tables.missing import MISSING
 from refgrad.tables.torch_functions import ASKED, FOLLOWED, RELEASE, exported_function
 from refgrad.transforms import ortbuilder
 
 
-def case(kink: Kink, dtype: type = np.float64) -> Case:
+def case(kink: KinkRow, dtype: type = np.float64) -> Case:
     return at(kink, dtype)
 
 
-def gradients(model: onnx.ModelProto, kink: Kink, backend: str, dtype: type) -> dict[str, np.ndarray]:
+def gradients(model: onnx.ModelProto, kink: KinkRow, backend: str, dtype: type) -> dict[str, np.ndarray]:
     prepared = get_backend(backend).prepare(model)
     feeds = dict(case(kink, dtype).feeds)
     forward = get_backend("numpy").prepare(case(kink, dtype).model).run(feeds)
@@ -32,7 +32,7 @@ def gradients(model: onnx.ModelProto, kink: Kink, backend: str, dtype: type) -> 
     return prepared.run({value.name: feeds[value.name] for value in prepared.inputs})
 
 
-def expect(got: dict[str, np.ndarray], kink: Kink, expected: Point) -> None:
+def expect(got: dict[str, np.ndarray], kink: KinkRow, expected: Point) -> None:
     for name, value in zip(case(kink).feeds, expected, strict=True):
         if value is not None:
             np.testing.assert_allclose(
@@ -42,7 +42,7 @@ def expect(got: dict[str, np.ndarray], kink: Kink, expected: Point) -> None:
 
 @pytest.mark.parametrize("kink", KINKS, ids=lambda k: f"{k.operator}: {k.where}")
 @pytest.mark.parametrize("dialect", ["onnx", "ort"])
-def test_ours(kink: Kink, dialect: str) -> None:
+def test_ours(kink: KinkRow, dialect: str) -> None:
     model = refgrad.gradient(case(kink).model, dialect=dialect)
     expect(gradients(model, kink, "numpy", np.float64), kink, kink.ours)
     if (
@@ -57,7 +57,7 @@ def test_ours(kink: Kink, dialect: str) -> None:
 @pytest.mark.parametrize("kink", KINKS, ids=lambda k: f"{k.operator}: {k.where}")
 @pytest.mark.parametrize("dialect", ["onnx", "ort"])
 @pytest.mark.parametrize("convention", CONVENTIONS[1:])
-def test_the_convention_that_is_asked_for(kink: Kink, dialect: str, convention: str) -> None:
+def test_the_convention_that_is_asked_for(kink: KinkRow, dialect: str, convention: str) -> None:
     model = refgrad.gradient(case(kink).model, dialect=dialect, kinks=convention)
     expect(gradients(model, kink, "numpy", np.float64), kink, kink.choice(convention))
 
@@ -78,7 +78,7 @@ def runs_right(made: Case) -> bool:
 
 @pytest.mark.parametrize("kink", [k for k in KINKS if k.ort is not None], ids=lambda k: f"{k.operator}: {k.where}")
 @pytest.mark.skipif(not ortbuilder.available(), reason="needs ONNX Runtime's gradient builder")
-def test_onnx_runtime(kink: Kink) -> None:
+def test_onnx_runtime(kink: KinkRow) -> None:
     assert kink.ort is not None
     import onnxruntime
 
@@ -91,11 +91,11 @@ def test_onnx_runtime(kink: Kink) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kink", [k for k in KINKS if k.torch is not None], ids=lambda k: f"{k.operator}: {k.where}")
-def test_torch(kink: Kink) -> None:
+def test_torch(kink: KinkRow) -> None:
     torch_has(kink, ASKED[kink.operator, kink.where])
 
 
-def torch_has(kink: Kink, question: str) -> None:
+def torch_has(kink: KinkRow, question: str) -> None:
     torch = pytest.importorskip("torch")
     assert kink.torch is not None
     inputs = [torch.from_numpy(x) for x in case(kink).feeds.values()]
@@ -134,7 +134,7 @@ def test_torch_disagrees_only_where_the_reason_says_so() -> None:
 
 @pytest.mark.parametrize("row", MISSING, ids=lambda row: row.operator)
 @pytest.mark.parametrize("dialect", ["onnx", "ort"])
-def test_ours_where_a_number_is_missing(row: Kink, dialect: str) -> None:
+def test_ours_where_a_number_is_missing(row: KinkRow, dialect: str) -> None:
     if dialect == "onnx":
         test_ours(row, dialect)
     else:  # in double: in float32 the kernels of ONNX Runtime have their own way with NaN
@@ -144,14 +144,14 @@ def test_ours_where_a_number_is_missing(row: Kink, dialect: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("row", [row for row in MISSING if row.torch is not None], ids=lambda row: row.operator)
-def test_torch_where_a_number_is_missing(row: Kink) -> None:
+def test_torch_where_a_number_is_missing(row: KinkRow) -> None:
     torch_has(row, next(question for (operator, _), question in ASKED.items() if operator == row.operator))
 
 
 # Functions of torch that share an operator
 
 
-def written_for(kink: Kink, function: str) -> onnx.ModelProto:
+def written_for(kink: KinkRow, function: str) -> onnx.ModelProto:
     """The operator of a row, with what torch's exporter writes beside it."""
     model = case(kink).model
     target = f"call_function[target=torch.ops.aten.{function if '.' in function else function + '.default'}]"
@@ -166,7 +166,9 @@ def written_for(kink: Kink, function: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("function", "question", "kink"), FOLLOWED, ids=[name for name, _, _ in FOLLOWED])
 @pytest.mark.parametrize("dialect", ["onnx", "ort"])
-def test_a_function_that_the_exporter_names_is_followed(function: str, question: str, kink: Kink, dialect: str) -> None:
+def test_a_function_that_the_exporter_names_is_followed(
+    function: str, question: str, kink: KinkRow, dialect: str
+) -> None:
     model = written_for(kink, function)
     assert exported_function(model.graph.node[0]) == function
     for convention in CONVENTIONS:
@@ -177,7 +179,7 @@ def test_a_function_that_the_exporter_names_is_followed(function: str, question:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("function", "question", "kink"), FOLLOWED, ids=[name for name, _, _ in FOLLOWED])
-def test_torch_has_what_is_followed(function: str, question: str, kink: Kink) -> None:
+def test_torch_has_what_is_followed(function: str, question: str, kink: KinkRow) -> None:
     torch = pytest.importorskip("torch")
     assert kink.torch is not None
     inputs = [torch.from_numpy(x).requires_grad_(True) for x in case(kink).feeds.values()]

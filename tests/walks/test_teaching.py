@@ -24,7 +24,7 @@ from refgrad.teaching import CHAPTERS, Chapter, Mistake, Verdict, chapter_of, ju
 from refgrad.teaching.examination import judge_here
 from refgrad.teaching.operators import register
 from refgrad.teaching.recognition import Tried, hints
-from refgrad.teaching.trials import Trial, close, plain
+from refgrad.teaching.trials import AnswerTrial, close, plain
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
@@ -318,7 +318,7 @@ def test_the_commands_of_a_chapter_print_what_they_say(page, capsys, tmp_path, m
 # The planted mistakes
 
 
-def _made(chapter: Chapter, mistake: Mistake, trials: list[Trial]) -> list[np.ndarray | None]:
+def _made(chapter: Chapter, mistake: Mistake, trials: list[AnswerTrial]) -> list[np.ndarray | None]:
     made: list[np.ndarray | None] = []
     for trial in trials:
         try:

@@ -19,7 +19,7 @@ from refgrad.conformance.cases import every_case
 from refgrad.conformance.cases.kinks import at
 from refgrad.conformance.questions.feeds import write_arrays
 from refgrad.errors import FeedError, NoGradientError, OptionError, UnknownNameError
-from refgrad.reverse.record import Record
+from refgrad.reverse.record import SweepRecord
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.registry import RULES
 from refgrad.walks import kinks, text
@@ -255,9 +255,9 @@ def test_a_wrong_record_does_not_pass(fault, monkeypatch):
                 self.summed.clear()
             yield name, adjoint
 
-    original = Record.watched
+    original = SweepRecord.watched
     check(walk(mlp(), differences=False))
-    monkeypatch.setattr(Record, "watched", watched)
+    monkeypatch.setattr(SweepRecord, "watched", watched)
     with pytest.raises(AssertionError):
         check(walk(mlp(), differences=False))
 

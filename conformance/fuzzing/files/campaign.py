@@ -29,7 +29,7 @@ class SlowError(BaseException):
 
 
 @dataclass
-class Tally:
+class FileTally:
     """The result of a campaign: the numbers of files that each reader read and refused, and each fault with an example."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -57,14 +57,14 @@ class Tally:
             yield f"fault: {name}, seed {seed}: {why}"
 
 
-def campaign(seed: int, count: int | None, seconds: float, examples: Path | None = None) -> Tally:
+def campaign(seed: int, count: int | None, seconds: float, examples: Path | None = None) -> FileTally:
     """Damage files and read them, one after the other; each reader has its turn.
 
     :param count: the number of files; None: as many as there is time for.
     :param seconds: the time for all files.
     :param examples: a folder for the files of the faults.
     """
-    tally, start, number = Tally(), time.monotonic(), seed
+    tally, start, number = FileTally(), time.monotonic(), seed
     names = list(READERS)
     while (count is None or number < seed + count) and time.monotonic() - start < seconds:
         name = names[number % len(names)]

@@ -10,8 +10,8 @@ from itertools import count
 from refgrad.conformance.fuzzing.campaign import Mutant, Tally
 from refgrad.conformance.fuzzing.graphs.samples import sample
 from refgrad.conformance.fuzzing.graphs.shrinking import described, shrink
-from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, Verdict, judge, run_on_onnxruntime
-from refgrad.conformance.fuzzing.journey import Fault, Journey
+from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, GraphVerdict, judge, run_on_onnxruntime
+from refgrad.conformance.fuzzing.journey import Journey, JourneyFault
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 
@@ -19,16 +19,16 @@ _SHRINKING = 60.0  # seconds
 
 
 @dataclass(frozen=True)
-class Judged(Journey):
+class JudgedGraph(Journey):
     """The journey of a graph: the steps that were compared, and the reason if none was."""
 
     compared: tuple[str, ...] = ()
     note: str = ""
     skipped: tuple[str, ...] = ()  # the steps that had nothing to compare, with the reason
 
-    def joined(self, parts: Iterable[Journey]) -> Judged:
+    def joined(self, parts: Iterable[Journey]) -> JudgedGraph:
         """The journey, with what journeys of single steps compared and skipped."""
-        done = [part for part in parts if isinstance(part, Judged)]
+        done = [part for part in parts if isinstance(part, JudgedGraph)]
         compared = dict.fromkeys(step for part in done for step in part.compared)
         skipped = dict.fromkeys(reason for part in done for reason in part.skipped)
         return replace(self, compared=tuple(compared), skipped=tuple(skipped))
@@ -45,7 +45,7 @@ class Graphs(Tally):
     def take(self, name: str, written: bytes, journey: Journey) -> None:
         """Count what came of the graph of a seed."""
         super().take(name, written, replace(journey, faults=tuple(_blamed(written, one) for one in journey.faults)))
-        if isinstance(journey, Judged):
+        if isinstance(journey, JudgedGraph):
             self.compared.update(journey.compared)
             self.skipped.update(journey.skipped)
             if journey.note:
@@ -71,7 +71,7 @@ class Graphs(Tally):
             yield from smallest(one.example, fault).splitlines()
 
 
-def _blamed(written: bytes, fault: Fault) -> Fault:
+def _blamed(written: bytes, fault: JourneyFault) -> JourneyFault:
     """The fault, as one of ONNX Runtime if the model alone ends its process."""
     if fault.step != "onnxruntime" or fault.kind not in ("crashed", "out of memory"):
         return fault
@@ -94,14 +94,14 @@ def seeds(first: int) -> Iterator[Mutant]:
         yield str(seed), str(seed).encode(), STEPS
 
 
-def travel(written: bytes, steps: tuple[str, ...]) -> Judged:
+def travel(written: bytes, steps: tuple[str, ...]) -> JudgedGraph:
     """Make the graph of a seed, and judge it."""
     made = sample(int(written))
     if made is None:
-        return Judged(False, (), note="nothing moves in the graph, or onnx refuses it")
+        return JudgedGraph(False, (), note="nothing moves in the graph, or onnx refuses it")
     found = judge(made, steps)
-    faults = tuple(Fault(one.step, one.kind, one.place, one.message) for one in found.verdicts)
-    return Judged(
+    faults = tuple(JourneyFault(one.step, one.kind, one.place, one.message) for one in found.verdicts)
+    return JudgedGraph(
         "gradient" in found.compared,
         faults,
         compared=tuple(found.compared),
@@ -110,7 +110,7 @@ def travel(written: bytes, steps: tuple[str, ...]) -> Judged:
     )
 
 
-def smallest(written: bytes, fault: Fault) -> str:
+def smallest(written: bytes, fault: JourneyFault) -> str:
     """A small graph that shows a fault of the graph of a seed, as text."""
     with Worker(2 * _SHRINKING) as worker:
         try:
@@ -120,8 +120,8 @@ def smallest(written: bytes, fault: Fault) -> str:
     return found
 
 
-def _shrunk(seed: int, fault: Fault) -> str:
+def _shrunk(seed: int, fault: JourneyFault) -> str:
     made = sample(seed)
     if made is None:
         return ""
-    return described(shrink(made, Verdict(fault.step, fault.kind, fault.message, fault.place), _SHRINKING))
+    return described(shrink(made, GraphVerdict(fault.step, fault.kind, fault.message, fault.place), _SHRINKING))

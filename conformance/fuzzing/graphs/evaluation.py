@@ -36,7 +36,7 @@ FLOATS = frozenset(
 _MOST_STEPS = 64
 
 
-class UnknownError(Exception):
+class NotEvaluatedError(Exception):
     """The evaluator has no forward for something in the model, or the model fails at this point."""
 
 
@@ -84,9 +84,9 @@ class Evaluator:
         try:
             results = self._results(node, inputs, values, versions)
         except (BackendError, NotAnalyticError, RefgradError, ValueError, TypeError, IndexError, KeyError) as error:
-            raise UnknownError(f"{node.op_type}: {error}") from error
+            raise NotEvaluatedError(f"{node.op_type}: {error}") from error
         except (RuntimeError, AttributeError, NotImplementedError, ZeroDivisionError, OverflowError) as error:
-            raise UnknownError(f"{node.op_type}: {type(error).__name__} {error}") from error
+            raise NotEvaluatedError(f"{node.op_type}: {type(error).__name__} {error}") from error
         for name, value in zip(node.output, results, strict=False):
             if name:
                 values[name] = value
@@ -112,20 +112,20 @@ class Evaluator:
         if still:  # one forward for what moves and what does not
             results = [_real(result) for result in results]
         if node.op_type == "LayerNormalization" and np.shape(results[0]) != np.shape(inputs[0]):
-            raise UnknownError("LayerNormalization whose scale is larger than its input")
+            raise NotEvaluatedError("LayerNormalization whose scale is larger than its input")
         if node.op_type == "Gemm" and any(np.ndim(x) != 2 for x in inputs[:2]):
-            raise UnknownError("Gemm of an operand that is not a matrix")
+            raise NotEvaluatedError("Gemm of an operand that is not a matrix")
         if (
             node.op_type.startswith("Reduce")
             and not np.ndim(inputs[0])
             and any(a is not None and np.size(a) for a in inputs[1:])
         ):
-            raise UnknownError("a reduction of a scalar along an axis")
+            raise NotEvaluatedError("a reduction of a scalar along an axis")
         moving = any(_is_float(x) for x in inputs)
         for result in results:
             narrow = getattr(result, "dtype", None) in (np.float32, np.float16, np.complex64)
             if narrow and moving:
-                raise UnknownError(f"onnx.reference computes {node.op_type} in {result.dtype}")
+                raise NotEvaluatedError(f"onnx.reference computes {node.op_type} in {result.dtype}")
         return [wide(result) for result in results]
 
     def _step(self, node: NodeProto, versions: Mapping[str, int]) -> Any:
@@ -144,7 +144,7 @@ class Evaluator:
             try:
                 made = native.reference(model, OWN).rt_nodes_[0]
             except Exception as error:  # whatever its constructors raise
-                raise UnknownError(f"onnx.reference does not know {node.op_type}: {error}") from error
+                raise NotEvaluatedError(f"onnx.reference does not know {node.op_type}: {error}") from error
             found = self._made[id(node)] = node, made
         return found[1]
 
@@ -277,7 +277,7 @@ def _loop(evaluator: Evaluator, node: _Node, inputs: list[Any], values: dict[str
     going, rows = going is None or bool(_scalar(going)), list[list[Any]]()
     while going and (most is None or len(rows) < int(_scalar(most))):
         if len(rows) > _MOST_STEPS:
-            raise UnknownError("a Loop of many steps")
+            raise NotEvaluatedError("a Loop of many steps")
         again, *results = _run(evaluator, body, (np.array(len(rows)), np.array(True), *state), values)
         state, going = results[: len(state)], bool(_scalar(again))
         rows.append(results[len(state) :])
@@ -291,7 +291,7 @@ def _scan(evaluator: Evaluator, node: _Node, inputs: list[Any], values: dict[str
     back = node.get("scan_input_directions") or [0] * (len(inputs) - first)
     slices = [np.moveaxis(x, a, 0)[:: -1 if b else 1] for x, a, b in zip(inputs[first:], axes, back, strict=True)]
     if len({len(x) for x in slices}) != 1:
-        raise UnknownError("a Scan of inputs of several lengths")
+        raise NotEvaluatedError("a Scan of inputs of several lengths")
     rows = []
     for step in range(len(slices[0])):
         results = _run(evaluator, body, (*state, *(x[step, ...] for x in slices)), values)
@@ -307,14 +307,14 @@ def _stacks(rows: Sequence[Sequence[Any]], declared: Sequence[Any]) -> list[np.n
     """The rows of each result on one another. If there are none, the declared shape says how large one is."""
     if rows:
         if any(len({np.shape(item) for item in column}) > 1 for column in zip(*rows, strict=True)):
-            raise UnknownError("the steps give several shapes")
+            raise NotEvaluatedError("the steps give several shapes")
         return [np.stack(column) for column in zip(*rows, strict=True)]
     made = []
     for value in declared:
         tensor = value.type.tensor_type
         dims = tensor.shape.dim
         if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in dims):
-            raise UnknownError("no step is made, and no shape is declared")
+            raise NotEvaluatedError("no step is made, and no shape is declared")
         dtype = np.float64 if tensor.elem_type in FLOATS else helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         made.append(np.zeros((0, *(dim.dim_value for dim in dims)), dtype))
     return made
@@ -361,7 +361,7 @@ def _constant(evaluator: Evaluator, node: _Node) -> Any:
                 return np.array(value, np.float64)
             case "value_int" | "value_ints":
                 return np.array(value, np.int64)
-    raise UnknownError("a Constant of another kind")
+    raise NotEvaluatedError("a Constant of another kind")
 
 
 def _sequence_at(evaluator: Evaluator, node: _Node, sequence: list[Any], position: Any) -> Any:
@@ -403,7 +403,7 @@ def _conv_transpose(evaluator: Evaluator, node: _Node, x: Any, w: Any, bias: Any
     )
     pads = node.get("pads") or [0] * 2 * rank
     if node.get("auto_pad") or node.get("output_shape"):
-        raise UnknownError("ConvTranspose with an output_shape or auto_pad")
+        raise NotEvaluatedError("ConvTranspose with an output_shape or auto_pad")
     kernel, per = w.shape[2:], w.shape[1]
     full = [
         max(strides[k] * (x.shape[2 + k] - 1) + (kernel[k] - 1) * dilations[k] + 1 + more[k], 0) for k in range(rank)
@@ -430,7 +430,7 @@ def _resize(evaluator: Evaluator, node: _Node, x: Any, roi: Any = None, scales: 
     """Axis by axis: a matrix of weights. onnx.reference's Resize is slow, and cubic in float32."""
     mode, where = (node.get(name, default).decode() for name, default in _RESIZED)
     if where not in _COORDINATES or node.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise UnknownError(f"Resize with {where}")
+        raise NotEvaluatedError(f"Resize with {where}")
     axes = [axis % x.ndim for axis in node.get("axes") or range(x.ndim)]
     for k, axis in enumerate(axes):
         size = x.shape[axis]
@@ -488,7 +488,7 @@ def _grid_sample(evaluator: Evaluator, node: _Node, x: Any, grid: Any) -> Any:
     """Linear and nearest. onnx.reference finds the points in float32."""
     mode, padding = node.get("mode", b"linear").decode(), node.get("padding_mode", b"zeros").decode()
     if "cubic" in mode or _is_complex(grid):
-        raise UnknownError(f"GridSample in mode {mode} along a grid that moves")
+        raise NotEvaluatedError(f"GridSample in mode {mode} along a grid that moves")
     sizes, corners = x.shape[2:], node.get("align_corners", 0)
     at = []
     for size, place in zip(sizes, np.moveaxis(_real(grid), -1, 0)[::-1], strict=True):
@@ -608,4 +608,4 @@ def tangent(
     return {name: _real(y) for name, y in results.items()}, moves, evaluator.margin
 
 
-__all__ = ["Evaluator", "KinkError", "UnknownError", "tangent", "wide"]
+__all__ = ["Evaluator", "KinkError", "NotEvaluatedError", "tangent", "wide"]

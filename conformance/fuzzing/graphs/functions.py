@@ -6,7 +6,7 @@ from typing import Any
 
 from onnx import AttributeProto, FunctionProto, helper
 
-from refgrad.conformance.fuzzing.graphs.growing import LOCAL, MisfitError, Scope, Value
+from refgrad.conformance.fuzzing.graphs.growing import LOCAL, GraphScope, GraphValue, MisfitError
 
 _OF_ANY_SHAPE = frozenset(
     (
@@ -47,14 +47,14 @@ _OF_ANY_SHAPE = frozenset(
 Defined = tuple[FunctionProto, list[tuple[int, ...]]]
 
 
-def define(s: Scope) -> Defined:
+def define(s: GraphScope) -> Defined:
     """A new function of some values, which are like values that are there."""
-    inner = Scope(s.world)
+    inner = GraphScope(s.world)
     shapes = []
     for _ in range(s.rng.choice((1, 2, 2))):
         like = s.pick(0, 3)
         shapes.append(like.shape)
-        inner.values.append(Value(s.world.fresh(), like.array, like.kind))
+        inner.values.append(GraphValue(s.world.fresh(), like.array, like.kind))
     formals = [value.name for value in inner.values]
     inner.grow(s.rng.choice((1, 2, 3)))
     made = [v for v in inner.values if v.is_float and v.kind == s.world.kind and v.name not in formals]
@@ -94,7 +94,7 @@ def _every(nodes: Any) -> Any:
                 yield from _every(attribute.g.node)
 
 
-def call(s: Scope, defined: Defined) -> None:
+def call(s: GraphScope, defined: Defined) -> None:
     """A call of a function, of values of the shapes it was made for, or now and then of others of these ranks."""
     function, shapes = defined
     fixed = any(node.op_type not in _OF_ANY_SHAPE for node in function.node)

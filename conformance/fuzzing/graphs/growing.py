@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.conformance.fuzzing.graphs.evaluation import Evaluator, KinkError, UnknownError, substitute, wide
+from refgrad.conformance.fuzzing.graphs.evaluation import Evaluator, KinkError, NotEvaluatedError, substitute, wide
 from refgrad.conformance.oracles.analytic import STEP
 from refgrad.protos.walk import captures_of
 
@@ -54,7 +54,7 @@ class MisfitError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class GraphValue:
     """A value of the graph: `array` is complex where it moves, a list for a sequence."""
 
     name: str
@@ -104,16 +104,16 @@ class Sample:
     defaults: Mapping[str, np.ndarray] = field(default_factory=dict)  # initializers in `wrt`
 
 
-class Scope:
+class GraphScope:
     """A graph that grows: the main graph, the body of a node, or a function.
 
     :param outer: the scope around a body, whose values it may read; None for others.
     """
 
-    def __init__(self, world: World, outer: Scope | None = None, root: bool = False) -> None:
+    def __init__(self, world: World, outer: GraphScope | None = None, root: bool = False) -> None:
         self.world, self.outer, self.is_root = world, outer, root
         self.nodes: list[NodeProto] = []
-        self.values: list[Value] = []
+        self.values: list[GraphValue] = []
         self.inputs: list[ValueInfoProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.is_function = outer is None and not root
@@ -132,12 +132,12 @@ class Scope:
         return self.world.opset
 
     @property
-    def visible(self) -> list[Value]:
+    def visible(self) -> list[GraphValue]:
         """Every value that a node here may read."""
         return [*(self.outer.visible if self.outer is not None else ()), *self.values]
 
     @property
-    def scopes(self) -> Iterator[Scope]:
+    def scopes(self) -> Iterator[GraphScope]:
         """The scope and those around it."""
         yield self
         if self.outer is not None:
@@ -150,7 +150,7 @@ class Scope:
         of_world = len(self.world.functions)
         try:
             yield
-        except (MisfitError, UnknownError, KinkError, IndexError, ValueError) as error:
+        except (MisfitError, NotEvaluatedError, KinkError, IndexError, ValueError) as error:
             for scope, lengths in kept:
                 for part, length in zip(scope._parts(), lengths, strict=True):
                     del part[length:]
@@ -162,15 +162,15 @@ class Scope:
 
     # Nodes
 
-    def add(self, op_type: str, *inputs: Value | None, **given: Any) -> Value:
+    def add(self, op_type: str, *inputs: GraphValue | None, **given: Any) -> GraphValue:
         """A node and its one output, or the first: see `add_all`."""
-        made: Value = self.add_all(op_type, *inputs, **given)[0]
+        made: GraphValue = self.add_all(op_type, *inputs, **given)[0]
         return made
 
     def add_all(
         self,
         op_type: str,
-        *inputs: Value | None,
+        *inputs: GraphValue | None,
         outputs: int = 1,
         kind: int | None = None,
         domain: str = "",
@@ -204,7 +204,7 @@ class Scope:
         self.values += [value for value in made if value is not None]
         return made
 
-    def _check_types(self, op_type: str, inputs: Sequence[Value | None]) -> None:
+    def _check_types(self, op_type: str, inputs: Sequence[GraphValue | None]) -> None:
         schema = schema_of(op_type, self.opset)
         if schema is None:
             raise MisfitError(f"no {op_type} in opset {self.opset}")
@@ -249,16 +249,16 @@ class Scope:
             raise MisfitError("near a kink")
         return {name: values[name] for name in node.output if name}
 
-    def _made(self, name: str, array: Any, kind: int) -> Value:
+    def _made(self, name: str, array: Any, kind: int) -> GraphValue:
         if isinstance(array, list) or array is None:
             for item in array or ():
                 self._check(item)
-            return Value(name, array, kind)
+            return GraphValue(name, array, kind)
         array = np.asarray(array)
         self._check(array)
         if array.dtype.kind not in "fc":
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        return Value(name, array, kind)
+        return GraphValue(name, array, kind)
 
     def _check(self, array: np.ndarray) -> None:
         if array.size > _MOST or array.ndim > 5:
@@ -272,7 +272,7 @@ class Scope:
 
     # Leaves
 
-    def leaf(self, array: np.ndarray, kind: int | None = None, moves: bool | None = None) -> Value:
+    def leaf(self, array: np.ndarray, kind: int | None = None, moves: bool | None = None) -> GraphValue:
         """A new value: an input, an initializer, a Constant, here or further out.
 
         :param moves: whether it may be differentiated by; by default a float may.
@@ -296,14 +296,14 @@ class Scope:
         if self.outer is not None and form == "initializer" and self.rng.random() < 0.3:
             name = self.world.fresh()
             self.initializers.append(numpy_helper.from_array(array, name))
-            return self._kept(Value(name, wide(array), kind))
+            return self._kept(GraphValue(name, wide(array), kind))
         name = self.world.fresh()
-        value = Value(name, wide(array), kind)
+        value = GraphValue(name, wide(array), kind)
         if is_float and moves:
             u = self.world.numbers.standard_normal(array.shape)
             moved = np.empty(array.shape, np.complex128)
             moved.real, moved.imag = array, u * STEP
-            value = Value(name, moved, kind)
+            value = GraphValue(name, moved, kind)
         if form == "input":
             home.inputs.append(helper.make_tensor_value_info(name, kind, self.world.declared(array.shape)))
             self.world.feeds[name] = array
@@ -314,11 +314,11 @@ class Scope:
                 home.inputs.append(helper.make_tensor_value_info(name, kind, list(array.shape)))
         return home._kept(value)
 
-    def _kept(self, value: Value) -> Value:
+    def _kept(self, value: GraphValue) -> GraphValue:
         self.values.append(value)
         return value
 
-    def _constant(self, array: np.ndarray, kind: int) -> Value:
+    def _constant(self, array: np.ndarray, kind: int) -> GraphValue:
         if array.ndim == 0 and kind == FLOAT and self.rng.random() < 0.3:
             return self.add("Constant", kind=kind, value_float=float(array))
         if array.ndim == 1 and kind == INT64 and self.rng.random() < 0.3:
@@ -327,22 +327,24 @@ class Scope:
             )
         return self._tensor(array, kind)
 
-    def _tensor(self, array: np.ndarray, kind: int) -> Value:
+    def _tensor(self, array: np.ndarray, kind: int) -> GraphValue:
         return self.add("Constant", kind=kind, value=numpy_helper.from_array(array))
 
-    def uniform(self, shape: Sequence[int], low: float = -2.0, high: float = 2.0, moves: bool | None = None) -> Value:
+    def uniform(
+        self, shape: Sequence[int], low: float = -2.0, high: float = 2.0, moves: bool | None = None
+    ) -> GraphValue:
         """A new float value."""
         array = self.world.numbers.uniform(low, high, tuple(shape)).astype(np.float16)
         return self.leaf(array, self.world.kind, moves)
 
-    def ints(self, values: Any) -> Value:
+    def ints(self, values: Any) -> GraphValue:
         """A value of int64: a constant, an input, or computed from shapes."""
         array = np.array(values, np.int64)
         if array.ndim == 1 and 0 < array.size <= 4 and self.rng.random() < 0.35 and np.all(array >= 0):
             return self._from_shapes(array)
         return self.leaf(array)
 
-    def _from_shapes(self, wanted: np.ndarray) -> Value:
+    def _from_shapes(self, wanted: np.ndarray) -> GraphValue:
         """A vector of sizes, read from the shapes of values where they have them."""
         pieces, found = [], [v for v in self.visible if v.is_tensor and v.rank]
         whole = [v for v in found if v.shape == tuple(wanted.tolist())]
@@ -367,7 +369,7 @@ class Scope:
         """True with probability `p`."""
         return self.rng.random() < p
 
-    def floats(self, fits: Callable[[Value], bool] | None = None) -> list[Value]:
+    def floats(self, fits: Callable[[GraphValue], bool] | None = None) -> list[GraphValue]:
         """The float values of the main type here that fit."""
         hidden = {name for scope in self.scopes for name in scope.unread}
         return [
@@ -377,8 +379,8 @@ class Scope:
         ]
 
     def pick(
-        self, low: int = 0, high: int = 5, fits: Callable[[Value], bool] | None = None, filled: bool = False
-    ) -> Value:
+        self, low: int = 0, high: int = 5, fits: Callable[[GraphValue], bool] | None = None, filled: bool = False
+    ) -> GraphValue:
         """A float value of a rank between `low` and `high`: one of the last for the most part, or a new one."""
         found = self.floats(
             lambda v: low <= v.rank <= high and (not filled or v.array.size > 0) and (fits is None or fits(v))
@@ -392,7 +394,7 @@ class Scope:
             raise MisfitError("a new value does not fit")
         return made
 
-    def like(self, shape: Sequence[int], fits: Callable[[Value], bool] | None = None) -> Value:
+    def like(self, shape: Sequence[int], fits: Callable[[GraphValue], bool] | None = None) -> GraphValue:
         """A float value of a shape."""
         shape = tuple(shape)
         found = self.floats(lambda v: v.shape == shape and (fits is None or fits(v)))
@@ -400,7 +402,7 @@ class Scope:
             return self.rng.choice(found)
         return self.uniform(shape)
 
-    def shaped(self, shape: Sequence[int]) -> Value:
+    def shaped(self, shape: Sequence[int]) -> GraphValue:
         """A moving float value of a shape, made of another one where there is none."""
         shape = tuple(shape)
         found = self.floats(lambda v: v.shape == shape)
@@ -418,10 +420,10 @@ class Scope:
             return self.add("Expand", self.rng.choice(scalars), self.ints(shape))
         return self.uniform(shape)
 
-    def broadcasting(self, shape: Sequence[int], fits: Callable[[Value], bool] | None = None) -> Value:
+    def broadcasting(self, shape: Sequence[int], fits: Callable[[GraphValue], bool] | None = None) -> GraphValue:
         """A float value that broadcasts with a shape."""
 
-        def fitting(v: Value) -> bool:
+        def fitting(v: GraphValue) -> bool:
             pairs = zip(reversed(v.shape), reversed(shape), strict=False)
             return all(a == b or 1 in (a, b) for a, b in pairs) and (fits is None or fits(v))
 
@@ -431,13 +433,13 @@ class Scope:
         dims = [1 if self.chance(0.3) else size for size in shape]
         return self.uniform(dims[self.rng.randint(0, len(dims)) if self.chance(0.4) else 0 :])
 
-    def calm(self, x: Value, most: float = 3.0) -> Value:
+    def calm(self, x: GraphValue, most: float = 3.0) -> GraphValue:
         """A value without large elements: `x`, or a function of it."""
         if not x.array.size or np.max(np.abs(x.real)) <= most:
             return x
         return self.add(self.rng.choice(("Tanh", "Sin", "Sigmoid", "Erf")), x)
 
-    def positive(self, x: Value, least: float = 0.2) -> Value:
+    def positive(self, x: GraphValue, least: float = 0.2) -> GraphValue:
         """A value above `least`: `x`, or a function of it."""
         if not x.array.size or np.min(x.real) >= least:
             return x
@@ -451,10 +453,10 @@ class Scope:
                 return self.add("Add", self.add("Sigmoid", x), self.number(least))
         return self._squared(x, least)
 
-    def _squared(self, x: Value, least: float) -> Value:
+    def _squared(self, x: GraphValue, least: float) -> GraphValue:
         return self.add("Add", self.add("Mul", x, x), self.number(least + 0.25))
 
-    def number(self, value: float, shape: Sequence[int] = ()) -> Value:
+    def number(self, value: float, shape: Sequence[int] = ()) -> GraphValue:
         """A constant of one number."""
         return self.leaf(np.full(tuple(shape), value, np.float32), self.world.kind, moves=False)
 
@@ -482,14 +484,14 @@ class Scope:
             except MisfitError:
                 continue
 
-    def graph(self, outputs: Sequence[Value], name: str = "body", hidden: float = 0.0) -> GraphProto:
+    def graph(self, outputs: Sequence[GraphValue], name: str = "body", hidden: float = 0.0) -> GraphProto:
         """The scope as a graph. A shape is hidden with a probability."""
         infos = []
         for value in outputs:
             infos.append(self.info(value, hidden))
         return helper.make_graph(self.nodes, name, self.inputs, infos, self.initializers)
 
-    def info(self, value: Value, hidden: float = 0.0, known: bool = True) -> ValueInfoProto:
+    def info(self, value: GraphValue, hidden: float = 0.0, known: bool = True) -> ValueInfoProto:
         """How a value of a body is declared."""
         shape: list[Any] | None = list(value.shape)
         if self.chance(hidden):
@@ -500,7 +502,7 @@ class Scope:
 class World:
     """The state that all scopes of a model share."""
 
-    def __init__(self, seed: int, templates: Sequence[tuple[Callable[[Scope], Any], float, int, int]]) -> None:
+    def __init__(self, seed: int, templates: Sequence[tuple[Callable[[GraphScope], Any], float, int, int]]) -> None:
         self.rng = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.opset = self.rng.choice(OPSETS)
@@ -544,7 +546,7 @@ class World:
             made.append(self.rng.choice((None, self.rng.choice(known))))
         return made
 
-    def template(self, scope: Scope) -> Callable[[Scope], Any]:
+    def template(self, scope: GraphScope) -> Callable[[GraphScope], Any]:
         """A template, by its weight."""
         while True:
             [(function, _, _, _)] = self.rng.choices(self._templates, self._weights)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from onnx import ModelProto, helper
 
 from refgrad.conformance.fuzzing.graphs import families  # noqa: F401  (it registers the templates)
-from refgrad.conformance.fuzzing.graphs.growing import IR, LOCAL, Sample, Scope, World, prune
+from refgrad.conformance.fuzzing.graphs.growing import IR, LOCAL, GraphScope, Sample, World, prune
 from refgrad.conformance.fuzzing.graphs.names import collide
 from refgrad.conformance.fuzzing.graphs.templates import TEMPLATES
 from refgrad.conformance.fuzzing.graphs.validity import invalid
@@ -18,7 +18,7 @@ def sample(seed: int) -> Sample | None:
     """The graph of a seed, None where nothing came of it."""
     world = World(seed, TEMPLATES)
     rng = world.rng
-    scope = Scope(world, root=True)
+    scope = GraphScope(world, root=True)
     for _ in range(rng.randint(1, 3)):
         scope.uniform(world.sizes(rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4))), moves=True)
     scope.grow(rng.choice((1, 2, 3, 4, 5, 6, 8, 10, 14)))

@@ -12,16 +12,16 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from refgrad.conformance.fuzzing.graphs.evaluation import Evaluator, KinkError, UnknownError, wide
+from refgrad.conformance.fuzzing.graphs.evaluation import Evaluator, KinkError, NotEvaluatedError, wide
 from refgrad.conformance.fuzzing.graphs.growing import Sample, prune
-from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, Verdict, judge
+from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, GraphVerdict, judge
 from refgrad.protos import native
 from refgrad.protos.walk import reads_of
 
 _SECONDS = 20.0
 
 
-def shrink(sample: Sample, verdict: Verdict, seconds: float = _SECONDS) -> Sample:
+def shrink(sample: Sample, verdict: GraphVerdict, seconds: float = _SECONDS) -> Sample:
     """The smallest graph found that has a verdict of the same step and kind, at the same place."""
     steps = tuple(step for step in STEPS if step in ("gradient", verdict.step, _NEEDS.get(verdict.step)))
     if verdict.kind == FOREIGN:
@@ -59,7 +59,7 @@ def _smaller(sample: Sample) -> Iterator[Sample]:
             yield _with(sample, partial(_keep_output, name=name), outputs=(name,))
     try:
         values = _values(sample)
-    except (UnknownError, KinkError):
+    except (NotEvaluatedError, KinkError):
         values = {}
     kinds = _kinds(model)
     made = [name for node in model.graph.node for name in node.output]

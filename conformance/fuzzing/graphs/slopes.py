@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import get_backend
-from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, UnknownError, tangent
+from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, NotEvaluatedError, tangent
 from refgrad.conformance.oracles.analytic import STEP
 
 Arrays = Mapping[str, np.ndarray]
@@ -51,7 +51,7 @@ def slopes(
     point = {name: x for name, x in point.items() if name in known}
     try:
         values, moves, _ = tangent(gradient, point, {n: x for n, x in u.items() if n in known}, STEP)
-    except (UnknownError, KinkError) as error:
+    except (NotEvaluatedError, KinkError) as error:
         return _by_differences(gradient, point, u, names, lost, error)
     found = {}
     for name, output in names.items():

@@ -6,30 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 from refgrad.conformance.fuzzing.graphs.growing import (
-    Scope,
+    GraphScope,
 )
 
 NEWEST = 99
-TEMPLATES: list[tuple[Callable[[Scope], Any], float, int, int]] = []
+TEMPLATES: list[tuple[Callable[[GraphScope], Any], float, int, int]] = []
 
 
-def template(weight: float = 1.0, since: int = 1, until: int = NEWEST) -> Callable[[Callable[[Scope], Any]], Any]:
+def template(weight: float = 1.0, since: int = 1, until: int = NEWEST) -> Callable[[Callable[[GraphScope], Any]], Any]:
     """Register a template of the opsets `since` to `until`."""
 
-    def register(function: Callable[[Scope], Any]) -> Any:
+    def register(function: Callable[[GraphScope], Any]) -> Any:
         TEMPLATES.append((function, weight, since, until))
         return function
 
     return register
 
 
-def axis_of(s: Scope, rank: int) -> int:
+def axis_of(s: GraphScope, rank: int) -> int:
     """An axis of a rank, counted from either end."""
     axis = s.rng.randrange(rank)
     return axis - rank if s.chance(0.3) else axis
 
 
-def axes_of(s: Scope, rank: int, least: int = 1) -> list[int]:
+def axes_of(s: GraphScope, rank: int, least: int = 1) -> list[int]:
     """Some axes of a rank."""
     chosen = s.rng.sample(range(rank), s.rng.randint(min(least, rank), rank))
     return [axis - rank if s.chance(0.3) else axis for axis in chosen]

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 
 import refgrad
 from refgrad.backends import available, get_backend
-from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, UnknownError, tangent, wide
+from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, NotEvaluatedError, tangent, wide
 from refgrad.conformance.fuzzing.graphs.growing import Sample
 from refgrad.conformance.fuzzing.graphs.slopes import SkippedError, Slope, slopes
 from refgrad.conformance.fuzzing.graphs.validity import expected, invalid
@@ -40,7 +40,7 @@ _AGAIN = 4  # of so many graphs, one gradient is differentiated again
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GraphVerdict:
     """A fault that a step showed. `place` is the innermost line of refgrad that an exception went through."""
 
     step: str
@@ -53,7 +53,7 @@ class Verdict:
 class Found:
     """The verdicts on a graph, and the steps that were compared or skipped."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[GraphVerdict] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)  # the steps that were
     note: str = ""  # why nothing was compared
     skipped: list[str] = field(default_factory=list)  # the steps that had nothing to compare, with the reason
@@ -66,7 +66,7 @@ def judge(sample: Sample, steps: Sequence[str] = STEPS) -> Found:
         warnings.simplefilter("ignore")
         try:
             question = _Question(sample)
-        except (UnknownError, KinkError) as error:
+        except (NotEvaluatedError, KinkError) as error:
             found.note = str(error)
             return found
         gradient: ModelProto | None = None
@@ -94,7 +94,7 @@ def judge(sample: Sample, steps: Sequence[str] = STEPS) -> Found:
 class _FaultError(Exception):
     def __init__(self, step: str, kind: str, message: str, place: str = "") -> None:
         super().__init__(message)
-        self.verdict = Verdict(step, kind, message[:600], place)
+        self.verdict = GraphVerdict(step, kind, message[:600], place)
 
 
 class _Question:

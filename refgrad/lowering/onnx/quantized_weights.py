@@ -5,10 +5,10 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from refgrad.formulas.quantized_weights import (
+    BlockLayout,
+    BlockWeights,
     Coded,
-    Layout,
     Take,
-    Weights,
     among,
     from_planes,
     over_rows,
@@ -34,8 +34,8 @@ def matmul_nbits_grad(
     block_size: int,
 ) -> str:
     """dA = dY·W, the sum over some rows of W, and as many columns of dY, after the others"""
-    layout = Layout(N, K, bits, block_size)
-    weights = Weights(layout, dY, B, scales, zero_points, g_idx)
+    layout = BlockLayout(N, K, bits, block_size)
+    weights = BlockWeights(layout, dY, B, scales, zero_points, g_idx)
     d = wide(op, op.grad.Rows(dY), dY)
     start = _zeros(op, d, layout.columns)
     dA = over_rows(op, N, layout.columns, d, start, lambda take, *_: op.MatMul(take(d, 1), weights.rows(op, take)))
@@ -57,8 +57,8 @@ def matmul_nbits_scale_grad(
     block_size: int,
 ) -> tuple[str, str | None]:
     """With dW = dYᵀ·A: dscales = Σ dW·(q − z), dzero_points = −Σ dW·s, over the numbers of each block"""
-    layout = Layout(N, K, bits, block_size)
-    weights = Weights(layout, dY, B, scales, zero_points, g_idx)
+    layout = BlockLayout(N, K, bits, block_size)
+    weights = BlockWeights(layout, dY, B, scales, zero_points, g_idx)
     d = wide(op, op.grad.Rows(dY), dY)
     a = to_planes(op, wide(op, op.grad.Rows(A), dY), layout)
 

@@ -48,7 +48,7 @@ _FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class GateFunction:
     """One of the functions with its parameters; its argument is clipped to ±clip first."""
 
     name: str
@@ -104,7 +104,7 @@ def functions(
     activation_beta: Numbers,
     clip: float | None,
     **_: Any,
-) -> list[tuple[bool, list[Function]]]:
+) -> list[tuple[bool, list[GateFunction]]]:
     """For each direction whether it reads backwards, and its functions: each takes the next α and β if it has one."""
     if direction not in _BACKWARD:
         raise RuleError(f"Node {op.node!r} has direction {direction!r}; there are {choices(_BACKWARD)}.")
@@ -120,7 +120,9 @@ def functions(
     return [(b, made[k * len(default) : (k + 1) * len(default)]) for k, b in enumerate(backward)]
 
 
-def _function(op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> Function:
+def _function(
+    op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None
+) -> GateFunction:
     if name.lower() not in _FUNCTIONS:
         there_are = choices(known for known, _ in _FUNCTIONS.values())
         raise RuleError(f"An activation of node {op.node!r} is {name!r}; there are {there_are}.")
@@ -136,7 +138,7 @@ def _function(op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[f
         values[parameter] = (
             attribute_value(onnx.defs.get_schema(known).attributes[parameter].default_value) if value is None else value
         )
-    return Function(known, values, clip)
+    return GateFunction(known, values, clip)
 
 
 class _ActiveSteps:
@@ -496,7 +498,7 @@ def lstm_gates(
     return CAll, iofc, arguments
 
 
-def _opened(op: Emitter, f: Function, input_forget: int, a_i: str, a_f: str) -> tuple[str, str]:
+def _opened(op: Emitter, f: GateFunction, input_forget: int, a_i: str, a_f: str) -> tuple[str, str]:
     """The gates i and f by their arguments."""
     i = f.of(op, a_i)
     return i, op.Sub(1.0, i) if input_forget else f.of(op, a_f)
@@ -510,7 +512,7 @@ def _cell(op: Emitter) -> Step:
     return step
 
 
-def _seeing_cell(op: Emitter, f: Function, input_forget: int, Pi: str, Pf: str) -> Step:
+def _seeing_cell(op: Emitter, f: GateFunction, input_forget: int, Pi: str, Pf: str) -> Step:
     """The cell whose gates see it through peepholes, so that they open one step after the other."""
     closed = _cell(op)
 

@@ -2,6 +2,6 @@
 
 from refgrad.rules.control_flow.branch import If
 from refgrad.rules.control_flow.loop import Loop
-from refgrad.rules.control_flow.scan import Scan
+from refgrad.rules.control_flow.scan import ScanStructure
 
-__all__ = ["If", "Loop", "Scan"]
+__all__ = ["If", "Loop", "ScanStructure"]

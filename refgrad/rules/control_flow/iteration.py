@@ -39,7 +39,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """The states of an iteration, the slices that a step reads, and those that it writes.
 
     `sliced` are captured outer values of which the body reads only slices.
@@ -69,7 +69,7 @@ class Iteration(Structure):
     listing = False  # whether the states may be sequences
     ranked = False  # whether ONNX Runtime has to know the rank of every state
 
-    def __init__(self, graph: Graph, node: Node, body: Body, layout: Layout, moved: Mapping[str, str]) -> None:
+    def __init__(self, graph: Graph, node: Node, body: Body, layout: StateLayout, moved: Mapping[str, str]) -> None:
         self.graph, self.node, self.body = graph, node, body
         self.states, self.elements, self.stacks = layout.states, layout.elements, layout.stacks
         self._sliced = layout.sliced
@@ -92,7 +92,7 @@ class Iteration(Structure):
                 return cls(graph, node, body, cls.layout(graph, node, body), moved)
 
     @classmethod
-    def layout(cls, graph: Graph, node: Node, body: Body) -> Layout:
+    def layout(cls, graph: Graph, node: Node, body: Body) -> StateLayout:
         """The states, the slices that are read, and those that are made."""
         raise NotImplementedError
 

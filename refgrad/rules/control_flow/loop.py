@@ -12,7 +12,7 @@ from refgrad.protos.types import Dim, type_of
 from refgrad.reverse.bodies import Body, Swept, formal
 from refgrad.reverse.containers import sequence_type
 from refgrad.reverse.emit import Emitter
-from refgrad.rules.control_flow.iteration import Iteration, Layout, Slices, State, Steps, is_sized
+from refgrad.rules.control_flow.iteration import Iteration, Slices, State, StateLayout, Steps, is_sized
 from refgrad.tables.registry import structure
 
 
@@ -38,7 +38,7 @@ class Loop(Iteration):
         return {k: k - 1 for k in range(2, len(proto.input))}
 
     @classmethod
-    def layout(cls, graph: Graph, node: Node, body: Body) -> Layout:
+    def layout(cls, graph: Graph, node: Node, body: Body) -> StateLayout:
         """The states, what is read in slices, and what is stacked."""
         outer = [*node.outputs, *[""] * (len(body.outputs) - 1 - len(node.outputs))]
         count = len(node.inputs) - 2
@@ -46,7 +46,7 @@ class Loop(Iteration):
         stacks = zip(outer[count:], body.outputs[1 + count :], strict=True)
         elements = _slices_read(graph, body)
         sliced = frozenset(element.outer for element in elements)
-        return Layout([State(*names) for names in inner], elements, [Slices(*names) for names in stacks], sliced)
+        return StateLayout([State(*names) for names in inner], elements, [Slices(*names) for names in stacks], sliced)
 
     def whole(self, op: Emitter, made: str, element: Slices, count: str) -> str:
         """The slices in the order of the steps, and zeros for those that no step reads."""

@@ -12,12 +12,12 @@ from refgrad.protos.types import Dim, type_of
 from refgrad.reverse.bodies import Body, Swept, formal
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.values import tensor_type
-from refgrad.rules.control_flow.iteration import Iteration, Layout, Slices, State, Steps
+from refgrad.rules.control_flow.iteration import Iteration, Slices, State, StateLayout, Steps
 from refgrad.tables.registry import structure
 
 
 @structure("Scan")
-class Scan(Iteration):
+class ScanStructure(Iteration):
     """dy in reverse: each step takes the adjoints of its states and slices; what all steps read is summed from step to step"""
 
     ranked = True
@@ -44,7 +44,7 @@ class Scan(Iteration):
         return [value.name for value in proto.input]
 
     @classmethod
-    def layout(cls, graph: Graph, node: Node, body: Body) -> Layout:
+    def layout(cls, graph: Graph, node: Node, body: Body) -> StateLayout:
         """The states, the slices that are read, and those that are made."""
         first = len(node.inputs) - _elements(node)
         states = [
@@ -52,7 +52,7 @@ class Scan(Iteration):
         ]
         elements = _slices(graph, node, node.inputs[first:], body.inputs[first:], "input")
         outer = (*node.outputs, *[""] * (len(body.outputs) - len(node.outputs)))
-        return Layout(states, elements, _slices(graph, node, outer[first:], body.outputs[first:], "output"))
+        return StateLayout(states, elements, _slices(graph, node, outer[first:], body.outputs[first:], "output"))
 
     def trips(self) -> Dim:
         """The size of a scanned tensor along its axis."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.extend import Emitter
-from refgrad.teaching.chapter import Chapter, Mistake, Point, halves
+from refgrad.teaching.chapter import Chapter, ExercisePoint, Mistake, halves
 
 SKELETON = '''\
 """Chapter 6: Y = P·V with P = softmax(S), where S = scale·Q·Kᵀ where the mask is True and -∞ elsewhere. Write dQ, dK, dV."""
@@ -53,10 +53,10 @@ def _solution(op: Emitter, d_Y: str, Q: str, K: str, V: str, mask: str, *, scale
     return op.MatMul(dS, K), op.MatMul(op.Transpose(dS), Q), op.MatMul(op.Transpose(P), d_Y)
 
 
-def _points() -> list[Point]:
+def _points() -> list[ExercisePoint]:
     rng = np.random.default_rng(9)
 
-    def at(M: int, N: int, D: int, E: int, scale: float) -> Point:
+    def at(M: int, N: int, D: int, E: int, scale: float) -> ExercisePoint:
         mask = rng.random((M, N)) < 0.6
         if N > 2:
             mask[:, 0], mask[:, 1] = False, True  # every row sees a key, and not all
@@ -64,12 +64,12 @@ def _points() -> list[Point]:
         mask[:1, :2] |= N == 2  # a row that sees one key alone has no derivative by Q
         V = np.asarray(rng.permuted(np.tile(np.arange(-N, N, 2) / 2 + 0.5, (E, 1)), axis=1).T, np.float32)  # all differ
         arrays = {"Q": halves(rng, M, D) / 2, "K": halves(rng, N, D), "V": V, "mask": mask}
-        return Point(arrays, halves(rng, M, E), {"scale": scale})
+        return ExercisePoint(arrays, halves(rng, M, E), {"scale": scale})
 
     sizes = [(1, 2, 1, 1), (2, 2, 1, 1), (1, 3, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (3, 4, 2, 3), (0, 2, 1, 1)]
     made = [at(*size, 0.5) for size in sizes]
     seen = np.array([[True, True]])
-    pencil = Point(
+    pencil = ExercisePoint(
         {
             "Q": np.array([[1]], np.float32),
             "K": np.array([[1], [-1]], np.float32),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.extend import Emitter
-from refgrad.teaching.chapter import Chapter, Mistake, Point, halves
+from refgrad.teaching.chapter import Chapter, ExercisePoint, Mistake, halves
 
 SKELETON = '''\
 """Chapter 2: Y = max(X, b), where b is a row that broadcasts over the rows of X. Write dX and db."""
@@ -43,23 +43,23 @@ def _solution(op: Emitter, d_Y: str, X: str, b: str) -> tuple[str, str]:
     return op.Where(over, d_Y, 0.0), op.ReduceSum(op.Where(over, 0.0, d_Y), [0], keepdims=0)
 
 
-def _points() -> list[Point]:
+def _points() -> list[ExercisePoint]:
     rng = np.random.default_rng(3)
 
-    def at(rows: int, columns: int) -> Point:
+    def at(rows: int, columns: int) -> ExercisePoint:
         X = halves(rng, rows, columns)
         b = halves(rng, columns)
         X = np.where(b == X, X + np.float32(0.5), X)  # no ties: they have points of their own
-        return Point({"X": X, "b": b}, halves(rng, rows, columns))
+        return ExercisePoint({"X": X, "b": b}, halves(rng, rows, columns))
 
     def array(*rows: Any) -> np.ndarray:
         return np.array(rows, np.float32)
 
-    pencil = Point({"X": array([1], [4]), "b": array(2)}, array([3], [5]))
-    both = Point({"X": array([1], [1]), "b": array(2)}, array([3], [5]))
+    pencil = ExercisePoint({"X": array([1], [4]), "b": array(2)}, array([3], [5]))
+    both = ExercisePoint({"X": array([1], [1]), "b": array(2)}, array([3], [5]))
     sizes = [(1, 2), (2, 2), (3, 2), (2, 3), (0, 2)]
-    tie = Point({"X": array([2]), "b": array(2)}, array([5]), together={"X": array([1]), "b": array(1)})
-    ties = Point(
+    tie = ExercisePoint({"X": array([2]), "b": array(2)}, array([5]), together={"X": array([1]), "b": array(1)})
+    ties = ExercisePoint(
         {"X": array([2, 3], [1, -1]), "b": array(2, -1)},
         array([5, 7], [-2, 0.5]),
         together={"X": array([1, 1], [1, 1]), "b": array(1, 1)},

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.extend import Emitter
-from refgrad.teaching.chapter import Chapter, Mistake, Point, halves
+from refgrad.teaching.chapter import Chapter, ExercisePoint, Mistake, halves
 
 SKELETON = '''\
 """Chapter 1: z = x·y + x, element by element. Write dx and dy."""
@@ -40,14 +40,14 @@ def _solution(op: Emitter, d_z: str, x: str, y: str) -> tuple[str, str]:
     return op.Add(op.Mul(d_z, y), d_z), op.Mul(d_z, x)
 
 
-def _points() -> list[Point]:
+def _points() -> list[ExercisePoint]:
     rng = np.random.default_rng(1)
-    pencil = Point(
+    pencil = ExercisePoint(
         {"x": np.array([2], np.float32), "y": np.array([3], np.float32)},
         np.array([5], np.float32),
     )
     sizes = [(2,), (3,), (0,)]
-    return [pencil, *(Point({"x": halves(rng, *s), "y": halves(rng, *s)}, halves(rng, *s)) for s in sizes)]
+    return [pencil, *(ExercisePoint({"x": halves(rng, *s), "y": halves(rng, *s)}, halves(rng, *s)) for s in sizes)]
 
 
 _TWICE = "z = x·y + x reads x twice, and each place that reads it contributes to dx"

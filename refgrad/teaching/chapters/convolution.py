@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.extend import Emitter
-from refgrad.teaching.chapter import Chapter, Mistake, Point, halves
+from refgrad.teaching.chapter import Chapter, ExercisePoint, Mistake, halves
 
 SKELETON = '''\
 """Chapter 5: y[i] = Σ_k x[stride·i + k]·w[k], a convolution of one channel. Write dx and dw."""
@@ -44,13 +44,13 @@ def _solution(op: Emitter, d_y: str, x: str, w: str, *, stride: int = 1) -> tupl
     return op.ConvTranspose(d_y, w, strides=[stride]), op.Conv(x, d_y, dilations=[stride])
 
 
-def _points() -> list[Point]:
+def _points() -> list[ExercisePoint]:
     rng = np.random.default_rng(8)
 
-    def at(count: int, width: int, stride: int) -> Point:
+    def at(count: int, width: int, stride: int) -> ExercisePoint:
         length = stride * (count - 1) + width
         arrays = {"x": halves(rng, 1, 1, length), "w": halves(rng, 1, 1, width)}
-        return Point(arrays, halves(rng, 1, 1, count), {"stride": stride})
+        return ExercisePoint(arrays, halves(rng, 1, 1, count), {"stride": stride})
 
     return [
         at(*size) for size in [(1, 2, 1), (2, 2, 1), (2, 2, 2), (2, 1, 2), (3, 2, 1), (3, 3, 2), (4, 3, 1), (2, 3, 3)]

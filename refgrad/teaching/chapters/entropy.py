@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.extend import Emitter
-from refgrad.teaching.chapter import Chapter, Mistake, Point, halves
+from refgrad.teaching.chapter import Chapter, ExercisePoint, Mistake, halves
 
 SKELETON = '''\
 """Chapter 4: loss = -mean(log(softmax(scores)[right class])). Write dscores."""
@@ -49,13 +49,13 @@ def _solution(op: Emitter, d_loss: str, scores: str, target: str) -> str:
     return str(op.Mul(op.Div(op.Sub(p, t), N), d_loss))
 
 
-def _points() -> list[Point]:
+def _points() -> list[ExercisePoint]:
     rng = np.random.default_rng(5)
 
-    def at(rows: int, classes: int) -> Point:
+    def at(rows: int, classes: int) -> ExercisePoint:
         right = rng.integers(0, classes, rows)
         target = np.arange(classes) == right[:, None]
-        return Point({"scores": halves(rng, rows, classes), "target": target}, halves(rng))
+        return ExercisePoint({"scores": halves(rng, rows, classes), "target": target}, halves(rng))
 
     return [at(*size) for size in [(1, 2), (2, 2), (1, 3), (2, 3), (3, 2), (3, 4), (2, 1)]]
 

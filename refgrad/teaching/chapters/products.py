@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.extend import Emitter
-from refgrad.teaching.chapter import Chapter, Mistake, Point, halves
+from refgrad.teaching.chapter import Chapter, ExercisePoint, Mistake, halves
 
 SKELETON = '''\
 """Chapter 3: Y = A·B, the product of two matrices. Write dA and dB."""
@@ -39,11 +39,11 @@ def _solution(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
     return op.MatMul(d_Y, op.Transpose(B)), op.MatMul(op.Transpose(A), d_Y)
 
 
-def _points() -> list[Point]:
+def _points() -> list[ExercisePoint]:
     rng = np.random.default_rng(4)
     # The square ones tell a missing transposition from a wrong order: there everything has the right shape.
     sizes = [(1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 2), (3, 3, 3), (2, 3, 4), (4, 2, 3), (0, 2, 3), (2, 0, 3)]
-    return [Point({"A": halves(rng, m, k), "B": halves(rng, k, n)}, halves(rng, m, n)) for m, k, n in sizes]
+    return [ExercisePoint({"A": halves(rng, m, k), "B": halves(rng, k, n)}, halves(rng, m, n)) for m, k, n in sizes]
 
 
 _A = "dA = dY·Bᵀ: of shape (M, N)·(N, K)"

@@ -19,7 +19,7 @@ from refgrad.cli import main
 from refgrad.cli.output import Files, say, say_lines
 from refgrad.conformance.fuzzing import bases, commands, reader
 from refgrad.conformance.fuzzing.campaign import MEMORY, SECONDS, campaign
-from refgrad.conformance.fuzzing.journey import STEPS, Clock, Fault, Journey, journey
+from refgrad.conformance.fuzzing.journey import STEPS, Clock, Journey, JourneyFault, journey
 from refgrad.conformance.fuzzing.mutations import MUTATIONS, SPOILINGS, mutant
 from refgrad.errors import InvalidModelError
 from refgrad.protos.malformed import explained
@@ -230,7 +230,7 @@ def wait(written: bytes, steps: tuple[str, ...]) -> Journey:
 
 
 def report(written: bytes, steps: tuple[str, ...]) -> Journey:
-    faults = (Fault("gradient", "KeyError", "a.py f", ""),) if written == b"b" else ()
+    faults = (JourneyFault("gradient", "KeyError", "a.py f", ""),) if written == b"b" else ()
     return Journey(True, faults, 0.5, "gradient", 7 << 20, "jvp")
 
 

@@ -20,7 +20,7 @@ from refgrad.conformance.oracles.analytic import FORWARDS, KNOWN, PARTS, STEADY,
 from refgrad.conformance.oracles.central import directional
 from refgrad.conformance.oracles.differences import STEPS, direction_at, forward
 from refgrad.conformance.oracles.field import Field
-from refgrad.conformance.oracles.program import Program
+from refgrad.conformance.oracles.program import ComplexProgram
 from refgrad.conformance.questions.point import ShapeMovedError
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.systems.builders import build
@@ -531,9 +531,9 @@ def test_what_a_float_decides_does_not_move(name: str) -> None:
 def computed(question: Question) -> set[str]:
     """The operators that the complex step computes."""
     try:
-        return Program(question, KNOWN).operators
+        return ComplexProgram(question, KNOWN).operators
     except BackendError:
-        return Program(question, KNOWN, upgraded=True).operators
+        return ComplexProgram(question, KNOWN, upgraded=True).operators
 
 
 def test_every_forward_in_the_table_is_met() -> None:

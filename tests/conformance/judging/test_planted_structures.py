@@ -20,7 +20,7 @@ from refgrad.conformance.running import runner
 from refgrad.conformance.systems.builders import build
 from refgrad.errors import RefgradError
 from refgrad.reverse.emit import Emitter
-from refgrad.rules.control_flow import If, Loop, Scan
+from refgrad.rules.control_flow import If, Loop, ScanStructure
 
 pytestmark = pytest.mark.interpreter
 
@@ -92,8 +92,8 @@ def other_sign(cls: type, position: int) -> Callable[[Patch], None]:
 
 
 PLANTED: dict[str, tuple[str, FlowRow, Callable[[Patch], None]]] = {
-    "a state of Scan, other sign": ("Scan", SCANS[0], other_sign(Scan, 0)),
-    "a slice of Scan, other sign": ("Scan", SCANS[0], other_sign(Scan, -1)),
+    "a state of Scan, other sign": ("Scan", SCANS[0], other_sign(ScanStructure, 0)),
+    "a slice of Scan, other sign": ("Scan", SCANS[0], other_sign(ScanStructure, -1)),
     "slices read in the direction of the forward pass": (
         "Scan",
         SCANS[3],
@@ -111,7 +111,7 @@ PLANTED: dict[str, tuple[str, FlowRow, Callable[[Patch], None]]] = {
     ),
     "a weight of the first step alone, Scan": ("Scan", SCANS[0], no_sum_over_the_steps),
     "a weight of the first step alone, Loop": ("Loop", LOOPS[0], no_sum_over_the_steps),
-    "nothing through the stack, Scan": ("Scan", SCANS[0], no_stacks(Scan)),
+    "nothing through the stack, Scan": ("Scan", SCANS[0], no_stacks(ScanStructure)),
     "nothing through the stack, Loop": ("Loop", LOOPS[0], no_stacks(Loop)),
     "what another step computed": ("Loop", LOOPS[0], emitted(the_first_step_first)),
     "a state of Loop, other sign": ("Loop", LOOPS[5], other_sign(Loop, 0)),

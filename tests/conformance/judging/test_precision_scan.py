@@ -12,7 +12,7 @@ import pytest
 from mpmath import mp, mpf
 
 from refgrad.conformance.precision import exact
-from refgrad.conformance.precision.explanations import Explanation, explanations, reason, unexplained
+from refgrad.conformance.precision.explanations import ErrorExplanation, explanations, reason, unexplained
 from refgrad.conformance.precision.functions import FUNCTIONS, OutsideError
 from refgrad.conformance.precision.scan import BOUND, Measured, Miss, scan
 from refgrad.errors import RecordsError
@@ -41,7 +41,7 @@ def test_every_error_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize("row", explanations(), ids=lambda row: "-".join(row.of))
-def test_every_reason_has_an_error(row: Explanation) -> None:
+def test_every_reason_has_an_error(row: ErrorExplanation) -> None:
     nowhere = Miss((), 0, 0.0, "0", 0.0, 0.0)
     made = (
         Measured(r["function"], r["type"], r["executor"], r["order"], 1, nowhere, ()) for r in RESULTS if r["beyond"]
@@ -96,7 +96,7 @@ def test_a_reason_holds_within_its_limit_alone() -> None:
         ({"subnormal": True}, False),
         ({"squares": True}, False),
     ):
-        row = Explanation("why", ("F", "*", "*", "1"), **limit)  # type: ignore[arg-type]
+        row = ErrorExplanation("why", ("F", "*", "*", "1"), **limit)  # type: ignore[arg-type]
         assert reason(measured, miss, [row]) == ("why" if holds else "")
         assert bool(unexplained(measured, [row])) != holds
         assert unexplained(measured, [replace(row, of=("G", "*", "*", "1"))]) == [miss]
@@ -105,9 +105,9 @@ def test_a_reason_holds_within_its_limit_alone() -> None:
 def test_numbers_at_the_ends_have_their_own_limits() -> None:
     far = Miss((3e38,), 0, math.nan, "1", math.inf, math.inf)
     tiny = Miss((-1e30,), 0, 0.0, "1e-40", 1e4, 0.0)
-    assert Explanation("", ("*",) * 4, near_largest=0.5).covers(far, "float32")
-    assert Explanation("", ("*",) * 4, subnormal=True).covers(tiny, "float32")
-    assert Explanation("", ("*",) * 4, squares=True).covers(tiny, "float32")
+    assert ErrorExplanation("", ("*",) * 4, near_largest=0.5).covers(far, "float32")
+    assert ErrorExplanation("", ("*",) * 4, subnormal=True).covers(tiny, "float32")
+    assert ErrorExplanation("", ("*",) * 4, squares=True).covers(tiny, "float32")
 
 
 def test_derivatives_are_exact_and_kinks_are_seen() -> None:
@@ -117,9 +117,9 @@ def test_derivatives_are_exact_and_kinks_are_seen() -> None:
         second, third = exact.second(mp.sin, x)
         assert abs(second + mp.sin(x)) < mpf(2) ** -150
         assert abs(third + mp.cos(x)) < mpf(2) ** -150
-        with pytest.raises(exact.KinkError):
+        with pytest.raises(exact.OneSidedError):
             exact.slope(abs, [mpf(0)], 0)
-        with pytest.raises(exact.KinkError):
+        with pytest.raises(exact.OneSidedError):
             exact.second(lambda x: x * abs(x), mpf(0))
         with pytest.raises(OutsideError):
             exact.slope(NAMED["Log"].forward, [mpf(0)], 0)

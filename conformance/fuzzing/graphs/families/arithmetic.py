@@ -10,32 +10,32 @@ from refgrad.conformance.fuzzing.graphs.growing import (
     BOOL,
     DOUBLE,
     FLOAT,
+    GraphScope,
+    GraphValue,
     MisfitError,
-    Scope,
-    Value,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template(3)
-def _smooth(s: Scope) -> None:
+def _smooth(s: GraphScope) -> None:
     s.add(
         s.rng.choice(("Tanh", "Sigmoid", "Sin", "Cos", "Erf", "Softplus", "Neg", "Atan", "Asinh", "Identity")), s.pick()
     )
 
 
 @template(1.5)
-def _growing(s: Scope) -> None:
+def _growing(s: GraphScope) -> None:
     s.add(s.rng.choice(("Exp", "Sinh", "Cosh")), s.calm(s.pick(), 2.5))
 
 
 @template(1.5)
-def _of_positive(s: Scope) -> None:
+def _of_positive(s: GraphScope) -> None:
     s.add(s.rng.choice(("Log", "Sqrt", "Reciprocal")), s.positive(s.pick()))
 
 
 @template()
-def _bounded(s: Scope) -> None:
+def _bounded(s: GraphScope) -> None:
     x = s.pick()
     if x.array.size and np.max(np.abs(x.real)) > 0.9:
         x = s.add("Mul", s.add(s.rng.choice(("Tanh", "Sin")), x), s.number(0.75))
@@ -44,12 +44,12 @@ def _bounded(s: Scope) -> None:
 
 
 @template(0.4)
-def _hyperbolic(s: Scope) -> None:
+def _hyperbolic(s: GraphScope) -> None:
     s.add("Acosh", s.add("Add", s.positive(s.pick()), s.number(1.0)))
 
 
 @template(3)
-def _kinked(s: Scope) -> None:
+def _kinked(s: GraphScope) -> None:
     op = s.rng.choice(
         (
             "Relu",
@@ -83,29 +83,29 @@ def _kinked(s: Scope) -> None:
 
 
 @template(1, 18)
-def _mish(s: Scope) -> None:
+def _mish(s: GraphScope) -> None:
     s.add("Mish", s.pick())
 
 
 @template(1.2, 20)
-def _gelu(s: Scope) -> None:
+def _gelu(s: GraphScope) -> None:
     s.add("Gelu", s.pick(), approximate=s.rng.choice((None, "none", "tanh")))
 
 
 @template(0.7, 24)
-def _swish(s: Scope) -> None:
+def _swish(s: GraphScope) -> None:
     s.add("Swish", s.pick(), alpha=s.rng.choice((None, 0.7)))
 
 
 @template(0.8)
-def _prelu(s: Scope) -> None:
+def _prelu(s: GraphScope) -> None:
     x = s.pick(1)
     slope = s.uniform(tuple(d if s.chance(0.6) else 1 for d in x.shape)[s.rng.randint(0, x.rank - 1) :], -0.8, 0.8)
     s.add("PRelu", x, slope)
 
 
 @template()
-def _clip(s: Scope) -> None:
+def _clip(s: GraphScope) -> None:
     x = s.pick()
     low = s.number(-0.7) if s.chance(0.7) else None
     high = s.uniform((), 0.4, 1.0) if s.chance(0.4) else s.number(0.9) if s.chance(0.7) else None
@@ -113,7 +113,7 @@ def _clip(s: Scope) -> None:
 
 
 @template(5)
-def _binary(s: Scope) -> None:
+def _binary(s: GraphScope) -> None:
     x = s.pick()
     y = s.broadcasting(x.shape)
     if s.chance(0.5):
@@ -123,14 +123,14 @@ def _binary(s: Scope) -> None:
 
 
 @template(1.5)
-def _variadic(s: Scope) -> None:
+def _variadic(s: GraphScope) -> None:
     x = s.pick()
     others = [s.broadcasting(x.shape) for _ in range(s.rng.randint(0, 2))]
     s.add(s.rng.choice(("Max", "Min", "Sum", "Mean")), x, *others)
 
 
 @template(1.5)
-def _power(s: Scope) -> None:
+def _power(s: GraphScope) -> None:
     x = s.calm(s.pick())
     match s.rng.randrange(4):
         case 0:
@@ -144,24 +144,24 @@ def _power(s: Scope) -> None:
 
 
 @template(0.6)
-def _modulo(s: Scope) -> None:
+def _modulo(s: GraphScope) -> None:
     s.add("Mod", s.pick(), s.uniform((), 0.6, 1.5, moves=False), fmod=1)
 
 
 @template(0.5)
-def _rounding(s: Scope) -> None:
+def _rounding(s: GraphScope) -> None:
     x = s.pick()
     s.add("Mul", s.add(s.rng.choice(("Floor", "Ceil", "Round", "Sign")), x), x)
 
 
 @template(2)
-def _where(s: Scope) -> None:
+def _where(s: GraphScope) -> None:
     x = s.pick()
     y = s.broadcasting(x.shape)
     s.add("Where", condition(s, x), x, y)
 
 
-def condition(s: Scope, x: Value) -> Value:
+def condition(s: GraphScope, x: GraphValue) -> GraphValue:
     """A truth value that broadcasts with `x`."""
     match s.rng.randrange(4):
         case 0:
@@ -176,7 +176,7 @@ def condition(s: Scope, x: Value) -> Value:
 
 
 @template(0.8)
-def _cast(s: Scope) -> None:
+def _cast(s: GraphScope) -> None:
     other = s.rng.choice([kind for kind in (FLOAT, DOUBLE) if kind != s.world.kind])
     x = s.pick()
     wide = s.add("Cast", x, kind=other, to=other)
@@ -188,5 +188,5 @@ def _cast(s: Scope) -> None:
 
 
 @template(0.5)
-def _dropout(s: Scope) -> None:
+def _dropout(s: GraphScope) -> None:
     s.add("Dropout", s.pick())

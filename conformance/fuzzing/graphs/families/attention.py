@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from refgrad.conformance.fuzzing.graphs.growing import (
-    Scope,
+    GraphScope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template(1.2, 23)
-def _attention(s: Scope) -> None:
+def _attention(s: GraphScope) -> None:
     batch, heads, queries, keys, size = 1, s.rng.choice((1, 2)), s.rng.choice((1, 2, 3)), s.rng.choice((2, 3)), 2
     groups = heads if s.chance(0.7) else 1
     given: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def _attention(s: Scope) -> None:
 
 
 @template(0.6, 23)
-def _rotary(s: Scope) -> None:
+def _rotary(s: GraphScope) -> None:
     x = s.like((1, 2, 3, 4))
     half = 2
     s.add("RotaryEmbedding", x, s.like((1, 3, half)), s.like((1, 3, half)), interleaved=s.rng.choice((None, 1)))

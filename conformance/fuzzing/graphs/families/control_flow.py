@@ -12,29 +12,29 @@ from refgrad.conformance.fuzzing.graphs.functions import call, define
 from refgrad.conformance.fuzzing.graphs.growing import (
     BOOL,
     INT64,
-    Scope,
-    Value,
+    GraphScope,
+    GraphValue,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
-def structure(function: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
+def structure(function: Callable[[GraphScope], Any]) -> Callable[[GraphScope], Any]:
     """Mark a template whose nodes have graphs of their own."""
     function.structure = True  # type: ignore[attr-defined]
     return function
 
 
-def _inner(s: Scope) -> Scope:
-    return Scope(s.world, s)
+def _inner(s: GraphScope) -> GraphScope:
+    return GraphScope(s.world, s)
 
 
-def _few(s: Scope) -> int:
+def _few(s: GraphScope) -> int:
     return s.rng.choice((1, 1, 2, 3))
 
 
 @template(2.5)
 @structure
-def _branches(s: Scope) -> None:
+def _branches(s: GraphScope) -> None:
     hidden = s.rng.choice((0.0, 0.5, 1.0))
     then, other = _inner(s), _inner(s)
     then.grow(_few(s))
@@ -48,7 +48,7 @@ def _branches(s: Scope) -> None:
         for v in results
     ]
     other.grow(_few(s))
-    others: list[Value] = []
+    others: list[GraphValue] = []
     for value in results:
         like = other.shaped(value.shape)
         if like not in other.values or like in others or like.name in {i.name for i in other.initializers}:
@@ -74,14 +74,14 @@ def _branches(s: Scope) -> None:
     s.add_all("If", test, outputs=count, kind=s.world.kind, named=s.named(count), **graphs)
 
 
-def _formal(scope: Scope, like: Any, kind: int, hidden: float) -> Value:
-    value = Value(scope.world.fresh(), like, kind)
+def _formal(scope: GraphScope, like: Any, kind: int, hidden: float) -> GraphValue:
+    value = GraphValue(scope.world.fresh(), like, kind)
     scope.inputs.append(scope.info(value, hidden))
     scope.values.append(value)
     return value
 
 
-def _settled(body: Scope, value: Value, shape: tuple[int, ...], taken: list[Value]) -> Value:
+def _settled(body: GraphScope, value: GraphValue, shape: tuple[int, ...], taken: list[GraphValue]) -> GraphValue:
     """A value of the body, of a shape, that no other output is, and of no large size."""
     found = value if value.shape == shape else body.shaped(shape)
     if found.array.size and np.max(np.abs(found.real)) > 2:
@@ -92,16 +92,16 @@ def _settled(body: Scope, value: Value, shape: tuple[int, ...], taken: list[Valu
     return found
 
 
-def _given(body: Scope) -> set[str]:
+def _given(body: GraphScope) -> set[str]:
     return {*(i.name for i in body.initializers), *(i.name for i in body.inputs)}
 
 
-def s_choice(scope: Scope, names: tuple[str, ...]) -> str:
+def s_choice(scope: GraphScope, names: tuple[str, ...]) -> str:
     """One of some names."""
     return scope.rng.choice(names)
 
 
-def _result(body: Scope, taken: list[Value]) -> Value:
+def _result(body: GraphScope, taken: list[GraphValue]) -> GraphValue:
     """A float of the body for a scan output."""
     names = _given(body)
     found = [
@@ -112,7 +112,7 @@ def _result(body: Scope, taken: list[Value]) -> Value:
 
 @template(2)
 @structure
-def _loop(s: Scope) -> None:
+def _loop(s: GraphScope) -> None:
     hidden = s.rng.choice((0.0, 0.5, 1.0))
     states = [s.pick(0, 3) for _ in range(s.rng.choice((0, 1, 1, 2)))]
     body = _inner(s)
@@ -122,7 +122,7 @@ def _loop(s: Scope) -> None:
     if s.chance(0.3):
         body.add("Mul", body.pick(), body.add("Cast", step, kind=s.world.kind, to=s.world.kind))
     body.grow(_few(s))
-    taken: list[Value] = []
+    taken: list[GraphValue] = []
     for formal in formals:
         own = [
             v
@@ -130,7 +130,7 @@ def _loop(s: Scope) -> None:
             if v.is_float and v.shape == formal.shape and v.kind == formal.kind and v is not formal
         ]
         taken.append(_settled(body, own[-1] if own else formal, formal.shape, taken))
-    scans: list[Value] = []
+    scans: list[GraphValue] = []
     for _ in range(s.rng.choice((0, 1, 2)) if states else s.rng.choice((1, 2))):
         scans.append(_result(body, [*taken, *scans]))
     if s.chance(0.2):  # a value is returned twice, or an input of the body is returned
@@ -152,7 +152,7 @@ def _loop(s: Scope) -> None:
 
 @template(2)
 @structure
-def _scan(s: Scope) -> None:
+def _scan(s: GraphScope) -> None:
     hidden = s.rng.choice((0.0, 0.5, 1.0))
     states = [s.pick(0, 3) for _ in range(s.rng.choice((0, 1, 1, 2)))]
     x = s.pick(1, 3, filled=True)
@@ -175,7 +175,7 @@ def _scan(s: Scope) -> None:
         piece = slices[0]
         body.add(s.rng.choice(("Add", "Mul")), state, body.add("ReduceSum", piece, keepdims=0))
     body.grow(_few(s))
-    taken: list[Value] = []
+    taken: list[GraphValue] = []
     for formal in formals:
         own = [
             v
@@ -183,7 +183,7 @@ def _scan(s: Scope) -> None:
             if v.is_float and v.shape == formal.shape and v.kind == formal.kind and v is not formal
         ]
         taken.append(_settled(body, own[-1] if own else formal, formal.shape, taken))
-    scans: list[Value] = []
+    scans: list[GraphValue] = []
     for _ in range(s.rng.choice((0, 1, 2)) if states else s.rng.choice((1, 2))):
         scans.append(_result(body, [*taken, *scans]))
     if s.chance(0.2):  # a value is returned twice, or an input of the body is returned
@@ -205,7 +205,7 @@ def _scan(s: Scope) -> None:
 
 @template(2)
 @structure
-def _function(s: Scope) -> None:
+def _function(s: GraphScope) -> None:
     """A call of a local function: one that is there, or a new one."""
     if s.world.functions and s.chance(0.6):
         call(s, s.rng.choice(s.world.functions))
@@ -215,7 +215,7 @@ def _function(s: Scope) -> None:
 
 @template(0.6)
 @structure
-def _sequence_loop(s: Scope) -> None:
+def _sequence_loop(s: GraphScope) -> None:
     """A Loop whose state is a sequence that grows."""
     x = s.pick(0, 3, filled=True)
     start = s.add("SequenceEmpty", dtype=s.world.kind, kind=s.world.kind)
@@ -227,7 +227,7 @@ def _sequence_loop(s: Scope) -> None:
     name = s.world.fresh()
     held = helper.make_tensor_sequence_value_info(name, s.world.kind, None)
     body.inputs.append(held)
-    state = Value(name, start.array, s.world.kind)
+    state = GraphValue(name, start.array, s.world.kind)
     body.values.append(state)
     body.grow(_few(s))
     item = body.shaped(x.shape)
@@ -243,7 +243,7 @@ def _sequence_loop(s: Scope) -> None:
 
 @template(0.6, 17)
 @structure
-def _sequence_map(s: Scope) -> None:
+def _sequence_map(s: GraphScope) -> None:
     x = s.pick(1, 3, filled=True)
     sequence = s.add("SplitToSequence", x, axis=s.rng.randrange(x.rank))
     body = _inner(s)
@@ -261,7 +261,7 @@ def _sequence_map(s: Scope) -> None:
 
 @template(1.0)
 @structure
-def _run_time_branch(s: Scope) -> None:
+def _run_time_branch(s: GraphScope) -> None:
     """Branches whose results have several shapes, and sizes that a branch chooses."""
     x = s.pick(1, 3, filled=True)
     size = x.shape[0]

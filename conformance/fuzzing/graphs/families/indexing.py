@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
+    GraphScope,
+    GraphValue,
     MisfitError,
-    Scope,
-    Value,
 )
 from refgrad.conformance.fuzzing.graphs.templates import axis_of, template
 
 
-def indices(s: Scope, shape: Any, size: int, unique: bool = False) -> Value:
+def indices(s: GraphScope, shape: Any, size: int, unique: bool = False) -> GraphValue:
     """Indices below `size`, some counted from the end."""
     if not size and math.prod(shape):
         raise MisfitError("nothing to index")
@@ -26,14 +26,14 @@ def indices(s: Scope, shape: Any, size: int, unique: bool = False) -> Value:
 
 
 @template(2)
-def _gather(s: Scope) -> None:
+def _gather(s: GraphScope) -> None:
     x = s.pick(1)
     axis = axis_of(s, x.rank)
     s.add("Gather", x, indices(s, s.rng.choice(((), (1,), (3,), (2, 2))), x.shape[axis]), axis=axis)
 
 
 @template()
-def _gather_elements(s: Scope) -> None:
+def _gather_elements(s: GraphScope) -> None:
     x = s.pick(1)
     axis = axis_of(s, x.rank)
     shape = [s.rng.randint(1, max(d, 1)) for d in x.shape]
@@ -41,7 +41,7 @@ def _gather_elements(s: Scope) -> None:
     s.add("GatherElements", x, indices(s, shape, x.shape[axis]), axis=axis)
 
 
-def _tuples(s: Scope, shape: tuple[int, ...], head: Any) -> Value:
+def _tuples(s: GraphScope, shape: tuple[int, ...], head: Any) -> GraphValue:
     """Index tuples into the first axes of a shape."""
     if not math.prod(shape):
         raise MisfitError("nothing to index")
@@ -50,7 +50,7 @@ def _tuples(s: Scope, shape: tuple[int, ...], head: Any) -> Value:
 
 
 @template()
-def _gather_nd(s: Scope) -> None:
+def _gather_nd(s: GraphScope) -> None:
     x = s.pick(1, 4, filled=True)
     batch = s.rng.randint(0, 1) if x.rank > 1 else 0
     last = s.rng.randint(1, x.rank - batch)
@@ -59,7 +59,7 @@ def _gather_nd(s: Scope) -> None:
 
 
 @template()
-def _scatter_elements(s: Scope) -> None:
+def _scatter_elements(s: GraphScope) -> None:
     x = s.pick(1, 3, filled=True)
     axis = axis_of(s, x.rank)
     reductions = [None, "add"] if s.opset >= 16 else [None]
@@ -71,7 +71,7 @@ def _scatter_elements(s: Scope) -> None:
 
 
 @template()
-def _scatter_nd(s: Scope) -> None:
+def _scatter_nd(s: GraphScope) -> None:
     x = s.pick(1, 4, filled=True)
     last = s.rng.randint(1, x.rank)
     reduction = s.rng.choice([None, "add"] if s.opset >= 16 else [None])
@@ -82,7 +82,7 @@ def _scatter_nd(s: Scope) -> None:
 
 
 @template(0.8)
-def _compress(s: Scope) -> None:
+def _compress(s: GraphScope) -> None:
     x = s.pick(1, filled=True)
     if s.chance(0.3):
         s.add("Compress", x, s.leaf(s.world.numbers.random(x.array.size) < 0.6))
@@ -92,7 +92,7 @@ def _compress(s: Scope) -> None:
 
 
 @template(0.5)
-def _one_hot(s: Scope) -> None:
+def _one_hot(s: GraphScope) -> None:
     s.add(
         "OneHot",
         indices(s, (s.rng.choice((1, 3)),), 4),
@@ -104,13 +104,13 @@ def _one_hot(s: Scope) -> None:
 
 
 @template(0.5)
-def _unique(s: Scope) -> None:
+def _unique(s: GraphScope) -> None:
     x = s.pick(1, 2, filled=True)
     s.add("Unique", x)
 
 
 @template(0.5)
-def _nonzero(s: Scope) -> None:
+def _nonzero(s: GraphScope) -> None:
     x = s.pick(1, 3, filled=True)
     where = s.add("NonZero", s.add("Greater", x, s.number(0.02)))
     s.add("GatherND", x, s.add("Transpose", where))

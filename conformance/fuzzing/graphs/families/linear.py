@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from refgrad.conformance.fuzzing.graphs.growing import (
+    GraphScope,
     MisfitError,
-    Scope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template(3)
-def _matmul(s: Scope) -> None:
+def _matmul(s: GraphScope) -> None:
     a = s.pick(1, 4)
     n = s.rng.choice((1, 2, 3))
     form = s.rng.randrange(4)
@@ -26,7 +26,7 @@ def _matmul(s: Scope) -> None:
 
 
 @template(2)
-def _gemm(s: Scope) -> None:
+def _gemm(s: GraphScope) -> None:
     a = s.pick(2, 2)
     ta, tb = s.chance(0.4), s.chance(0.4)
     m, k = a.shape[::-1] if ta else a.shape
@@ -54,7 +54,7 @@ def _gemm(s: Scope) -> None:
 
 
 @template(2)
-def _einsum(s: Scope) -> None:
+def _einsum(s: GraphScope) -> None:
     sizes = dict(zip("abcdij", (s.rng.choice((1, 2, 3)) for _ in range(6)), strict=True))
     equation = s.rng.choice(
         (
@@ -93,6 +93,6 @@ def _einsum(s: Scope) -> None:
 
 
 @template(0.5)
-def _determinant(s: Scope) -> None:
+def _determinant(s: GraphScope) -> None:
     x = s.pick(2, 3, lambda v: v.shape[-1] == v.shape[-2] <= 4)
     s.add("Det", s.calm(x))

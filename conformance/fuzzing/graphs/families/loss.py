@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
-    Scope,
+    GraphScope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import axis_of, template
 
 
 @template(2)
-def _softmax(s: Scope) -> None:
+def _softmax(s: GraphScope) -> None:
     x = s.pick(1, filled=True)
     s.add(s.rng.choice(("Softmax", "LogSoftmax")), x, axis=axis_of(s, x.rank))
 
 
 @template()
-def _loss(s: Scope) -> None:
+def _loss(s: GraphScope) -> None:
     x = s.pick(2, 4, filled=True)
     labels = s.world.numbers.integers(0, x.shape[1], (x.shape[0], *x.shape[2:]))
     given: dict[str, Any] = {"reduction": s.rng.choice((None, "sum", "none", "mean"))}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from refgrad.conformance.fuzzing.graphs.growing import (
     FLOAT,
+    GraphScope,
     MisfitError,
-    Scope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import axis_of, template
 
 
 @template()
-def _batch_normalization(s: Scope) -> None:
+def _batch_normalization(s: GraphScope) -> None:
     x = s.pick(2, 4, filled=True)
     c = x.shape[1]
     scale, bias, mean = (s.like((c,)) for _ in range(3))
@@ -26,13 +26,13 @@ def _batch_normalization(s: Scope) -> None:
 
 
 @template()
-def _instance_normalization(s: Scope) -> None:
+def _instance_normalization(s: GraphScope) -> None:
     x = s.pick(3, 4, filled=True)
     s.add("InstanceNormalization", x, s.like(x.shape[1:2]), s.like(x.shape[1:2]), epsilon=0.1)
 
 
 @template(1.5, 17)
-def _layer_normalization(s: Scope) -> None:
+def _layer_normalization(s: GraphScope) -> None:
     x = s.pick(1, 4, filled=True)
     axis = axis_of(s, x.rank)
     shape = x.shape[axis % x.rank :]
@@ -42,14 +42,14 @@ def _layer_normalization(s: Scope) -> None:
 
 
 @template(1, 23)
-def _rms_normalization(s: Scope) -> None:
+def _rms_normalization(s: GraphScope) -> None:
     x = s.pick(1, 4, filled=True)
     axis = axis_of(s, x.rank)
     s.add("RMSNormalization", x, s.like(x.shape[axis % x.rank :]), axis=axis, epsilon=0.05)
 
 
 @template(1, 21)
-def _group_normalization(s: Scope) -> None:
+def _group_normalization(s: GraphScope) -> None:
     x = s.pick(3, 4, filled=True)
     groups = s.rng.choice([g for g in (1, 2, 4) if x.shape[1] % g == 0])
     per = (x.shape[1],) if s.opset >= 21 else (groups,)
@@ -57,7 +57,7 @@ def _group_normalization(s: Scope) -> None:
 
 
 @template(0.6)
-def _mean_variance(s: Scope) -> None:
+def _mean_variance(s: GraphScope) -> None:
     if s.world.kind != FLOAT:
         raise MisfitError("its body adds a float32")
     x = s.pick(4, 4, filled=True) if s.chance(0.5) else s.pick(2, 3, filled=True)
@@ -66,12 +66,12 @@ def _mean_variance(s: Scope) -> None:
 
 
 @template(0.6)
-def _lp_normalization(s: Scope) -> None:
+def _lp_normalization(s: GraphScope) -> None:
     x = s.pick(1, filled=True)
     s.add("LpNormalization", s.positive(x) if s.chance(0.5) else x, axis=axis_of(s, x.rank), p=s.rng.choice((1, 2)))
 
 
 @template(0.6)
-def _lrn(s: Scope) -> None:
+def _lrn(s: GraphScope) -> None:
     x = s.pick(3, 4, filled=True)
     s.add("LRN", x, size=s.rng.choice((1, 2, 3)), alpha=s.rng.choice((0.1, None)), bias=s.rng.choice((None, 2.0)))

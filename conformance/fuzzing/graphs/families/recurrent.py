@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
-    Scope,
+    GraphScope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template()
-def _recurrent(s: Scope) -> None:
+def _recurrent(s: GraphScope) -> None:
     op, gates = s.rng.choice((("RNN", 1), ("GRU", 3), ("LSTM", 4)))
     steps, batch, size, hidden = (s.rng.choice((1, 2, 3)) for _ in range(4))
     x = s.pick(3, 3, filled=True) if s.chance(0.4) else s.like((steps, batch, size))

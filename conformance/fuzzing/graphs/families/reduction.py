@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
+    GraphScope,
     MisfitError,
-    Scope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import axes_of, axis_of, template
 
 
 @template(4)
-def _reduction(s: Scope) -> None:
+def _reduction(s: GraphScope) -> None:
     op = s.rng.choice(
         (
             "ReduceSum",
@@ -49,14 +49,14 @@ def _reduction(s: Scope) -> None:
 
 
 @template()
-def _cumulative(s: Scope) -> None:
+def _cumulative(s: GraphScope) -> None:
     x = s.pick(1)
     axis = s.leaf(np.array(axis_of(s, x.rank), s.rng.choice((np.int64, np.int32))))
     s.add("CumSum", x, axis, exclusive=s.rng.choice((None, 1)), reverse=s.rng.choice((None, 1)))
 
 
 @template()
-def _topk(s: Scope) -> None:
+def _topk(s: GraphScope) -> None:
     x = s.pick(1, filled=True)
     axis = axis_of(s, x.rank)
     k = s.rng.randint(1, x.shape[axis])
@@ -68,7 +68,7 @@ def _topk(s: Scope) -> None:
 
 
 @template(0.5)
-def _arg(s: Scope) -> None:
+def _arg(s: GraphScope) -> None:
     x = s.pick(1, filled=True)
     axis = axis_of(s, x.rank)
     found = s.add(s.rng.choice(("ArgMax", "ArgMin")), x, axis=axis, keepdims=1)
@@ -76,12 +76,12 @@ def _arg(s: Scope) -> None:
 
 
 @template(0.4)
-def _einsum_trace(s: Scope) -> None:
+def _einsum_trace(s: GraphScope) -> None:
     x = s.pick(2, 3, lambda v: v.shape[-1] == v.shape[-2])
     s.add("Einsum", x, equation="ii->i" if x.rank == 2 else "bii->b")
 
 
 @template(0.4, 26)
-def _cumulative_product(s: Scope) -> None:
+def _cumulative_product(s: GraphScope) -> None:
     x = s.pick(1)
     s.add("CumProd", x, s.leaf(np.array(s.rng.randrange(x.rank))), exclusive=s.rng.choice((None, 1)))

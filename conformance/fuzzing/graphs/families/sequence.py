@@ -6,13 +6,13 @@ import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
     OPTIONAL,
-    Scope,
+    GraphScope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template(1.2)
-def _sequences(s: Scope) -> None:
+def _sequences(s: GraphScope) -> None:
     x = s.pick(1, 3, filled=True)
     axis = s.rng.randrange(x.rank)
     match s.rng.randrange(4):
@@ -45,6 +45,6 @@ def _sequences(s: Scope) -> None:
 
 
 @template(0.4, 15)
-def _optionals(s: Scope) -> None:
+def _optionals(s: GraphScope) -> None:
     x = s.pick()
     s.add("OptionalGetElement", s.add("Optional", x, kind=OPTIONAL), kind=s.world.kind)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
+    GraphScope,
     MisfitError,
-    Scope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import axes_of, axis_of, template
 
 
 @template(2)
-def _reshape(s: Scope) -> None:
+def _reshape(s: GraphScope) -> None:
     x = s.pick()
     wanted = _factors(s, x.array.size)
     given: list[int] = list(wanted)
@@ -23,7 +23,7 @@ def _reshape(s: Scope) -> None:
     s.add("Reshape", x, s.ints(given), allowzero=1 if 0 in given and not x.array.size and s.opset >= 14 else None)
 
 
-def _factors(s: Scope, size: int) -> list[int]:
+def _factors(s: GraphScope, size: int) -> list[int]:
     """A shape of so many elements."""
     made: list[int] = []
     if not size:
@@ -41,7 +41,7 @@ def _factors(s: Scope, size: int) -> list[int]:
 
 
 @template(1.5)
-def _transpose(s: Scope) -> None:
+def _transpose(s: GraphScope) -> None:
     x = s.pick(0, 4)
     perm = list(range(x.rank))
     s.rng.shuffle(perm)
@@ -49,26 +49,26 @@ def _transpose(s: Scope) -> None:
 
 
 @template()
-def _squeeze(s: Scope) -> None:
+def _squeeze(s: GraphScope) -> None:
     x = s.pick(1, fits=lambda v: 1 in v.shape)
     ones = [axis for axis, size in enumerate(x.shape) if size == 1]
     s.add("Squeeze", x, s.ints(s.rng.sample(ones, s.rng.randint(1, len(ones)))) if s.chance(0.7) else None)
 
 
 @template()
-def _unsqueeze(s: Scope) -> None:
+def _unsqueeze(s: GraphScope) -> None:
     x = s.pick(0, 3)
     s.add("Unsqueeze", x, s.ints([s.rng.randint(0, x.rank)]) if s.chance(0.6) else s.leaf(np.array([0, x.rank + 1])))
 
 
 @template(0.7)
-def _flatten(s: Scope) -> None:
+def _flatten(s: GraphScope) -> None:
     x = s.pick()
     s.add("Flatten", x, axis=s.rng.randint(-x.rank, x.rank))
 
 
 @template(2)
-def _concat(s: Scope) -> None:
+def _concat(s: GraphScope) -> None:
     x = s.pick(1)
     axis = axis_of(s, x.rank)
     others = []
@@ -84,7 +84,7 @@ def _concat(s: Scope) -> None:
 
 
 @template(1.5)
-def _split(s: Scope) -> None:
+def _split(s: GraphScope) -> None:
     x = s.pick(1, filled=True)
     axis = axis_of(s, x.rank)
     size = x.shape[axis]
@@ -101,7 +101,7 @@ def _split(s: Scope) -> None:
 
 
 @template(2)
-def _slicing(s: Scope) -> None:
+def _slicing(s: GraphScope) -> None:
     x = s.pick(1)
     axes = axes_of(s, x.rank)
     starts, ends, steps = [], [], []
@@ -125,7 +125,7 @@ def _slicing(s: Scope) -> None:
 
 
 @template()
-def _expand(s: Scope) -> None:
+def _expand(s: GraphScope) -> None:
     x = s.pick(0, 3)
     wanted = [s.rng.choice((2, 3)) if d == 1 else d for d in x.shape]
     wanted = [d if s.chance(0.8) else 1 for d in wanted]
@@ -135,13 +135,13 @@ def _expand(s: Scope) -> None:
 
 
 @template()
-def _tile(s: Scope) -> None:
+def _tile(s: GraphScope) -> None:
     x = s.pick(1, 3)
     s.add("Tile", x, s.ints([s.rng.choice((1, 1, 2, 3)) for _ in range(x.rank)]))
 
 
 @template(1.5)
-def _pad(s: Scope) -> None:
+def _pad(s: GraphScope) -> None:
     x = s.pick(1, 4)
     modes = ["constant", "constant", "reflect", "edge"] + (["wrap"] if s.opset >= 19 else [])
     mode = s.rng.choice(modes)
@@ -163,7 +163,7 @@ def _pad(s: Scope) -> None:
 
 
 @template(0.8, 14)
-def _trilu(s: Scope) -> None:
+def _trilu(s: GraphScope) -> None:
     x = s.pick(2)
     s.add(
         "Trilu", x, s.leaf(np.array(s.rng.randint(-2, 2))) if s.chance(0.6) else None, upper=s.rng.choice((0, 1, None))
@@ -171,7 +171,7 @@ def _trilu(s: Scope) -> None:
 
 
 @template(0.8)
-def _depth_to_space(s: Scope) -> None:
+def _depth_to_space(s: GraphScope) -> None:
     if s.chance(0.5):
         x = s.like((s.rng.choice((1, 2)), 4, s.rng.choice((1, 2)), 2))
         s.add("DepthToSpace", x, blocksize=2, mode=s.rng.choice((None, "CRD")))
@@ -180,7 +180,7 @@ def _depth_to_space(s: Scope) -> None:
 
 
 @template(0.6)
-def _reverse_sequence(s: Scope) -> None:
+def _reverse_sequence(s: GraphScope) -> None:
     x = s.pick(2, filled=True)
     time = s.rng.choice((0, 1))
     lengths = [s.rng.randint(1, x.shape[time]) for _ in range(x.shape[1 - time])]
@@ -188,7 +188,7 @@ def _reverse_sequence(s: Scope) -> None:
 
 
 @template(0.6, 18)
-def _center_crop_pad(s: Scope) -> None:
+def _center_crop_pad(s: GraphScope) -> None:
     x = s.pick(1, 3, filled=True)
     axes = sorted(s.rng.sample(range(x.rank), s.rng.randint(1, x.rank)))
     s.add("CenterCropPad", x, s.ints([s.rng.randint(1, 4) for _ in axes]), axes=axes)

@@ -9,13 +9,13 @@ import numpy as np
 from onnx import helper
 
 from refgrad.conformance.fuzzing.graphs.families.control_flow import structure
-from refgrad.conformance.fuzzing.graphs.growing import BOOL, INT64, MisfitError, Scope, Value
+from refgrad.conformance.fuzzing.graphs.growing import BOOL, INT64, GraphScope, GraphValue, MisfitError
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template(1.5)
 @structure
-def _branches_of_other_rank(s: Scope) -> None:
+def _branches_of_other_rank(s: GraphScope) -> None:
     """An If like torch's `if dim: squeeze`; or the branches flatten, unsqueeze, or return another size."""
     x = s.pick(1, 3, filled=True)
     ones = [axis for axis, size in enumerate(x.shape) if size == 1]
@@ -26,7 +26,7 @@ def _branches_of_other_rank(s: Scope) -> None:
     hidden = s.rng.choice((0.0, 1.0))
     graphs = []
     for changes in (True, False):
-        inner = Scope(s.world, s)
+        inner = GraphScope(s.world, s)
         value = x
         if s.chance(0.5):
             inner.grow(1)
@@ -52,7 +52,7 @@ def _branches_of_other_rank(s: Scope) -> None:
             s.add("ReduceSum", y, keepdims=0)
 
 
-def _changed(inner: Scope, value: Value, change: str, ones: list[int]) -> Value:
+def _changed(inner: GraphScope, value: GraphValue, change: str, ones: list[int]) -> GraphValue:
     match change:
         case "Squeeze":
             return inner.add("Squeeze", value, inner.leaf(np.array([inner.rng.choice(ones)]), moves=False))
@@ -64,7 +64,7 @@ def _changed(inner: Scope, value: Value, change: str, ones: list[int]) -> Value:
 
 
 @template(1.0)
-def _of_unknown_rank(s: Scope) -> None:
+def _of_unknown_rank(s: GraphScope) -> None:
     """A Reshape to a shape that is fed, of which nobody knows how many numbers it has."""
     home = list(s.scopes)[-1]
     if home.is_function:
@@ -73,20 +73,20 @@ def _of_unknown_rank(s: Scope) -> None:
     shape = np.array(s.rng.choice((x.shape, (x.array.size,), (1, *x.shape))), np.int64)
     name = s.world.fresh()
     home.inputs.append(helper.make_tensor_value_info(name, INT64, [None]))
-    home.values.append(Value(name, shape, INT64))
+    home.values.append(GraphValue(name, shape, INT64))
     s.world.feeds[name] = shape
     s.add("Reshape", x, home.values[-1])
 
 
 @template(0.08)
 @structure
-def _growing_state(s: Scope) -> None:
+def _growing_state(s: GraphScope) -> None:
     """A Loop whose state gets longer, or one axis more, with each step: refgrad refuses it."""
     x = s.pick(1, 2, filled=True)
-    body = Scope(s.world, s)
+    body = GraphScope(s.world, s)
     formals: list[Any] = []
     for like, kind in ((np.array(0), INT64), (np.array(True), BOOL), (x.array, x.kind)):
-        value = Value(s.world.fresh(), like, kind)
+        value = GraphValue(s.world.fresh(), like, kind)
         body.inputs.append(helper.make_tensor_value_info(value.name, kind, None if np.ndim(like) else []))
         body.values.append(value)
         formals.append(value)

@@ -8,14 +8,14 @@ import numpy as np
 
 from refgrad.conformance.fuzzing.graphs.growing import (
     FLOAT,
+    GraphScope,
     MisfitError,
-    Scope,
 )
 from refgrad.conformance.fuzzing.graphs.templates import template
 
 
 @template(2.5)
-def _conv(s: Scope) -> None:
+def _conv(s: GraphScope) -> None:
     rank = s.rng.choice((1, 2, 2, 3))
     x = (
         s.pick(2 + rank, 2 + rank)
@@ -40,7 +40,7 @@ def _conv(s: Scope) -> None:
     )
 
 
-def _padding(s: Scope, rank: int, most: int = 1) -> dict[str, Any]:
+def _padding(s: GraphScope, rank: int, most: int = 1) -> dict[str, Any]:
     match s.rng.randrange(4):
         case 0:
             return {"auto_pad": s.rng.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))}
@@ -50,7 +50,7 @@ def _padding(s: Scope, rank: int, most: int = 1) -> dict[str, Any]:
 
 
 @template(1.2)
-def _conv_transpose(s: Scope) -> None:
+def _conv_transpose(s: GraphScope) -> None:
     rank = s.rng.choice((1, 2, 2))
     x = s.like((s.rng.choice((1, 2)), s.rng.choice((1, 2)), *(s.rng.choice((2, 3)) for _ in range(rank))))
     group = s.rng.choice([g for g in (1, 2) if x.shape[1] % g == 0])
@@ -72,7 +72,7 @@ def _conv_transpose(s: Scope) -> None:
 
 
 @template(2)
-def _pool(s: Scope) -> None:
+def _pool(s: GraphScope) -> None:
     rank = s.rng.choice((1, 2, 2))
     shape = (s.rng.choice((1, 2)), s.rng.choice((1, 2)), *(s.rng.choice((3, 4, 5)) for _ in range(rank)))
     x = s.pick(2 + rank, 2 + rank, lambda v: min(v.shape[2:]) > 1) if s.chance(0.5) else s.like(shape)
@@ -97,14 +97,14 @@ def _pool(s: Scope) -> None:
 
 
 @template()
-def _global_pool(s: Scope) -> None:
+def _global_pool(s: GraphScope) -> None:
     x = s.pick(3, 4, filled=True)
     op = s.rng.choice(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
     s.add(op, s.positive(x) if op == "GlobalLpPool" else x)
 
 
 @template()
-def _resize(s: Scope) -> None:
+def _resize(s: GraphScope) -> None:
     x = s.pick(3, 4, filled=True)
     mode = s.rng.choice(("nearest", "linear", "linear", "cubic"))
     if mode == "cubic" and x.rank != 4:
@@ -125,5 +125,5 @@ def _resize(s: Scope) -> None:
 
 
 @template(0.4, 18)
-def _col2im(s: Scope) -> None:
+def _col2im(s: GraphScope) -> None:
     s.add("Col2Im", s.like((1, 4, 4)), s.ints([3, 3]), s.ints([2, 2]))
