@@ -22,7 +22,7 @@ def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
     if 0 in (op.dims(shape) or ()):
         return op.full(shape, 0.0, like=dY)
     terms = op.as_type(dY, wide_type(op, dY))
-    added: str = op.ScatterElements(op.full(shape, 0.0, like=terms), indices, terms, axis=axis, reduction="add")
+    added = op.ScatterElements(op.full(shape, 0.0, like=terms), indices, terms, axis=axis, reduction="add")
     return op.as_type(added, op.type(dY))
 
 
@@ -52,7 +52,7 @@ def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]
     pads = {axis: sides for axis, sides in around.items() if sides != (0, 0)}
     if not pads:
         return value
-    padded: str = op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)])
+    padded = op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)])
     if len(pads) == 1:
         [(axis, (before, behind))] = pads.items()
         if before >= 0 and behind >= 0:

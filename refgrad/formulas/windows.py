@@ -113,7 +113,7 @@ def lay(op: Emitter, dY: str, W: str, X: str, windows: SymbolicWindows, group: i
         pads = [p + b for p, b in zip(pads, beyond, strict=True)]
     elif not isinstance(windows.begin, str):
         pads = windows.begin + [0] * windows.rank
-    laid: str = op.ConvTranspose(
+    laid = op.ConvTranspose(
         dY,
         W,
         group=group if group != 1 else None,

@@ -223,7 +223,7 @@ def _grouped(op: Emitter, value: str, X: str, groups: int) -> str:
     known = [dim for dim in (op.shape(X) or ())[1:] if isinstance(dim, int)]
     if known and 0 not in known and len(known) + 1 == op.rank(X):
         sizes = groups, known[0] // groups, math.prod(known[1:])
-        made: str = op.Reshape(value, [-1, *sizes])
+        made = op.Reshape(value, [-1, *sizes])
         op.assume(made, (None, *sizes))
         return made
     channels = op.Div(op.Shape(X, start=1, end=2), [groups])

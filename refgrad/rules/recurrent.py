@@ -114,7 +114,7 @@ def _steps_first(op: Emitter, layout: int, *values: str | None) -> Any:
 
 
 def _permuted(op: Emitter, value: str, perm: list[int]) -> str:
-    result: str = op.Transpose(value, perm=perm)
+    result = op.Transpose(value, perm=perm)
     shape = op.shape(value)
     if shape is not None:
         op.assume(result, tuple(shape[axis] for axis in perm))

@@ -15,7 +15,7 @@ from refgrad.notices import quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.ranges import checked
-from refgrad.reverse.path import matching
+from refgrad.reverse.requested import matching
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest

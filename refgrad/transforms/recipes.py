@@ -43,7 +43,7 @@ from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import write
 from refgrad.reverse.gradient import gradient, preflight, taken_names
-from refgrad.reverse.path import of_maps
+from refgrad.reverse.requested import of_maps
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.transforms.losses import SCORES, add_loss_output
 from refgrad.transforms.scores import refuse_probabilities, smallest_step, warn_of_logits

@@ -230,7 +230,7 @@ class _ActiveSteps:
 
 def _matrix(op: Emitter, weights: str, k: int) -> str:
     """The weights (gate · hidden, columns) of direction `k`."""
-    matrix: str = op.Gather(weights, np.array(k), axis=0)
+    matrix = op.Gather(weights, np.array(k), axis=0)
     op.assume(matrix, (op.shape(weights) or (None, None, None))[1:])
     return matrix
 
@@ -294,7 +294,7 @@ def _biases(op: Emitter, B: str | None, k: int) -> tuple[str | None, str | None]
     """Those of W and of R, each (gate · hidden)."""
     if B is None:
         return None, None
-    both: str = op.Gather(B, np.array(k), axis=0)
+    both = op.Gather(B, np.array(k), axis=0)
     w, r = _parts(op, both, 2)
     return w, r
 
