@@ -25,9 +25,10 @@ from refgrad.reverse.assembly import assemble, names_in
 from refgrad.reverse.budget import budget_of, within
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.leaks import leaks
-from refgrad.reverse.path import Path, prepare, refuse
+from refgrad.reverse.path import Path, prepare
 from refgrad.reverse.recompute import cut, segments, with_bodies
 from refgrad.reverse.record import RecordingEmitter, SweepRecord
+from refgrad.reverse.refusal import refuse
 from refgrad.reverse.report import Report, UselessGradient
 from refgrad.reverse.rows import in_rows
 from refgrad.reverse.strong_zero import with_strong_zeros

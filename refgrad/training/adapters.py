@@ -23,7 +23,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
 from refgrad.ranges import RANGES, checked
-from refgrad.reverse.path import matching
+from refgrad.reverse.requested import matching
 from refgrad.transforms.weights import write_back
 
 _KEY = "refgrad.adapters"  # metadata: which tensors adapt which weight

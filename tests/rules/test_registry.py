@@ -25,8 +25,8 @@ from refgrad.tables.schemas import DECLARED
 def _as_before(monkeypatch):
     """Whatever a test registers is forgotten after it."""
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
-    monkeypatch.setattr("refgrad.reverse.path.RULES", registry.RULES)
-    monkeypatch.setattr("refgrad.reverse.sweep.RULES", registry.RULES)
+    for module in ("function_bodies", "path", "reasons", "requested", "sweep"):
+        monkeypatch.setattr(f"refgrad.reverse.{module}.RULES", registry.RULES)
 
 
 def test_a_misspelt_parameter_is_refused_with_the_names_of_the_schema():
