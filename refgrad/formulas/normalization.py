@@ -162,5 +162,4 @@ def through_statistics(op: Emitter, g: str, normalized: str, r: str, axes: Seque
     mean = op.reduce("ReduceMean", g, along) if centred else None
     slope = op.reduce("ReduceMean", op.Mul(g, normalized), along)
     rest = g if mean is None else op.Sub(g, mean)
-    result = op.Mul(op.Sub(rest, op.Mul(normalized, slope)), r)
-    return result
+    return op.Mul(op.Sub(rest, op.Mul(normalized, slope)), r)

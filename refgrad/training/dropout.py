@@ -96,8 +96,7 @@ def _fifth_power(op: StepWriter, x: str) -> str:
     """x⁵ mod p, of an x that may be larger than p."""
     x = op.Mod(x, _PRIME)
     square = op.Mod(op.Mul(x, x), _PRIME)
-    made = op.Mod(op.Mul(op.Mod(op.Mul(square, square), _PRIME), x), _PRIME)
-    return made
+    return op.Mod(op.Mul(op.Mod(op.Mul(square, square), _PRIME), x), _PRIME)
 
 
 def _ratio(node: NodeProto, constants: Mapping[str, TensorProto]) -> float:

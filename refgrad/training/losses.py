@@ -239,15 +239,13 @@ def _of_columns(op: StepWriter, p: str, label: str, count: int | str | None, ran
     is_label = op.Equal(op.Unsqueeze(label, [1]), column)
     other = op.Sub(op.const(1.0, like=p), p)
     parts = op.Where(is_label, _log(op, p, kind), _log(op, other, kind))
-    summed = op.Neg(op.ReduceSum(parts, [1], keepdims=0))
-    return summed
+    return op.Neg(op.ReduceSum(parts, [1], keepdims=0))
 
 
 def _log(op: StepWriter, p: str, kind: int) -> str:
     """log p, of no less than the smallest step from 1."""
     op.types[p] = (kind, None)
-    made = op.Log(op.Max(p, op.const(smallest_step(kind), like=p)))
-    return made
+    return op.Log(op.Max(p, op.const(smallest_step(kind), like=p)))
 
 
 def _with_sigmoids(model: ModelProto) -> ModelProto:

@@ -38,14 +38,12 @@ class Statistic:
         kind = op.type(self.name)
         meant = float(str(np.float32(self.momentum)))
         if meant >= 1:
-            kept = op.Identity(self.name)
-            return kept
+            return op.Identity(self.name)
         batch = op.Mul(self.made, 1 / (1 - self.momentum))
         if unbiased and self.is_variance:
             size = op.Cast(op.Div(op.Size(self.x), op.Size(self.name)), to=kind)
             batch = op.Mul(batch, op.Div(size, op.Max(op.Sub(size, 1.0), 1.0)))
-        moved = op.Add(op.Mul(self.name, meant), op.Mul(batch, 1 - meant))
-        return moved
+        return op.Add(op.Mul(self.name, meant), op.Mul(batch, 1 - meant))
 
 
 def holds_batch_norm(model: ModelProto) -> bool:

@@ -77,20 +77,17 @@ class Optimizer(ABC):
 
 def _decayed(op: FunctionEmitter, w: str, g: str, decay: float | str) -> str:
     """g + λ·w"""
-    added = op.Add(g, op.Mul(w, decay)) if decay else g
-    return added
+    return op.Add(g, op.Mul(w, decay)) if decay else g
 
 
 def _in_type_of(op: FunctionEmitter, number: str, w: str) -> str:
     """A scalar in the type of the weight."""
-    cast = op.Cast(number, to=op.type(w))
-    return cast
+    return op.Cast(number, to=op.type(w))
 
 
 def _power_left(op: FunctionEmitter, beta: float, t: str) -> str:
     """1 − βᵗ in double: in float32 half of the digits of 1 − 0.999 are lost."""
-    left = op.Sub(1.0, op.Pow(op.const(beta, like=t), t))
-    return left
+    return op.Sub(1.0, op.Pow(op.const(beta, like=t), t))
 
 
 @dataclass(frozen=True)

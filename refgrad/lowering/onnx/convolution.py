@@ -88,8 +88,7 @@ def _turned(op: Emitter, dY: str, W: str, shape: tuple[int, ...], windows: Symbo
     else:
         W = op.Transpose(op.Reshape(W, [group, M // group, C, *k]), perm=[0, 2, 1, *range(3, len(k) + 3)])
         W = op.Reshape(W, [group * C, M // group, *k])
-    dX = op.Conv(dY, W, group=group if group != 1 else None, dilations=windows.dilations, pads=pads)
-    return dX
+    return op.Conv(dY, W, group=group if group != 1 else None, dilations=windows.dilations, pads=pads)
 
 
 def _has_large_images(
