@@ -9,9 +9,9 @@
 An operator of a domain of your own needs no schema: the signature of its rule says that Square has an input x and an output
 y. Where there is one (`onnx.defs.register_schema`), the parameters are bound to its names.
 
-A rule gives the adjoints of inputs. What the graphs of a node capture, as those of If do, needs a structure, and structures are
-not registered from here: they read, split and sweep graphs with refgrad's own parts (`refgrad.reverse.bodies`), which change
-freely. Give the operator such a value as an input, or write it as a function of the model around If, Loop or Scan.
+A rule gives the adjoints of inputs. Values that the subgraphs of a node capture, as in If, need a structure. Structures are not
+registered from here: they read, split and sweep graphs with refgrad's own parts (`refgrad.reverse.bodies`), which change
+freely. Give the operator the captured value as an input, or write it as a function of the model around If, Loop or Scan.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 
 
 def kernel(*op_types: str, domain: str = "", **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as what computes an operator on refgrad's interpreter, in NumPy.
+    """Register the decorated function, which computes an operator in NumPy on refgrad's interpreter.
 
     Its positional parameters are the inputs (None where absent), its keyword-only ones the attributes. It returns an array,
-    or a tuple of them. The options are those of `refgrad.backends.numpy.registry.kernel`: `since`, `in_float32`, `fresh`,
-    `replace`.
+    or a tuple of them. The options go to `refgrad.backends.numpy.registry.kernel`: `since`, `in_float32`,
+    `fresh`, `replace`.
 
     :raises RuleError: an operator has a kernel already, and `replace` is not given.
     """

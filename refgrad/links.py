@@ -29,7 +29,7 @@ Folders = Iterable[str | os.PathLike[str]]
 
 @contextmanager
 def data_in(folders: Folders | None) -> Iterator[None]:
-    """Let links to external data lead into these folders, and into folders in them. Elsewhere such a link is refused.
+    """Let links to external data lead into these folders, and into folders in them. A link that leads elsewhere is refused.
 
     >>> with data_in(["/data/weights"]):  # doctest: +SKIP
     ...     gradient = refgrad.gradient("model.onnx")

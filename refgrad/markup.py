@@ -1,4 +1,4 @@
-"""Small tables in HTML for notebooks: names are text, nothing is loaded, and the colours are those of the page.
+"""Small tables in HTML for notebooks: names are text, nothing is loaded, and the colours come from the page.
 
 A table inherits its colours from the page. Dark and light themes both show it well.
 """

@@ -69,7 +69,7 @@ class Worker:
 
     :param seconds: how long one call may take, the start of the process included.
     :param memory: how many bytes the process may have, where the system can limit it (not on Windows); 0 for any number.
-    :param room: how many bytes it may have beside those of the libraries that the first call needs; 0 for any number.
+    :param room: how many bytes it may have in addition to the libraries that the first call needs; 0 for any number.
     """
 
     def __init__(self, seconds: float = SECONDS, memory: int = 0, room: int = 0) -> None:

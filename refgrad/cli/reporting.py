@@ -61,7 +61,7 @@ def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
 def wrong_forwards(cases: list[Case], plan: Plan, lanes: Lanes) -> dict[str, str]:
     """The operators whose independent forward computes another function, with the reason.
 
-    The oracles skip such a forward, so no verdict shows it.
+    The oracles skip these forwards, so no verdict reports them.
     """
     from refgrad.conformance.oracles import forwards
 

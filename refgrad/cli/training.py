@@ -316,7 +316,7 @@ def _part(validation: str | None) -> float | None:
 
 
 def _decays(given: list[str] | None) -> dict[str, float]:
-    """Numbers by pattern; that of all weights is without one."""
+    """Weight decays by pattern; the pattern "" stands for all weights."""
     found = {}
     for one in given or ():
         pattern, _, amount = one.rpartition("=")

@@ -27,7 +27,7 @@ def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
 
 
 def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> str:
-    """The adjoint of an operator that only moves elements: number those of x, move the numbers, add dY at its numbers."""
+    """The adjoint of an operator that only moves elements: number the elements of x, move the numbers, add dY there."""
     size = product(op, shape)
     numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     taken = op.Reshape(move(numbers), [-1])

@@ -11,8 +11,8 @@ from refgrad.reverse.emit import Emitter
 class Labels:
     """The tensors that the adjoint of a loss needs for each label, all (N, d...) or a scalar.
 
-    `classes` are the labels, 0 where they are ignored, `ignored` tells where (None: nowhere), `unit` is the cotangent of
-    an unweighted loss, `share` that of a weighted one: 0 where ignored.
+    `classes` are the labels, 0 where they are ignored, `ignored` tells where (None: nowhere). `unit` is the cotangent of
+    an unweighted loss, `share` the cotangent of a weighted loss: 0 where ignored.
     """
 
     classes: str

@@ -58,7 +58,7 @@ def by_statistics(
     """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`.
 
     With c = x − mean: dx = scale·r·(dy − c·r²·mean(dy·c) − mean(dy)), dscale = r·Σ dy·c, dB = Σ dy. No product leaves the
-    range of float32 where x̂ does not; that of float16 is too small for r² and for the sums.
+    range of float32 where x̂ does not; the range of float16 is too small for r² and for the sums.
     """
     along, over = list(axes), list(shared)
     centred = op.Sub(x, mean)
@@ -94,10 +94,10 @@ def _count(op: Emitter, x: str, axes: Sequence[int]) -> int:
 def by_rows(
     op: Emitter, dY: str, centred: str, X: str, Scale: str, r: str, *, has_mean: bool
 ) -> tuple[str, str] | None:
-    """dX and dScale of `by_normalized`, for x̂ = c·r along the last axis, whose size is known and that of Scale.
+    """dX and dScale of `by_normalized`, for x̂ = c·r along the last axis. Its size is known, and `Scale` has as many elements.
 
-    With s = Scale/n: dX = r·(dY·Scale − dY·s − c·r²·((dY·c)·s)), where a product with s, a column, is what the mean of g is;
-    dScale = rᵀ(dY·c). None where it is not of this form. `has_mean`: c is x − mean, else x.
+    With s = Scale/n: dX = r·(dY·Scale − dY·s − c·r²·((dY·c)·s)), where a product with s, a column, is the mean along the
+    axis of a product with Scale; dScale = rᵀ(dY·c). None where it is not of this form. `has_mean`: c is x − mean, else x.
     """
     shape, kind = op.shape(X), op.type(centred)
     size = shape[-1] if shape else None

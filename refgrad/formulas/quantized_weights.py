@@ -49,12 +49,12 @@ class BlockLayout:
 
     @property
     def blocks(self) -> int:
-        """Those of a row."""
+        """The number of blocks of a row."""
         return -(-self.K // self.block_size)
 
     @property
     def columns(self) -> int:
-        """Those of the stored matrix: K and what fills the last block up."""
+        """The number of columns of the stored matrix: K, rounded up to whole blocks."""
         return self.blocks * self.block_size
 
     @property
@@ -103,7 +103,7 @@ def planes(op: Op, packed: str, bits: int) -> list[str]:
 
 
 def to_planes(op: Op, rows: str, layout: BlockLayout) -> str:
-    """A matrix of K columns with those of the stored matrix, plane by plane."""
+    """A matrix of K columns, padded to the columns of the stored matrix and ordered plane by plane."""
     if layout.columns > layout.K:
         rows = op.Pad(rows, [0, 0, 0, layout.columns - layout.K])
     if layout.planes == 1:
@@ -212,7 +212,7 @@ class Coded:
 
     @property
     def blocks(self) -> int:
-        """Those of all rows; a block goes on in the next row."""
+        """The number of blocks of all rows together; a block goes on in the next row."""
         return -(-self.N * self.K // self.block_size)
 
     @property

@@ -144,9 +144,9 @@ def _around(op: Emitter, plan: _Sizes, shape: str, axis: int) -> tuple[str, str 
 
 
 def _weighed(op: Emitter, Y: str, W: str, outer: str, count: str, inner: str | None, forward: bool = False) -> str:
-    """Y·Wᵀ along an axis of `count` elements that lies between the axes `outer` and `inner`; the shape is not that of Y.
+    """Y·Wᵀ along an axis of `count` elements that lies between the axes `outer` and `inner`. In `forward` direction Y·W.
 
-    In `forward` direction Y·W.
+    The result is a matrix, or has three axes: `outer` and `inner` are each flattened into one axis.
     """
     one = op.const([1])
     rows = product(op, join(op, one, outer))
@@ -174,7 +174,7 @@ def _resized_behind(op: Emitter, X: str, plan: _Sizes, attributes: Mapping[str, 
 def _pairs(op: Emitter, X: str, Y: str, plan: _Sizes, shape: str, axis: int) -> str:
     """dW (elements of X, elements of Y) of one axis in double: the products of the two, summed over all other axes.
 
-    `shape` is that of Y.
+    `shape` is the shape of Y.
     """
     one = op.const([1])
     outer, inner = _around(op, plan, shape, axis)
@@ -332,7 +332,7 @@ def _moved(
     by_roi: bool,
     by_scales: bool,
 ) -> _Moves:
-    """The adjoints by the scale and the roi of one axis: those of the points and of the filter, by the chain rule."""
+    """The adjoints of the scale and the roi of one axis, from the adjoints of its points and its stretch, by the chain rule."""
     points = _points(op, plan, k, axis, attributes)
     d_scale = d_ends = None
     if by_scales:
@@ -394,7 +394,7 @@ def _points(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[st
 
 
 def _scale(op: Emitter, plan: _Sizes, k: int, size: str) -> str:
-    """The scale of one axis in double: given, or that of the sizes."""
+    """The scale of one axis in double: the given one, or the quotient of the sizes."""
     if plan.scales is not None:
         return _double(op, _element(op, plan.scales, k))
     if plan.ratio is not None:
@@ -414,8 +414,8 @@ def _slopes(
 ) -> tuple[str, str]:
     """The adjoints of the points and of the stretch, one for each element of Y, from dW.
 
-    `moves` and `grows` are the derivatives of the two by what changes: at a kink they choose the side. The elements of X that
-    a point reads are the rows, those of Y the columns. Where the weights are normalised, w = f/Σf and dw = df·(1 − Σw)/Σf.
+    `moves` and `grows` are the derivatives of the two by what changes: at a kink they choose the side. Rows are the elements
+    of X that a point reads, columns the elements of Y. Where the weights are normalised, w = f/Σf and dw = df·(1 − Σw)/Σf.
     """
     support = 1 if attributes["mode"] == "linear" else 2
     crops = points.by_ends is not None
@@ -459,7 +459,7 @@ def _slopes(
 
 
 def _filter(op: Emitter, distance: str, attributes: Mapping[str, Any], support: int) -> tuple[str, str]:
-    """The weights at a distance from the point, and the derivatives of these; those of Keys (1981) in mode "cubic"."""
+    """The weights at a distance from the point, and their derivatives. Mode "cubic" has the weights of Keys (1981)."""
     if support == 1:
         return op.Max(op.Sub(1, distance), 0), op.const(np.array(-1.0))
     a = attributes["cubic_coeff_a"]
@@ -492,7 +492,7 @@ def _double(op: Emitter, value: str) -> str:
 
 
 def _collected(op: Emitter, plan: _Sizes, moves: Sequence[_Moves]) -> tuple[str | None, str | None]:
-    """The adjoints of the roi and of the scales, from those of each axis."""
+    """The adjoints of the roi and of the scales, from the adjoints for each axis in `moves`."""
     parts = [
         [move.ends[0] for move in moves if move.ends is not None],
         [move.ends[1] for move in moves if move.ends is not None],

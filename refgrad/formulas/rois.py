@@ -33,10 +33,10 @@ class Taps:
 
 @dataclass(frozen=True)
 class Samples:
-    """n samples in each bin along one axis; the first n of their taps are the pixels before them, the others those after.
+    """n samples in each bin along one axis. The first n of their taps are the pixels before them, the others the pixels after.
 
     A sample lies at start + size·`unit`/O, `unit` (R, O, n). `slope` (R, O, n) is the derivative of the weight of the pixel
-    after it, less that of the one before.
+    after the sample by the sample's position; for the pixel before it, the derivative is −`slope`.
     """
 
     taps: Taps
@@ -44,7 +44,7 @@ class Samples:
     slope: str
 
     def adjoint(self, op: Emitter, d_weight: str) -> tuple[str, str]:
-        """The adjoints of start and size (R, 1), for those of the weights."""
+        """The adjoints of start and size (R, 1), from the adjoints of the weights."""
         count = op.Shape(self.slope, start=2)
         before, after = op.Slice(d_weight, [0], count, [2]), op.Slice(d_weight, count, [END], [2])
         d_place = op.Mul(self.slope, op.Sub(after, before))
@@ -58,8 +58,8 @@ def make_samples(
 ) -> Samples:
     """RoiAlign's samples along an axis of `length` pixels in regions from `start` on of `size` (R, 1), in pixels.
 
-    There are `sampling_ratio` in a bin, or, where that is 0, as many as its size rounded up: then T is that of the largest
-    bin. A sample that lies more than a pixel outside has no weight, others outside are moved to the border.
+    There are `sampling_ratio` in a bin, or, where that is 0, as many as its size rounded up: then n is the number in the
+    largest bin. A sample that lies more than a pixel outside has no weight, others outside are moved to the border.
     """
     first, extent = op.Unsqueeze(start, [2]), op.Div(op.Unsqueeze(size, [2]), bins)
     number = _numbers(op, bins, like=start)
@@ -121,7 +121,7 @@ def _order(op: Emitter, count: str) -> str:
 
 
 def make_pixels(op: Emitter, start: str, size: str, length: str, bins: int) -> Taps:
-    """MaxRoiPool's pixels along an axis: those of start + ⌊o·size/O⌋ to start + ⌈(o + 1)·size/O⌉ − 1 that are inside."""
+    """MaxRoiPool's pixels along an axis: from start + ⌊o·size/O⌋ to start + ⌈(o + 1)·size/O⌉ − 1, as far as they are inside."""
     first, extent = op.Unsqueeze(start, [2]), op.Div(op.Unsqueeze(size, [2]), bins)
     number = _numbers(op, bins, like=start)
     length = op.Cast(length, to=op.type(start))

@@ -104,7 +104,7 @@ def spatial(op: Emitter, value: str) -> Ints | None:
 
 
 def lay(op: Emitter, dY: str, W: str, X: str, windows: SymbolicWindows, group: int = 1) -> str:
-    """Every window's element of `dY` times the kernel `W`, added where the window lies in `X`; spatial axes as those of `X`."""
+    """Every window's element of `dY` times the kernel `W`, added where the window lies, in the spatial sizes of `X`."""
     rest, pads = windows.rest, windows.pads
     extra = [s - 1 for s in windows.strides]
     if rest is not None:

@@ -23,7 +23,7 @@ Key = tuple[str, str]  # the domain and the name of a function
 
 
 class Functions:
-    """Functions by domain and name: those of a model, and those that its gradient has more.
+    """Functions by domain and name: the functions of a model, and the functions that its gradient adds.
 
     A model and the bodies within it share them. What is derived from a function is kept in `derived`: it is made once.
     """
@@ -172,7 +172,7 @@ def _variant(function: FunctionProto, bound: Mapping[str, AttributeProto], given
 
 @cache
 def _operator_domains(count: int) -> frozenset[str]:
-    """The domains of operators, of which `count` have rules: those of other packages come later."""
+    """The domains of all known operators. The key is `count`, how many have rules: other packages register theirs later."""
     return frozenset(("ai.onnx", *(schema.domain for schema in schemas()), *(domain for domain, _ in RULES)))
 
 

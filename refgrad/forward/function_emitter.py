@@ -120,7 +120,7 @@ class FunctionEmitter(Operators):
         return None if value is None else self.arrays.get(value)
 
     def reduce(self, op_type: str, data: str, axes: Sequence[int]) -> str:
-        """A reduction that keeps its axes, which are an attribute before opset 18; those of ReduceSum before opset 13."""
+        """A reduction that keeps its axes, which are an attribute before opset 18, and for ReduceSum before opset 13."""
         if self.opset >= (13 if op_type == "ReduceSum" else 18):
             return str(self.emit(op_type, "", (data, axes), 1, {}))
         return str(self.emit(op_type, "", (data,), 1, {"axes": axes}))

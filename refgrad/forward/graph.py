@@ -294,7 +294,7 @@ def _known(
 
 
 def _mend(attention: Node, shapes: dict[str, Shape]) -> None:
-    """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known."""
+    """Drop two inferences of onnx: a scalar for the scores of inputs of unknown rank, 0 channels where V's are unknown."""
     names, v = attention.outputs, shapes.get(attention.inputs[2])
     y = shapes.get(names[0])
     if y and y[-1] == 0 and (v is None or v[-1] != 0):

@@ -85,7 +85,7 @@ def _take(graph: GraphProto, inferred: GraphProto, mended: dict[str, Mended]) ->
 
 
 def _agree(declared: Shape, found: Shape) -> bool:
-    """True if two shapes may be those of one tensor."""
+    """True if one tensor may have both shapes."""
     if len(declared) != len(found):
         return False
     return all(a == b for a, b in zip(declared, found, strict=True) if isinstance(a, int) and isinstance(b, int))
@@ -245,7 +245,7 @@ def _infer_through_bodies(model: ModelProto, shaped: bool, trusting: bool) -> Gr
 
 
 def ranks(graph: GraphProto) -> dict[str, Type]:
-    """The element types and ranks that a graph declares, and those of its initializers."""
+    """The element types and ranks of the values that a graph declares, and of its initializers."""
     found: dict[str, Type] = {tensor.name: (tensor.data_type, len(tensor.dims)) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind, shape = type_of(value)

@@ -132,7 +132,7 @@ def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
 def declare_shapes(outputs: Mapping[str, ValueInfoProto], inferred: Mapping[str, ValueInfoProto]) -> None:
     """Give outputs that declare no shape the one that was inferred, in place.
 
-    :raises InvalidModelError: onnx infers no shape of such an output.
+    :raises InvalidModelError: onnx infers no shape of an output that declares none.
     """
     for name, value in outputs.items():
         if not lacks_shape(value):

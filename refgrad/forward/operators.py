@@ -72,9 +72,9 @@ class Operators:
 
 
 def _bounds(op_type: str, opset: int) -> _Bounds:
-    """How many inputs an operator has in that version, how many outputs at most, and its attributes, also those of floats.
+    """The least and the largest number of inputs of an operator in that version, its largest number of outputs, its attributes.
 
-    None where it is newer.
+    The last entry has the attributes that hold floats. If the operator is newer, all is 0 or empty.
     """
     try:
         schema = onnx.defs.get_schema(op_type, opset)

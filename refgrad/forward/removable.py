@@ -4,7 +4,7 @@ Exporters write two smooth functions with quotients that are not smooth. A cotan
 
 - atan2(a, b) as Atan(Div(a, b)) and corrections that are constant. At b = 0 the quotient is infinite and its derivatives are
   lost. It becomes atan(b/a) and a quarter turn where |a| > |b|: then no quotient is larger than 1.
-- sinc as Where(Equal(x, 0), 1, Div(Sin(u), u)), where u is x or a multiple of it. At 0 the derivatives are those of the
+- sinc as Where(Equal(x, 0), 1, Div(Sin(u), u)), where u is x or a multiple of it. At 0 it has the derivatives of the
   constant. It becomes a polynomial in u² for |u| ≤ 1.
 """
 
@@ -35,7 +35,7 @@ class _Rewriting:
         self._taken = taken
 
     def graph(self, graph: GraphProto, constants: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]) -> None:
-        """Write the quotients of a graph anew, and those of its subgraphs.
+        """Rewrite the quotients of a graph and of its subgraphs.
 
         :param constants: and `makers`: what is known outside, by name.
         """

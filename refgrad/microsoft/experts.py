@@ -438,7 +438,7 @@ def qmoe(
     use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
 ) -> str:
-    """MoE with the weights (weights − zero_points)·scales; with router_weights, those of the chosen experts are the weights"""
+    """MoE with the weights (weights − zero_points)·scales; router_weights, if given, weigh the chosen experts"""
     if quant_type != "int":
         raise UnsupportedFormError(f"quant_type={quant_type!r} is not covered; quantize to integers, quant_type='int'")
     of_floats = (

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -79,14 +81,59 @@ def group_query_attention(
     A query that is padding has a result of 0, as have the rows of the cache that hold no token. In a cache of 4 bits, a
     number outside of its range has the gradient 0, whatever the option `quantization` is.
     """
-    check_flags(
-        causal=causal,
-        do_rotary=do_rotary,
-        rotary_interleaved=rotary_interleaved,
-        sliding_window_cache=sliding_window_cache,
-    )
+    check_flags(causal=causal, do_rotary=do_rotary)
+    check_flags(rotary_interleaved=rotary_interleaved, sliding_window_cache=sliding_window_cache)
     check_pairs(past_key=past_key, past_value=past_value)
     check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
+    _check_attributes(past_key, causal, k_quant_type, local_window_size, qk_output, sliding_window_cache, v_quant_type)
+    q, k, v = split(op, query, key, value, num_heads, kv_num_heads)
+    declared = _check_grouped(op, query, key, value, num_heads, kv_num_heads)
+    declared.check_pasts(op, past_key, past_value, 2 if k_quant_type != "NONE" and kv_cache_bit_width == 4 else 1)
+    every = one_number(op, "total_sequence_length", total_sequence_length)
+    declared.check(op, every, attention_bias, head_sink, seqlens_k)
+    if do_rotary:
+        _check_caches(op, cos_cache, sin_cache, query, num_heads if key is not None else num_heads + 2 * kv_num_heads)
+    window = local_window_size if sliding_window_cache else None
+    _check_window(op, past_key, window)
+    _check_samples(op, query, past_key, total_sequence_length, query_seqlens)
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q = normalized(op, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
+        k = normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
+
+    samples = _samples(op, query, k, seqlens_k, total_sequence_length, query_seqlens)
+    if do_rotary:
+        at = _positions(op, samples, position_ids, query_seqlens)
+        q, k = (rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+    if past_key is None or past_value is None:
+        context = _new_context(op, samples, k, v, k_quant_type)
+    else:
+        layout = _layout(op, samples, past_key, window)
+        parts = ((k, past_key, k_scale), (v, past_value, v_scale))
+        context = _cached_context(op, samples, layout, parts, k_quant_type, kv_cache_bit_width, query)
+        if window is not None and attention_bias is not None:
+            attention_bias = _columns(op, attention_bias, context.places, samples.total)
+
+    seen = _seen(op, samples, context.places, causal, local_window_size)
+    sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax == 1 else None
+    sink = sink if head_sink is None else head_sink
+    heads, keys, values = op.Transpose(q, perm=[0, 2, 1, 3]), context.keys, context.values
+    shown, real = op.Unsqueeze(seen, [1]), op.Unsqueeze(samples.real, [1])
+    attended = attend(
+        op, heads, keys, values, shown, real, kv_num_heads, num_heads, scale, softcap, attention_bias, sink
+    )
+    return _outputs(op, attended, context.presents, query, past_key, seen, samples.real, qk_output)
+
+
+def _check_attributes(
+    past_key: str | None,
+    causal: int,
+    k_quant_type: str,
+    local_window_size: int,
+    qk_output: int,
+    sliding_window_cache: int,
+    v_quant_type: str,
+) -> None:
+    """Refuse attributes of GroupQueryAttention that do not fit each other."""
     if qk_output not in (0, 1, 2):
         raise UnsupportedFormError(f"qk_output is {qk_output}; there are 0, 1 and 2")
     if local_window_size == 0:
@@ -97,105 +144,152 @@ def group_query_attention(
         raise UnsupportedFormError(f"k_quant_type is {k_quant_type} and v_quant_type {v_quant_type}; they are the same")
     if sliding_window_cache and (past_key is None or qk_output or not causal):
         raise UnsupportedFormError("sliding_window_cache=1 needs past_key, past_value, causal=1 and qk_output=0")
-    q, k, v = split(op, query, key, value, num_heads, kv_num_heads)
-    asked = _check_grouped(op, query, key, value, num_heads, kv_num_heads)
-    asked.check_pasts(op, past_key, past_value, 2 if k_quant_type != "NONE" and kv_cache_bit_width == 4 else 1)
-    asked.check(
-        op,
-        one_number(op, "total_sequence_length", total_sequence_length),
-        attention_bias,
-        head_sink,
-        seqlens_k,
-    )
-    if do_rotary:
-        _check_caches(op, cos_cache, sin_cache, query, num_heads if key is not None else num_heads + 2 * kv_num_heads)
-    if sliding_window_cache:
-        _check_window(op, past_key, local_window_size)
-    if query_seqlens is None:
-        _check_samples(op, query, past_key, total_sequence_length)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q = normalized(op, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
-        k = normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
 
+
+class _Samples(NamedTuple):
+    """The tokens of the samples. A number for each sample has the shape (B, 1), a number for all samples (1)."""
+
+    length: str  # (1): the queries, with padding
+    new: str  # (1): the new keys, with padding
+    total: str  # (1): the tokens of the longest sample
+    tokens: str  # (B, 1): the tokens of each sample, with the new ones
+    counts: str  # (B, 1): the queries of each sample
+    steps: str  # (S): 0, 1, ... for the queries
+    places: str  # (B, S): the queries among the tokens of their sample
+    real: str  # (B, S): True if the query is not padding
+
+
+def _samples(
+    op: FunctionEmitter,
+    query: str,
+    k: str,
+    seqlens_k: str,
+    total_sequence_length: str,
+    query_seqlens: str | None,
+) -> _Samples:
+    """The tokens of the samples. Without `query_seqlens` a sample has `length` queries, or all its tokens if they are fewer."""
     length, new, total = op.Shape(query, start=1, end=2), op.Shape(k, start=1, end=2), int64(op, total_sequence_length)
-    tokens = op.Add(column(op, seqlens_k, query), 1)  # (B, 1): of each sample, with the new ones
-    count = op.Min(tokens, length) if query_seqlens is None else column(op, query_seqlens, query)
-    before = op.Sub(tokens, count)
+    tokens = op.Add(column(op, seqlens_k, query), 1)
+    counts = op.Min(tokens, length) if query_seqlens is None else column(op, query_seqlens, query)
+    before = op.Sub(tokens, counts)
     steps = op.up_to(length)
-    places = op.Add(before, steps)  # (B, S): of the queries
-    real = op.Less(steps, count)
-    if do_rotary:
-        at = places
-        if position_ids is not None:
-            at = position_ids
-            if query_seqlens is None:  # of a first prompt only one number counts
-                start = op.Slice(position_ids, [0, 0], [1, 1], [0, 1])
-                at = op.Where(op.Equal(total, length), op.Add(start, steps), position_ids)
-        at = op.Where(real, at, 0)
-        q, k = (rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+    places = op.Add(before, steps)
+    return _Samples(length, new, total, tokens, counts, steps, places, op.Less(steps, counts))
 
-    if past_key is None or past_value is None:
-        if k_quant_type != "NONE" or v_quant_type != "NONE":
-            raise UnsupportedFormError("a quantised cache needs past_key and past_value, which say its type")
-        keys, values = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
-        key_places = op.Unsqueeze(op.up_to(new), [0])
-        written = op.Unsqueeze(op.Less(key_places, tokens), [1, 3])
-        presents = [op.Where(written, x, 0) for x in (keys, values)]
-    else:
-        capacity = op.Shape(past_key, start=2, end=3)
-        appended = op.Sub(
-            tokens, op.Min(count, new)
-        )  # a cache that is shared with another layer has the new ones already
-        if sliding_window_cache:
-            window = _Window(op, capacity, local_window_size)
-            held = window.held(op, appended)
-            first, kept = op.Sub(appended, held), window.held(op, tokens)
-            staged = op.Min(total, op.Add(capacity, new))
-            stored, shift = capacity, op.Sub(op.Sub(tokens, kept), first)
-        else:
-            held, first, kept, staged = appended, None, tokens, total
-            stored, shift = op.Max(total, capacity), None
-        key_places = op.Unsqueeze(op.up_to(staged), [0])
-        read, presents = [], []
-        for x, past, number, kind in ((k, past_key, k_scale, k_quant_type), (v, past_value, v_scale, v_quant_type)):
-            cache = Cache(op, kind, kv_cache_bit_width, number, past)
-            earlier = cache.unpacked(op, op.Transpose(past, perm=[0, 2, 1, 3]))
-            rows = op.Concat(earlier, cache.written(op, x, past), axis=1)
-            if shift is None:
-                every = cache.gathered(op, rows, capacity, held, op.up_to(stored), kept)
-                part = op.Slice(every, [0], staged, [1])
-            else:
-                every = cache.gathered(op, rows, capacity, held, op.Add(shift, op.up_to(stored)), op.Add(shift, kept))
-                part = cache.gathered(op, rows, capacity, held, op.up_to(staged), op.Sub(tokens, first))
-            presents.append(op.Transpose(cache.packed(op, every), perm=[0, 2, 1, 3]))
-            read.append(op.Transpose(cache.read(op, part, query), perm=[0, 2, 1, 3]))
-        keys, values = read
-        if first is not None:
-            key_places = op.Add(key_places, first)
-            if attention_bias is not None:
-                attention_bias = _columns(op, attention_bias, key_places, total)
 
-    own, theirs = op.Unsqueeze(places, [2]), op.Unsqueeze(key_places, [1])
-    seen = op.LessOrEqual(theirs, own) if causal else op.Less(theirs, op.Unsqueeze(tokens, [2]))
+def _positions(op: FunctionEmitter, samples: _Samples, position_ids: str | None, query_seqlens: str | None) -> str:
+    """The positions (B, S) of the queries for the rotation, 0 for padding."""
+    at = samples.places
+    if position_ids is not None:
+        at = position_ids
+        if query_seqlens is None:  # of a first prompt only one number counts
+            start = op.Slice(position_ids, [0, 0], [1, 1], [0, 1])
+            at = op.Where(op.Equal(samples.total, samples.length), op.Add(start, samples.steps), position_ids)
+    return op.Where(samples.real, at, 0)
+
+
+class _Context(NamedTuple):
+    """The keys and the values (B, K, T, H) that the queries attend to, their places (1 or B, T), and the presents."""
+
+    keys: str
+    values: str
+    places: str
+    presents: tuple[str, str]
+
+
+def _new_context(op: FunctionEmitter, samples: _Samples, k: str, v: str, k_quant_type: str) -> _Context:
+    """The new keys and values (B, T, K, H), where there is no past."""
+    if k_quant_type != "NONE":
+        raise UnsupportedFormError("a quantised cache needs past_key and past_value, which say its type")
+    keys, values = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
+    places = op.Unsqueeze(op.up_to(samples.new), [0])
+    written = op.Unsqueeze(op.Less(places, samples.tokens), [1, 3])
+    return _Context(keys, values, places, (op.Where(written, keys, 0), op.Where(written, values, 0)))
+
+
+class _Layout(NamedTuple):
+    """The rows of a cache and the tokens in them: of the past, of what the queries attend to (staged), and of the present."""
+
+    capacity: str  # (1): the rows of the past
+    held: str  # (B, 1): the tokens in the past
+    staged: str  # (1): the rows that the queries attend to
+    stored: str  # (1): the rows of the present
+    kept: str  # (B, 1): the tokens in the present
+    first: str | None = None  # (B, 1): the place of the first token in a past that is a window
+    shift: str | None = None  # (B, 1): the tokens that the window drops
+
+
+def _layout(op: FunctionEmitter, samples: _Samples, past: str, window: int | None) -> _Layout:
+    """The layout of a cache of all tokens, or of the last ones, at least `window` of them."""
+    new, total, tokens = samples.new, samples.total, samples.tokens
+    capacity = op.Shape(past, start=2, end=3)
+    # a cache that is shared with another layer has the new ones already
+    appended = op.Sub(tokens, op.Min(samples.counts, new))
+    if window is None:
+        return _Layout(capacity, held=appended, staged=total, stored=op.Max(total, capacity), kept=tokens)
+    cache = _Window(op, capacity, window)
+    held = cache.held(op, appended)
+    first, kept = op.Sub(appended, held), cache.held(op, tokens)
+    staged = op.Min(total, op.Add(capacity, new))
+    shift = op.Sub(op.Sub(tokens, kept), first)
+    return _Layout(capacity, held, staged, stored=capacity, kept=kept, first=first, shift=shift)
+
+
+def _cached_context(
+    op: FunctionEmitter,
+    samples: _Samples,
+    layout: _Layout,
+    parts: Iterable[tuple[str, str, str | None]],
+    kind: str,
+    bits: int,
+    query: str,
+) -> _Context:
+    """The keys and values after a past. `parts` has for each of both the new ones (B, S, K, H), the past and its scale."""
+    places = op.Unsqueeze(op.up_to(layout.staged), [0])
+    read, presents = [], []
+    for x, past, scale in parts:
+        cache = Cache(op, kind, bits, scale, past)
+        earlier = cache.unpacked(op, op.Transpose(past, perm=[0, 2, 1, 3]))
+        rows = op.Concat(earlier, cache.written(op, x, past), axis=1)
+        stored, staged = _gathered(op, cache, rows, layout, samples.tokens)
+        presents.append(op.Transpose(cache.packed(op, stored), perm=[0, 2, 1, 3]))
+        read.append(op.Transpose(cache.read(op, staged, query), perm=[0, 2, 1, 3]))
+    if layout.first is not None:
+        places = op.Add(places, layout.first)
+    return _Context(read[0], read[1], places, (presents[0], presents[1]))
+
+
+def _gathered(op: FunctionEmitter, cache: Cache, rows: str, layout: _Layout, tokens: str) -> tuple[str, str]:
+    """The rows of the present, and the rows that the queries attend to. `rows` are the past and then the new ones."""
+    capacity, held, staged, stored, kept, first, shift = layout
+    if first is None or shift is None:
+        every = cache.gathered(op, rows, capacity, held, op.up_to(stored), kept)
+        return every, op.Slice(every, [0], staged, [1])
+    every = cache.gathered(op, rows, capacity, held, op.Add(shift, op.up_to(stored)), op.Add(shift, kept))
+    return every, cache.gathered(op, rows, capacity, held, op.up_to(staged), op.Sub(tokens, first))
+
+
+def _seen(op: FunctionEmitter, samples: _Samples, key_places: str, causal: int, local_window_size: int) -> str:
+    """True if the query sees the key, (B, S, T)."""
+    own, theirs = op.Unsqueeze(samples.places, [2]), op.Unsqueeze(key_places, [1])
+    seen = op.LessOrEqual(theirs, own) if causal else op.Less(theirs, op.Unsqueeze(samples.tokens, [2]))
     if local_window_size > 0:
         seen = op.And(seen, op.Greater(theirs, op.Sub(own, local_window_size)))
-    sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax == 1 else None
-    sink = sink if head_sink is None else head_sink
-    heads = op.Transpose(q, perm=[0, 2, 1, 3])
-    y, scores, shares = attend(
-        op,
-        heads,
-        keys,
-        values,
-        op.Unsqueeze(seen, [1]),
-        op.Unsqueeze(real, [1]),
-        kv_num_heads,
-        num_heads,
-        scale,
-        softcap,
-        attention_bias,
-        sink,
-    )
+    return seen
+
+
+def _outputs(
+    op: FunctionEmitter,
+    attended: tuple[str, str, str],
+    presents: Iterable[str],
+    query: str,
+    past_key: str | None,
+    seen: str,
+    real: str,
+    qk_output: int,
+) -> tuple[str | None, ...]:
+    """The outputs in the types of the inputs. output_qk has the scores or the shares, 0 if a query does not see a key."""
+    y, scores, shares = attended
     y = op.CastLike(y, query)
     presents = [op.CastLike(x, query if past_key is None else past_key) for x in presents]
     if not qk_output:
@@ -283,18 +377,22 @@ def _check_caches(
         )
 
 
-def _check_window(op: FunctionEmitter, past_key: str | None, local_window_size: int) -> None:
+def _check_window(op: FunctionEmitter, past_key: str | None, window: int | None) -> None:
     """Refuse a cache of a window that cannot hold the window."""
     capacity = sizes(op, past_key, 4)[2]
-    if local_window_size < 1 or (capacity is not None and capacity < local_window_size):
+    if window is not None and (window < 1 or (capacity is not None and capacity < window)):
         most = "" if capacity is None else f" to {capacity}, the rows of past_key"
         raise UnsupportedFormError(
-            f"local_window_size is {local_window_size}; with sliding_window_cache=1 it is from 1{most or ' on'}"
+            f"local_window_size is {window}; with sliding_window_cache=1 it is from 1{most or ' on'}"
         )
 
 
-def _check_samples(op: FunctionEmitter, query: str, past_key: str | None, total_sequence_length: str) -> None:
+def _check_samples(
+    op: FunctionEmitter, query: str, past_key: str | None, total_sequence_length: str, query_seqlens: str | None
+) -> None:
     """Refuse several samples that bring several queries to a past: only query_seqlens says how long each is."""
+    if query_seqlens is not None:
+        return
     batch, length, _ = sizes(op, query, 3)
     every = one_number(op, "total_sequence_length", total_sequence_length)
     if past_key is None or batch in (None, 1) or length is None or length < 2 or every in (None, length):

@@ -53,7 +53,7 @@ _INDICES = ("tensor(int32)", "tensor(int64)")
 
 @operator("GatherND", "output", types={"data": _ANY, "indices": _INDICES, "output": "data"})
 def gather_nd(op: FunctionEmitter, data: str, indices: str) -> str:
-    """What data has at the places that the last axis of indices names"""
+    """The elements or slices of data at the places that the last axis of indices names"""
     return op.GatherND(data, op.Cast(indices, to=TensorProto.INT64))
 
 

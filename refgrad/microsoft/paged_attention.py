@@ -268,7 +268,7 @@ def dynamic_sparse_attention(
     selected_kv_source: str = "main",
     smooth_softmax: int = 0,
 ) -> tuple[str | None, ...]:
-    """softmax(scale·Q·Kᵀ)·V over the keys that each query has selected, and with them those of a window
+    """softmax(scale·Q·Kᵀ)·V over the keys that each query has selected and the keys of its window, if it has one
 
     A query that sees no key has a result of 0, as have the rows of the cache that hold no token.
     """
@@ -393,7 +393,7 @@ def sparse_paged_attention(
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> tuple[str, str, str]:
-    """softmax(scale·Q·Kᵀ)·V over the keys that each token has selected, and with them those of a window, in pages
+    """softmax(scale·Q·Kᵀ)·V over the keys that each token has selected and the keys of its window, if it has one, in pages
 
     A token that sees no key has a result of 0. attention_metadata only helps to plan.
     """

@@ -63,7 +63,7 @@ def refuse_absurd_attributes_of(node: NodeProto, passed: Mapping[str, tuple[int,
     """Refuse a node as `refuse_absurd_attributes` does.
 
     :param passed: if the node is a call, the bounds of the attributes that it passes on to operators.
-    :raises InvalidModelError: it has such an attribute.
+    :raises InvalidModelError: `refuse_absurd_attributes` refuses an attribute of the node.
     """
     for attribute in node.attribute:
         bounds = _bounds(node, attribute.name)

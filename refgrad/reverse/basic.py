@@ -149,9 +149,9 @@ class BasicEmitter(Operators):
     ) -> tuple[str, ...]:
         """Let the forward node return more: it becomes `op_type` of com.microsoft if one of the results is used.
 
-        :param more: what the outputs are called that `op_type` has after all those of the forward operator. Their element
-            type is taken to be that of the first input.
-        :param attributes: those of `op_type`, where they are not those that the forward node has.
+        :param more: the names of the outputs that `op_type` has after all outputs of the forward operator. They are taken to
+            have the element type of the first input.
+        :param attributes: the attributes of `op_type`, if they are not the attributes of the forward node.
         """
         node = self._forward
         if node is None:
@@ -225,7 +225,7 @@ class BasicEmitter(Operators):
         self.values.shapes[value] = shape
 
     def describe(self, value: str, like: str) -> None:
-        """Record that `value` has the type and shape of `like`: an adjoint has those of its primal."""
+        """Record that `value` has the type and shape of `like`: an adjoint has the type and shape of its primal."""
         self.values.record_like(value, like)
 
     def declare(self, value: str, like: str) -> str:

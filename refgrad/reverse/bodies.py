@@ -72,7 +72,7 @@ class Body:
     ) -> Body:
         """The body of a function: it captures nothing, and its names are its own.
 
-        :param known: those of its inputs that are given the same array whenever it is called.
+        :param known: the arrays of the inputs that get the same array in every call.
         """
         proto = GraphProto(name=function.name, node=function.node)
         proto.input.extend(ValueInfoProto(name=name) for name in function.input)
@@ -95,7 +95,7 @@ class Body:
     def swept(self, op: Emitter, path: Path, taken: set[str] | None = None) -> Swept:
         """The sweep over `path` that emits beside `op`: its seeds are still to be given.
 
-        :param taken: the names that it cannot take, where they are not those of the model: of a function.
+        :param taken: the names that it cannot take, in a function; by default the names of the model.
         """
         names = op.emission.taken if taken is None else taken
         names.update(self.outputs)  # some got a name when the body was read
@@ -129,7 +129,7 @@ def _with_named_outputs(proto: GraphProto, taken: set[str]) -> GraphProto:
 def _as_model(
     outer: Graph, proto: GraphProto, inputs: Sequence[ValueInfoProto], known: Mapping[str, np.ndarray]
 ) -> ModelProto:
-    """The body as a model of its own; those of its inputs that are known are constants of it."""
+    """The body as a model of its own; the inputs in `known` become its constants."""
     model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
     model.graph.CopyFrom(proto)
     model.graph.name = proto.name or "body"
@@ -309,7 +309,7 @@ class Swept:
 
 
 def known_integers(outer: Graph, values: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Those of `values`, outer ones by their names in a body, that are constant integers: inference needs shapes and axes."""
+    """The constant integers and bools among the outer `values`, by their names in a body: inference needs shapes and axes."""
     known = {name: outer.constant(value) for name, value in values.items()}
     return {name: array for name, array in known.items() if array is not None and array.dtype.kind in "iub"}
 

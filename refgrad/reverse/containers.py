@@ -17,7 +17,7 @@ def sequence_type(kind: int) -> TypeProto:
 
 
 def full_like(op: BasicEmitter, value: str, number: float) -> str:
-    """`number` wherever the adjoint of `value` has an element; that of an empty optional has none."""
+    """`number` wherever the adjoint of `value` has an element; the adjoint of an empty optional has no elements."""
     kind = op.values.containers.get(value)
     if kind is None:
         filled, shape = op.full(op.shape_of(value), number, like=value), op.shape(value)

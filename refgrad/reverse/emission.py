@@ -147,7 +147,7 @@ class Emission:
         return tuple(names)
 
     def _kind_beside(self, op_type: str, inputs: Sequence[Argument]) -> int:
-        """The type of a Python number: that of the last operand which is no condition.
+        """The type of a Python number: the type of the last operand that is a value and not a bool.
 
         The numbers of a Where of two numbers have the type of the forward node's float inputs, if all have the same.
         """
@@ -180,8 +180,8 @@ class Emission:
     def written(self, value: float | Sequence[int] | np.ndarray | np.generic) -> str:
         """The constant of a rule's literal that has a type of its own: an array, a NumPy scalar, a bool or integers (int64).
 
-        :raises RuleError: it is a Python float, or a list with floats: their type is that of another value. Or a list has
-            names of values.
+        :raises RuleError: it is a Python float, or a list with floats: they take their type from another value. Or a list
+            has names of values.
         """
         if isinstance(value, _ARRAYS):
             return self.constant(np.asarray(value))

@@ -37,9 +37,9 @@ class Emitter(BasicEmitter):
         return name
 
     def length(self, row: str) -> str:
-        """How many numbers `row` has, which has one axis, as a scalar.
+        """The number of elements of `row`, which has one axis, as a scalar.
 
-        That of a shape is not its Size: ONNX Runtime infers the product of the numbers for it (a finding).
+        Size would be wrong for a row that is a shape: ONNX Runtime infers the product of the numbers for it (a finding).
         """
         name: str = self.Squeeze(self.Shape(row), [0])
         return name
@@ -85,11 +85,11 @@ class Emitter(BasicEmitter):
         return self.full_like(value, 0.0)
 
     def full_like(self, value: str, number: float) -> str:
-        """`number` wherever the adjoint of `value` has an element; that of an empty optional has none."""
+        """`number` wherever the adjoint of `value` has an element; the adjoint of an empty optional has no elements."""
         return containers.full_like(self, value, number)
 
     def sum(self, parts: Sequence[str], like: str) -> str:
-        """The sum of adjoints of `like`; that of sequences goes element by element.
+        """The sum of adjoints of `like`; sequences are added element by element.
 
         Of two it is an Add, which ONNX Runtime computes with all threads; its builder writes a Sum.
         """

@@ -92,7 +92,7 @@ def gradient(
     :param model: a model, or the path of one.
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
         depends on. A name with *, ? or [ that the model does not have is a pattern ("head.*", as in fnmatch), and stands for
-        those of the default that it matches. `refgrad.weights(model).trainable` are the parameters alone.
+        the names of the default that match it. `refgrad.weights(model).trainable` are the parameters alone.
     :param outputs: the float outputs to differentiate; by default every float output.
     :param dialect: "onnx" emits ai.onnx operators only. "ort" emits what ONNX Runtime's own builder does: its training
         operators wherever their kernels are right, and its names. There the adjoint of every tensor on the way is
@@ -356,7 +356,7 @@ def preflight(
 ) -> Report:
     """Every operator that the derivative meets: it has a rule, its derivative is zero, or it is refused with a reason.
 
-    The arguments are those of `gradient`. No graph is built.
+    The arguments have the meaning that they have in `gradient`. No graph is built.
 
     :param max_memory: and `max_seconds`, `data_folders`: as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.

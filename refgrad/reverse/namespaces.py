@@ -20,7 +20,7 @@ class Namespaces:
     """The groups of the nodes of a model, as entries of the metadata of nodes."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        """:param nodes: those of the model."""
+        """:param nodes: the nodes of the model."""
         self._groups: dict[str, str] = {}
         self._given: set[str] = set()  # the nodes that say their group themselves
         self._entries: dict[tuple[str, str], Entries] = {}

@@ -27,8 +27,8 @@ _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element type
 class Path:
     """The nodes that the reverse sweep visits.
 
-    `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` those
-    of them that an output depends on, `passages` the ways through nodes with graphs of their own, by name. `blocked` are the
+    `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` the
+    ones that an output depends on, `passages` the ways through nodes with graphs of their own, by name. `blocked` are the
     active nodes that have no derivative, `refusals` why not where it is not the operator alone that tells, `found` the nodes
     by operator and verdict. With a `quantization` other than "zero" what QuantizeLinear makes varies too, and whatever moves
     its elements: `adjoint_types` has these values, and the types of their adjoints. So does the text or the bits of a float,
@@ -167,7 +167,7 @@ class Structures:
     """
 
     def __init__(self, graph: Graph, quantization: str = "zero", model: Structures | None = None) -> None:
-        """:param model: those of the model that `graph` is a part of."""
+        """:param model: the bodies of the model that `graph` is a part of."""
         self.graph, self.quantization = graph, quantization
         self._model = model
         self._read: dict[str, Structure] = {}
@@ -178,7 +178,7 @@ class Structures:
         return set(self.graph.names) if self._model is None else self._model.names
 
     def over(self, graph: Graph) -> Structures:
-        """Those of another graph of the same model."""
+        """The bodies of another graph of the same model."""
         return Structures(graph, self.quantization, self)
 
     def of(self, node: Node) -> Structure:
@@ -213,7 +213,7 @@ class _Verdicts:
     def _quantised(self, node: Node) -> dict[str, int]:
         """The outputs of a quantised type that carry a derivative, and the element type of their adjoints.
 
-        It is that of the quantised value that the node reads; of what a node rounds, that of its scale.
+        It is the type of the quantised value that the node reads. If the node rounds, it is the type of the scale.
         """
         if node.key in ZERO:
             return {}

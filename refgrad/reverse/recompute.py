@@ -12,7 +12,7 @@ long as before. So the copies read values that are tied to what the backward pas
 The tie moves no data, is exact whatever the values are, and no derivative passes through `ready`. A Reshape to Shape(value) and
 `ready` would do as well, but ONNX Runtime joins it with a Reshape behind it. The tie waits for everything
 that the backward part of the segment before left behind, the gradients of weights too: the copies of one segment are dead
-before those of the next are made, in whatever order a runtime takes the nodes.
+before the copies of the next are made, in whatever order a runtime takes the nodes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
 
 
 def cut(graph: Graph, scale: float = 1.0) -> list[frozenset[str]]:
-    """Segments of about `scale`·√n nodes. Each ends where the fewest bytes cross, half a segment around where it is due."""
+    """Segments of about `scale`·√n nodes. Each ends where the fewest bytes cross, up to half of that earlier or later."""
     fixed = _fixed(graph, graph.nodes)
     nodes = [node for node in graph.nodes if not fixed.issuperset(node.outputs)]
     maker = {name: position for position, node in enumerate(nodes) for name in node.outputs if name}

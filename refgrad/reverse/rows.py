@@ -128,7 +128,7 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
 
 
 def _keeps_rows(graph: Graph, node: Node, last: int) -> bool:
-    """True if a row of the result depends on the same row of the operands alone; `last` is the axis behind that of the rows."""
+    """True if a row of the result depends on the same row of the operands alone. `last` is the number of the last axis."""
     if node.domain or node.op_type in traits.ELEMENTWISE:
         return not node.domain
     if node.op_type == "Concat":

@@ -1,4 +1,4 @@
-"""The reverse sweep: one rule per node of a path, from the adjoints of the outputs to those of the inputs."""
+"""The reverse sweep: one rule per node of a path, from the adjoints of the outputs to the adjoints of the inputs."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def zeros(
 
 
 def _used(graph: Graph, outputs: Iterable[str]) -> set[str]:
-    """The values that the outputs are computed from, in whatever way, but for those of which only the sizes count."""
+    """The values that the outputs are computed from in any way, except values of which only the sizes count."""
     used = set(outputs)
     for node in reversed(graph.nodes):
         if node.key not in _SIZES and not used.isdisjoint(node.outputs):

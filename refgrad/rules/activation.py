@@ -166,7 +166,7 @@ def log_softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
 
 
 def _where_kept(op: Emitter, y: str) -> str:
-    """`y`, which is NaN along a row that is all −∞; 0 there if a Where can discard such a row.
+    """`y`, which is NaN along a row that is all −∞; 0 there if a Where can discard the row.
 
     A discarded row has the cotangent 0, and 0·NaN has to be 0. Often the forward graph itself has replaced NaN by 0.
     """

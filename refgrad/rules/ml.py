@@ -238,7 +238,7 @@ def svm_classifier(
 
 
 def _pairs(coefficients: np.ndarray, sizes: Ints) -> np.ndarray:
-    """(classes − 1, vectors) to (vectors, pairs): for a pair i < j the vectors of i have row j − 1, those of j row i."""
+    """(classes − 1, vectors) to (vectors, pairs): for a pair i < j the vectors of i have row j − 1, the vectors of j row i."""
     ends = np.cumsum(sizes)
     parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     columns = []

@@ -38,7 +38,7 @@ def resize(
 
 @rule("AffineGrid", wrt=["theta"])
 def affine_grid(op: Emitter, d_grid: str, theta: str, size: str, align_corners: int) -> str:
-    """dθ = Σ_points d_grid · (x, y, …, 1), the points those of the identity matrix"""
+    """dθ = Σ_points d_grid · (x, y, …, 1), over the points of the grid of the identity matrix"""
     shape = op.shape_of(theta)
     batch, rank = part(op, shape, 0, 1), part(op, shape, 1, 2)
     number = np.zeros(1, np.float64 if op.type(theta) == TensorProto.DOUBLE else np.float32)

@@ -1,6 +1,6 @@
 """Sequences and optionals.
 
-The adjoint of a sequence is the sequence of the adjoints of its elements, the adjoint of an optional that of its content.
+A sequence has a sequence of adjoints, one per element. An optional has the adjoint of its content.
 """
 
 from __future__ import annotations

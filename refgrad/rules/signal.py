@@ -105,7 +105,7 @@ def _weights(op: Emitter, length: str, like: str, axis: str) -> str:
 
 
 def _described(op: Emitter, bins: str, d_output: str, axis: str, length: str, onesided: int = 0) -> str:
-    """`bins`, with the known shape recorded: that of dy, except for the axis and the last one."""
+    """`bins`, with the known shape recorded: the shape of dy, except for `axis` and the last axis."""
     shape, place, known = op.shape(d_output), op.constant(axis), op.constant(length)
     if shape is not None and place is not None:
         sizes = [*shape[:-1], 2]

@@ -38,7 +38,7 @@ class Explanation:
 def explain(operator: str) -> Explanation:
     """Return the derivative of `operator`, such as "Gelu" or, with its domain, "com.microsoft.FastGelu".
 
-    :raises UnknownNameError: nothing is known of such an operator.
+    :raises UnknownNameError: refgrad knows no operator of that name.
     """
     domain, _, op_type = operator.rpartition(".")
     if domain == "ai.onnx":

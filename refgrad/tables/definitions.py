@@ -1,4 +1,4 @@
-"""Operators that refgrad defines by a function of ai.onnx operators: those of ONNX Runtime, of ai.onnx.ml and of training.
+"""Operators of ONNX Runtime, of ai.onnx.ml and of training that refgrad defines by a function of ai.onnx operators.
 
 `@operator` makes a schema and a function body of a Python function. Its parameters are the inputs (optional where the default
 is None, variadic where starred) and, keyword-only, the attributes; the body is what it emits through its first parameter. The
@@ -102,7 +102,7 @@ class Definition:
     """An operator that refgrad defines: its schema, and the function that emits its body.
 
     `writes` maps the outputs that ONNX Runtime computes in the memory of an input to that input. `settings` are inputs that
-    steer the operator, as those of a rule.
+    steer the operator, as in a rule.
     """
 
     schema: OpSchema
@@ -150,10 +150,10 @@ def operator(
 ) -> Callable[[F], F]:
     """Define an operator by the decorated function.
 
-    :param outputs: the names of those that a node has.
-    :param optional: the names of those after them, which it may leave out.
+    :param outputs: the names of the outputs that every node has.
+    :param optional: the names of the outputs after them, which a node may leave out.
     :param others: the inputs and outputs that do not hold floats.
-    :param types: inputs and outputs whose element type is neither that of the floats nor that of the others: the types that
+    :param types: inputs and outputs that share their element type with neither the floats nor the others: the types that
         they may have, `FLOATS` and ones like "tensor(uint8)", or the name of one before, which has the same type.
     :param writes: outputs that ONNX Runtime computes in the memory of an input, by their positions, and that input.
     :param settings: inputs that steer the operator. An initializer that nodes read only there is no weight: `gradient`

@@ -24,7 +24,7 @@ class Dialect:
     :ivar follows_onnxruntime: it writes a formula as ONNX Runtime's builder does, also where another form is faster or is
         right at more points: a Sum of two adjoints, adjoints of slices that are added, a Where in place of a product with a
         mask, a division by a norm, 0 where the result of Max or Min is NaN.
-    :ivar lowerings: what each gradient primitive is (`@lowering(primitive, name)`); those of "onnx" stand in for the others.
+    :ivar lowerings: the function for each gradient primitive (`@lowering(primitive, name)`); "onnx" has one for the others.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The element types of an operator's results, as its schema has them: of an input, of an attribute, or fixed.
 
 onnx's inference does not infer every operator, and of an unknown operand it infers nothing. What is known here needs no shape.
-Of a container the element type is that of the tensors that it holds.
+A container has the element type of the tensors that it holds.
 """
 
 from __future__ import annotations

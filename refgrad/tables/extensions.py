@@ -51,7 +51,7 @@ def zero(
 
     :param reason: the end of a sentence: "the result is piecewise constant".
     :param inputs: the names of the inputs of an operator without a schema; `x?` is optional, `*xs` variadic.
-    :param outputs: those of its outputs; `y:int64` has that element type, `y` that of the first input.
+    :param outputs: the names of its outputs; `y:int64` has that element type, `y` has the element type of the first input.
     :param replace: also where the operator has a rule or another declaration already.
     :raises RuleError: it has one, or has neither a schema nor the names here.
     """
@@ -67,7 +67,7 @@ def no_derivative(
     outputs: Sequence[str] = (),
     replace: bool = False,
 ) -> None:
-    """Declare that an operator has no derivative, and why: a path through it is refused. The arguments are those of `zero`.
+    """Declare that an operator has no derivative, and why: a path through it is refused. The arguments are as in `zero`.
 
     :raises RuleError: as `zero` does.
     """

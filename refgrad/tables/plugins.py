@@ -1,6 +1,6 @@
 """Operators of other packages: modules that register them are imported once, before the first model is read.
 
-A package names such a module by an entry point of the group `refgrad.operators`; a user names one in the environment variable
+A package names its module by an entry point of the group `refgrad.operators`; a user names one in the environment variable
 REFGRAD_IMPORT (several are separated by commas) or by `--import` on the command line, which sets that variable. Processes that
 are started from here inherit it.
 """

@@ -6,8 +6,8 @@ After `op`, the positional parameters are read by their names:
 - `y`, where there is a `d_y`, is that output.
 - Every other one is an input. With the default None it is optional; starred, it is variadic.
 
-Keyword-only parameters are attributes. One without a default is required; its kind is that of the default, or of the
-annotation where the default is None or missing.
+Keyword-only parameters are attributes. One without a default is required. The default tells its kind, or the annotation
+where the default is None or missing.
 
 An author who needs more declares the outputs: `outputs=("y", "mask?:bool")`. Then only these are outputs, `?` makes one
 optional, and `:bool` says its element type. Without that an output has the element type of the first differentiable input.
@@ -56,7 +56,7 @@ _KINDS = {
 class Signature:
     """The description of an operator by the signature of its rule, or by a declaration.
 
-    `types` has the element type of each output, 0 where it is that of the first input at one of the places `floats`.
+    `types` has the element type of each output. 0 stands for the element type of the first input at one of the places `floats`.
     `where` says who declared it, for messages.
     """
 
@@ -121,7 +121,7 @@ def read_signature(
     wrt: Sequence[str] | None,
     outputs: Sequence[str] | None,
 ) -> Signature:
-    """The signature of an operator that has no schema, from that of its rule.
+    """The signature of an operator that has no schema, read from the signature of its rule.
 
     :param wrt: the differentiable inputs; None for all.
     :param outputs: the outputs, where the rule declares them.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.conformance.mutating.mutants import mutants_of
+from refgrad.conformance.mutating.survey import mutants_of
 from refgrad.errors import RefgradError
 from refgrad.tables.registry import RULES, rule
 from refgrad.teaching.chapter import DOMAIN, Chapter, Mistake

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.protos.documents import parse_json, record_of, typed
@@ -64,93 +64,143 @@ def lora(
     """
     checked("rank", rank)
     checked("seed", seed)
-    alpha = float(rank) if alpha is None else alpha
-    if RANGES["alpha"].why_not(abs(alpha) if isinstance(alpha, int | float) else alpha) or isinstance(alpha, bool):
-        raise OptionError(f"alpha is a number other than 0, not {alpha!r}.")
+    factor = _factor(alpha, rank)
     source = read(model)
     if _adapters(source):
         raise OptionError("The model has adapters already. Merge them first: merge_adapters(model).")
-    tensors = {tensor.name: tensor for tensor in source.graph.initializer}
-    fed = {value.name for value in source.graph.input}
-    layers: dict[str, list[NodeProto]] = {}
-    for node in source.graph.node:
-        tensor = tensors.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 else None
-        if tensor is None or node.domain not in ("", "ai.onnx") or tensor.name in fed:
-            continue
-        if len(tensor.dims) == 2 and tensor.data_type in FLOATS:
-            layers.setdefault(tensor.name, []).append(node)
-    reads = Counter(name for node in every_node(source) for name in node.input)
-    reads.update(value.name for value in source.graph.output)
-    shared = {name for name, nodes in layers.items() if reads[name] != len(nodes)}
-    layers = {name: nodes for name, nodes in layers.items() if name not in shared}
-    given = [weights] if isinstance(weights, str) else list(weights)
-    if also := [name for name in given if name in shared]:
+    chosen = _chosen(source, [weights] if isinstance(weights, str) else list(weights))
+    adapted = ModelProto()
+    adapted.CopyFrom(source)
+    taken = names_of(adapted.graph) | {node.name for node in adapted.graph.node}
+    rng = np.random.default_rng(seed)
+    adapters: dict[str, _Adapter] = {}
+    branches: dict[str, list[NodeProto]] = {}  # by the result of the layer
+    for weight, layers in chosen:
+        transposed = _is_transposed(weight.name, layers)
+        a, b = _initializers(weight, transposed, rank, rng, taken)
+        adapted.graph.initializer.extend([a, b])
+        beside = {layer.output[0]: _branch(layer, a, b, factor, taken) for layer in layers}
+        frozen = {nodes[-1].input[0]: whole for whole, nodes in beside.items()}
+        added = tuple(node.output[0] for nodes in beside.values() for node in nodes)
+        adapters[weight.name] = _Adapter(a.name, b.name, factor, transposed, frozen, added)
+        branches |= beside
+    _insert(adapted.graph, branches)
+    kept = {name: adapter._asdict() for name, adapter in adapters.items()}
+    adapted.metadata_props.add(key=_KEY, value=json.dumps(kept))
+    return adapted
+
+
+def _factor(alpha: Any, rank: int) -> float:
+    """α / rank, where α is the rank by default.
+
+    :raises OptionError: α is not a number other than 0.
+    """
+    alpha = float(rank) if alpha is None else alpha
+    if RANGES["alpha"].why_not(abs(alpha) if isinstance(alpha, int | float) else alpha) or isinstance(alpha, bool):
+        raise OptionError(f"alpha is a number other than 0, not {alpha!r}.")
+    factor: float = alpha / rank
+    return factor
+
+
+def _chosen(model: ModelProto, names: list[str]) -> list[tuple[TensorProto, list[NodeProto]]]:
+    """The weights for these names and patterns, each with its layers.
+
+    :raises UnknownNameError: a name or a pattern that is no weight of a layer.
+    :raises OptionError: a name of a weight that has other readers too.
+    """
+    layers = _layers(model)
+    shared = _shared(model, layers)
+    if also := [name for name in names if name in shared]:
         raise OptionError(
             f"{also[0]!r} has a reader that gets no adapter, such as an embedding that shares it, which merging would change. "
             "Leave it out."
         )
+    layers = {name: nodes for name, nodes in layers.items() if name not in shared}
     if not layers:
         raise UnknownNameError("The model has no weight [in, out] that a MatMul or a Gemm reads second.")
-    chosen = matching(given, list(layers), list(layers), "weights")
+    chosen = list(dict.fromkeys(matching(names, list(layers), list(layers), "weights")))
     if unknown := [name for name in chosen if name not in layers]:
         raise UnknownNameError(
             f"{unknown[0]!r} is no weight [in, out] that a MatMul or a Gemm reads second. There are: {choices(layers)}."
         )
-    made = ModelProto()
-    made.CopyFrom(source)
-    taken = names_of(made.graph) | {node.name for node in made.graph.node}
-    rng = np.random.default_rng(seed)
-    kept: dict[str, dict[str, Any]] = {}
-    behind: dict[str, list[NodeProto]] = {}  # by the first output of the layer
-    renamed: dict[str, str] = {}
-    for name in chosen:
-        tensor = tensors[name]
-        dtype = dtype_of(tensor)
-        turned = {_setting(node, "transB", 0) == 1 for node in layers[name]}
-        if len(turned) > 1:
-            raise OptionError(f"{name!r} is read as it is and transposed. Leave it out.")
-        [is_turned] = turned
-        inner, outer = (int(d) for d in (reversed(tensor.dims) if is_turned else tensor.dims))
-        a, b = (fresh(f"{name}.{end}", taken) for end in ("lora_A", "lora_B"))
-        start = (rng.standard_normal((inner, rank)) / math.sqrt(rank)).astype(dtype)
-        made.graph.initializer.append(numpy_helper.from_array(start, a))
-        made.graph.initializer.append(numpy_helper.from_array(np.zeros((rank, outer), dtype), b))
-        frozen, added = dict[str, str](), list[str]()
-        kept[name] = {
-            "A": a, "B": b, "factor": alpha / rank, "transposed": is_turned, "frozen": frozen, "added": added
-        }  # fmt: skip
-        for node in layers[name]:
-            factor = alpha / rank * float(_setting(node, "alpha", 1.0))
-            whole = node.output[0]
-            own = renamed[whole] = fresh(f"{whole}.frozen", taken)
-            steps = []
-            x = node.input[0]
-            if _setting(node, "transA", 0):
-                steps.append(helper.make_node("Transpose", [x], [fresh(f"{whole}.turned", taken)], perm=[1, 0]))
-                x = steps[-1].output[0]
-            values = [fresh(f"{whole}.{end}", taken) for end in ("low", "high", "scale", "adapter")]
-            number = numpy_helper.from_array(np.array(factor, dtype))
-            steps += [
-                helper.make_node("MatMul", [x, a], [values[0]]),
-                helper.make_node("MatMul", [values[0], b], [values[1]]),
-                helper.make_node("Constant", [], [values[2]], value=number),
-                helper.make_node("Mul", [values[1], values[2]], [values[3]]),
-                helper.make_node("Add", [own, values[3]], [whole]),
-            ]
-            for step in steps:
-                step.name = step.output[0]
-            frozen[own] = whole
-            added += [step.output[0] for step in steps]
-            behind[whole] = steps
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    return [(tensors[name], layers[name]) for name in chosen]
+
+
+def _layers(model: ModelProto) -> dict[str, list[NodeProto]]:
+    """The MatMuls and Gemms by the weight that they read second: an initializer with two axes, which is no input."""
+    tensors = model.graph.initializer
+    matrices = {tensor.name for tensor in tensors if len(tensor.dims) == 2 and tensor.data_type in FLOATS}
+    matrices -= {value.name for value in model.graph.input}
+    layers: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+            continue
+        if node.input[1] in matrices:
+            layers.setdefault(node.input[1], []).append(node)
+    return layers
+
+
+def _shared(model: ModelProto, layers: dict[str, list[NodeProto]]) -> set[str]:
+    """The weights with other readers than their layers: other nodes, also of bodies and functions, or the caller."""
+    reads = Counter(name for node in every_node(model) for name in node.input)
+    reads.update(value.name for value in model.graph.output)
+    return {name for name, nodes in layers.items() if reads[name] != len(nodes)}
+
+
+def _is_transposed(name: str, layers: list[NodeProto]) -> bool:
+    """True if the weight is [out, in]: its layers are Gemms with transB.
+
+    :raises OptionError: some layers transpose it, and others do not.
+    """
+    found: set[bool] = {_setting(layer, "transB", 0) == 1 for layer in layers}
+    if len(found) > 1:
+        raise OptionError(f"{name!r} is read as it is and transposed. Leave it out.")
+    return found.pop()
+
+
+def _initializers(
+    weight: TensorProto, transposed: bool, rank: int, rng: np.random.Generator, taken: set[str]
+) -> tuple[TensorProto, TensorProto]:
+    """A [in, rank] from N(0, 1/rank) and B [rank, out] of zeros, in the type of the weight."""
+    dtype = dtype_of(weight)
+    inner, outer = (int(d) for d in (reversed(weight.dims) if transposed else weight.dims))
+    a, b = (fresh(f"{weight.name}.{end}", taken) for end in ("lora_A", "lora_B"))
+    start = (rng.standard_normal((inner, rank)) / math.sqrt(rank)).astype(dtype)
+    return numpy_helper.from_array(start, a), numpy_helper.from_array(np.zeros((rank, outer), dtype), b)
+
+
+def _branch(layer: NodeProto, a: TensorProto, b: TensorProto, factor: float, taken: set[str]) -> list[NodeProto]:
+    """The nodes of x·A·B·factor, for a Gemm also times its alpha. The last one adds it to the frozen result of the layer."""
+    whole, x = layer.output[0], layer.input[0]
+    frozen = fresh(f"{whole}.frozen", taken)
     nodes = []
-    for node in made.graph.node:
-        whole = node.output[0] if node.output else ""
-        if whole in behind:
-            node.output[0] = renamed[whole]
-        nodes += [node, *behind.get(whole, ())]
-    refill(made.graph.node, nodes)
-    made.metadata_props.add(key=_KEY, value=json.dumps(kept))
-    return made
+    if _setting(layer, "transA", 0):
+        nodes.append(helper.make_node("Transpose", [x], [fresh(f"{whole}.turned", taken)], perm=[1, 0]))
+        x = nodes[-1].output[0]
+    low, high, scale, adapter = (fresh(f"{whole}.{end}", taken) for end in ("low", "high", "scale", "adapter"))
+    number = np.array(factor * float(_setting(layer, "alpha", 1.0)), dtype_of(a))
+    nodes += [
+        helper.make_node("MatMul", [x, a.name], [low]),
+        helper.make_node("MatMul", [low, b.name], [high]),
+        helper.make_node("Constant", [], [scale], value=numpy_helper.from_array(number)),
+        helper.make_node("Mul", [high, scale], [adapter]),
+        helper.make_node("Add", [frozen, adapter], [whole]),
+    ]
+    for node in nodes:
+        node.name = node.output[0]
+    return nodes
+
+
+def _insert(graph: GraphProto, branches: dict[str, list[NodeProto]]) -> None:
+    """Put the branches behind their layers, in place. A layer computes the frozen result then, which the last node reads."""
+    nodes = []
+    for node in graph.node:
+        branch = branches.get(node.output[0], []) if node.output else []
+        if branch:
+            node.output[0] = branch[-1].input[0]
+        nodes += [node, *branch]
+    refill(graph.node, nodes)
 
 
 @explained

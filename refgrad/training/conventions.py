@@ -20,7 +20,7 @@ _SCHEDULES = {"constant": Constant, "invscaling": InverseScaling, "optimal": Opt
 
 @dataclass(frozen=True)
 class Convention:
-    """What a library means by an optimizer, a learning rate, a loss and a penalty (the table in docs/training.md).
+    """The meaning that a library gives to an optimizer, a learning rate, a loss and a penalty (the table in docs/training.md).
 
     >>> from refgrad.training import convention
     >>> convention("sklearn").optimizer("sgd", momentum=0.9)

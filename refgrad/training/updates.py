@@ -1,4 +1,4 @@
-"""What becomes of a weight when its gradient is known: the update, in ONNX operators.
+"""The updates of a weight from its gradient, in ONNX operators.
 
 Every choice in which libraries differ is an argument (docs/training.md). In the formulas w is the weight, g its gradient, η the
 learning rate and t the number of the step, from 1.
@@ -61,7 +61,7 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def states(self) -> Mapping[str, float]:
-        """What is kept from step to step, one tensor per weight of its shape and type, with the number that it begins with."""
+        """The names of the tensors kept per weight from step to step, in its shape and type, with their initial numbers."""
 
     @abstractmethod
     def update(
@@ -95,7 +95,7 @@ class SGD(Optimizer):
     """Stochastic gradient descent, with momentum μ and dampening δ.
 
     v ← μ·v + (1 − δ)·g, where v = g in the first step, and w ← w − η·v; with `nesterov` w ← w − η·(g + μ·v). With
-    `rate_in_velocity` the learning rate is that of the step in which a gradient was computed, as in scikit-learn:
+    `rate_in_velocity` each gradient keeps the learning rate of the step that computed it, as in scikit-learn:
     v ← μ·v − η·g, and w ← w + v; with `nesterov` w ← w + μ·v − η·g. A learning rate that does not change makes these the same.
     `weight_decay` λ adds λ·w to g.
 

@@ -103,6 +103,10 @@ def test_what_does_not_fit_is_refused() -> None:
         merge_adapters(broken)
 
 
+def test_a_name_that_is_given_twice_has_one_adapter() -> None:
+    assert lora(_model(), ["w", "w"]) == lora(_model(), ["w"])
+
+
 def test_a_weight_that_others_read_has_no_adapter() -> None:
     """Merging would change what an embedding reads."""
     rng = np.random.default_rng(0)

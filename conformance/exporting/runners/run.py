@@ -94,7 +94,7 @@ class Test:
 def read_tests(folder: Path) -> list[tuple[str, list[list[str]]]]:
     """The rows of each test in `folder`, by its name.
 
-    :raises ValueError: a row is neither that of a test nor that of a tensor of one.
+    :raises ValueError: a row describes no test, input or output, or stands before the first test.
     """
     tests: list[tuple[str, list[list[str]]]] = []
     for number, line in enumerate((folder / "tests.tsv").read_text(encoding="utf-8").rstrip().split("\n"), 1):
@@ -125,7 +125,7 @@ def load(folder: Path, rows: list[list[str]]) -> Test:
 
 
 def difference(test: Test, outputs: Any) -> str:
-    """What is wrong with these outputs; empty where nothing is."""
+    """The reason why these outputs are wrong, or ""."""
     if not isinstance(outputs, list | tuple):
         return f"it returned {_kind(outputs)}, not a list of arrays"
     if len(outputs) != len(test.outputs):
@@ -151,7 +151,7 @@ def difference(test: Test, outputs: Any) -> str:
 
 
 def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str]:
-    """What becomes of a test."""
+    """The verdict on a test, and the reason, which is "" if it passed."""
     try:
         test = load(folder, rows)
     except NotImplementedError as error:

@@ -49,7 +49,7 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
 
 @lru_cache(maxsize=4096)
 def summed_axes(shape: Shape | None, *others: Shape | None) -> tuple[list[int], list[int]] | None:
-    """The axes along which `shape` was broadcast against the others: those that it lacks, those of size 1.
+    """The axes along which `shape` was broadcast against the others: the axes that it lacks, and its axes of size 1.
 
     None where only the run tells.
     """

@@ -67,7 +67,7 @@ class GateFunction:
         return str(getattr(op, self.name)(x, **p))
 
     def adjoint(self, op: Emitter, d_y: str, x: str | None, y: str) -> str:
-        """d_y·f'(x) where y = f(x), and 0 where x was clipped. The choice at a kink is that of the operator's rule."""
+        """d_y·f'(x) where y = f(x), and 0 where x was clipped. At a kink the operator's rule chooses the slope."""
         if x is None:
             if self.clip is not None or self.name not in ("Sigmoid", "Tanh"):
                 raise RuleError(
@@ -236,7 +236,7 @@ def _matrix(op: Emitter, weights: str, k: int) -> str:
 
 
 def _of_direction(op: Emitter, values: str, k: int) -> str:
-    """(time, direction, batch, n): those of direction `k`."""
+    """The values (time, batch, n) of direction `k`, from `values` (time, direction, batch, n)."""
     return op.Gather(values, np.array(k), axis=1)
 
 
@@ -291,7 +291,7 @@ def _transposed(results: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]
 
 
 def _biases(op: Emitter, B: str | None, k: int) -> tuple[str | None, str | None]:
-    """Those of W and of R, each (gate · hidden)."""
+    """The biases of W and of R for direction `k`, each (gate · hidden); None without `B`."""
     if B is None:
         return None, None
     both = op.Gather(B, np.array(k), axis=0)

@@ -149,7 +149,7 @@ def roi_align_grad(
     sampling_ratio: int,
     spatial_scale: float,
 ) -> tuple[str, str]:
-    """By way of the weights of the samples along each axis: the adjoints of these, and from them those of the regions."""
+    """By way of the weights of the samples along each axis: their adjoints first, then the adjoints of the regions."""
     kind = work_type(op, X)
     half_pixel = coordinate_transformation_mode.lower() == "half_pixel"
     scaled = op.Mul(op.as_type(rois, kind), spatial_scale)

@@ -32,7 +32,7 @@ def length(op: Emitter, X: str, axis: int) -> str:
 
 @lowering("ReshapeLike")
 def reshape_like(op: Emitter, dY: str, X: str) -> str:
-    """Sizes that are known, or those of dY in the same places, need no Shape node; nor does one that is neither."""
+    """Without a Shape node if each size is known or is the size of dY at the same place, or if all sizes but one are known."""
     dims, sizes = op.shape(X), same_or_known(op, dY, X)
     if sizes is None and dims is not None and 0 not in dims and sum(not isinstance(dim, int) for dim in dims) == 1:
         known, given = math.prod(dim for dim in dims if isinstance(dim, int)), op.static(dY)

@@ -31,7 +31,7 @@ def _product(rank_a: int | None, rank_b: int | None, trans_a: int, trans_b: int)
     """The equation of a matrix product; "" where none is known.
 
     The axes of "..." have to be as many in both. Where neither rank is known they are. Where one rank is known, it has to be
-    that of a matrix; the other operand may then be a vector too.
+    2, for a matrix; a first operand of unknown rank may then be a vector too.
     """
     rows = "" if rank_a == 1 else "i"
     left, right = "ji" if trans_a else f"{rows}j", "kj" if trans_b else "jk"

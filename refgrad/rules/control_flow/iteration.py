@@ -372,7 +372,7 @@ def _size(name: str, axis: int, before: Dim, after: Dim) -> Dim:
 
 
 def name_outputs(op: Emitter, node: Node, count: int) -> None:
-    """Name those of the first `count` outputs that the node leaves out, so that new ones can follow them."""
+    """Give names to the outputs that the node leaves out among its first `count`, so that new ones can follow them."""
     outputs = op.edits.of(node).outputs
     for position in range(count):
         if position >= len(outputs) or not outputs[position]:
