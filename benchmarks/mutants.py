@@ -1,4 +1,4 @@
-"""Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
+"""Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.survey`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
 python benchmarks/mutants.py --tests [--every N] [OPERATOR ...]    # results/mutants_tests.json: those that the tests notice
@@ -23,7 +23,8 @@ from rich.progress import track
 from timing import RESULTS
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
+from refgrad.conformance.mutating.mutants import Outcome, summary
+from refgrad.conformance.mutating.survey import defined, ruled, survey
 from refgrad.protos.domains import MICROSOFT
 
 WORKERS = 2
@@ -77,7 +78,7 @@ def differences(case: Case) -> None:
 def body(case: Case) -> None:
     """The test that compares the body of an operator of ONNX Runtime with its kernel; it passes for other operators."""
     if case.node.domain == MICROSOFT:
-        _module("microsoft/test_rules_microsoft.py").test_a_body_computes_what_the_operator_does(case, 21)
+        _module("microsoft/test_rules_microsoft.py").test_a_body_computes_what_the_operator_does(case)
 
 
 def judged(case: Case) -> None:

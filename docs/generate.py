@@ -33,7 +33,8 @@ from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import RELEASES, TRAINING, VERSIONS, Finding
 from refgrad.conformance.lacking import read_reasons
-from refgrad.conformance.mutating.mutants import COLUMNS, WRONG_RESULT, Mutant, defined, family, ruled
+from refgrad.conformance.mutating.mutants import COLUMNS, WRONG_RESULT, Mutant
+from refgrad.conformance.mutating.survey import defined, family, ruled
 from refgrad.conformance.parity.structure import EXCUSES
 from refgrad.conformance.reporting import html, markdown
 from refgrad.conformance.running.nodemodels import FIXED, excluded, moved, node_models
@@ -406,7 +407,7 @@ def _of_tests() -> str:
         "control flow and\nsequences. These tests were given the mutants that the suite catches "
         "(`python benchmarks/mutants.py --tests`):\n"
         f"{of_all}{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
-        f"{row['noticed'] / row['caught']:.2%}.{f' {rest} operators were not measured yet.' if rest else ''}\n"
+        f"{row['noticed'] / row['caught']:.2%}.{f' Of {rest} operators no mutant was tried.' if rest else ''}\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
         + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
         "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "

@@ -319,7 +319,8 @@ def mutants(
     as_json: Json = False,
 ) -> None:
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
-    from refgrad.conformance.mutating.mutants import summary, survey
+    from refgrad.conformance.mutating.mutants import summary
+    from refgrad.conformance.mutating.survey import survey
 
     operators = _operators(ops)
     kept = "Nothing is kept: ask for fewer operators with --ops."

@@ -26,7 +26,7 @@ import numpy as np
 from refgrad.cli import conformance, main
 from refgrad.conformance.case import node_case
 from refgrad.conformance.exporting import export
-from refgrad.conformance.mutating import mutants
+from refgrad.conformance.mutating import survey
 def few(*asked):
     for size in range(1, 13):
         time.sleep({seconds})
@@ -34,7 +34,7 @@ def few(*asked):
 def waiting(*asked, progress, **named):
     progress(1, 3, "the next one")
     time.sleep(100)
-conformance._cases, export.export_suite, mutants.survey = few, waiting, waiting
+conformance._cases, export.export_suite, survey.survey = few, waiting, waiting
 sys.argv = {argv!r}
 sys.exit(main())
 """

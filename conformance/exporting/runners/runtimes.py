@@ -1,7 +1,7 @@
 """How each runtime is called. A function takes the path of a model, and the names of its inputs and outputs in their order.
 
-It returns a function that takes the arrays of the inputs and returns the arrays of the outputs. An error that says that something
-is not supported means just that; every other one is a crash.
+It returns a function that takes the arrays of the inputs and returns the arrays of the outputs. An error that says that
+something is not supported means just that; every other one is a crash.
 """
 
 from __future__ import annotations
