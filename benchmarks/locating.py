@@ -25,8 +25,9 @@ import refgrad
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import ModelLike, graph_inputs, load_model
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.comparing import WRONG, Comparison, compare
+from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.locating.verdicts import WRONG, Comparison
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.questions.question import Question

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from refgrad.conformance.exporting.export import export_suite
     from refgrad.conformance.exporting.gradient_backend_test import GradientBackendTest
     from refgrad.conformance.locating.bisection import Bisected, bisect
-    from refgrad.conformance.locating.comparing import Comparison, compare
+    from refgrad.conformance.locating.comparing import compare
     from refgrad.conformance.locating.location import Located, locate
+    from refgrad.conformance.locating.verdicts import Comparison
     from refgrad.conformance.running.results import Results
     from refgrad.conformance.running.runner import Plan
     from refgrad.conformance.running.sources import select, tables
@@ -48,7 +49,7 @@ __all__ = [
 
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
     "Bisected": "locating.bisection",
-    "Comparison": "locating.comparing",
+    "Comparison": "locating.verdicts",
     "GradientBackendTest": "exporting.gradient_backend_test",
     "Located": "locating.location",
     "NonFinite": "tracing.nonfinite",

@@ -12,8 +12,8 @@ from typing import Any
 from onnx import ModelProto
 from rich.console import Console
 
-from refgrad.conformance.locating.comparing import Comparison, Sided, Tensor
 from refgrad.conformance.locating.location import Located
+from refgrad.conformance.locating.verdicts import Comparison, Sided, Tensor
 from refgrad.conformance.tracing.nonfinite import NonFinite
 from refgrad.errors import abridged
 from refgrad.escaping import html, printable

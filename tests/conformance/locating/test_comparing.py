@@ -17,9 +17,9 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.conformance import compare, select, tables
-from refgrad.conformance.locating.comparing import Comparison
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
+from refgrad.conformance.locating.verdicts import Comparison
 from refgrad.conformance.questions.question import ask
 from refgrad.conformance.reporting import comparisons
 from refgrad.errors import FeedError, OptionError

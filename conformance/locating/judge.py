@@ -1,0 +1,236 @@
+"""The judge of a comparison: refgrad's gradient in double, and how far rounding and kinks move it.
+
+The judge runs on the interpreter. Central differences, which know no rule, confirm its gradient in the disputed tensors. To see
+which errors rounding explains, the interpreter rounds every intermediate result: to the nearest number, and then several times
+up or down by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from refgrad.conformance.locating.recordings import Match
+from refgrad.conformance.oracles.comparison import (
+    AGREED,
+    DISAGREED,
+    EXACT,
+    FLOAT64_BITS,
+    INCONCLUSIVE,
+    SENSITIVE,
+    against_directions,
+    outside_of_both,
+)
+from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.questions.evidence import Directional
+from refgrad.conformance.questions.feeds import SIZE
+from refgrad.conformance.questions.kinked import kinked, kinked_among, kinks_of
+from refgrad.conformance.questions.point import Point, Truth, by_name, fed_alone, in_float64, largest, limits
+from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS
+from refgrad.errors import BackendError, choices
+from refgrad.reverse.assembly import names_in
+from refgrad.reverse.gradient import gradient as differentiate
+
+# The numbers of random roundings that are tried in turn, until one settles the verdict. Each rounding runs the gradient model
+# once, which is slow for a large model.
+MORE_DRAWS = (FEW_DRAWS, 2 * FEW_DRAWS, DRAWS)
+# The elements of a tensor that are looked at one by one, if there are more. `Judge.outside` takes so many that are furthest
+# off, and as many by chance; `Judge.at_kinks` takes so many by chance.
+LOOKED = 64
+# The bits that a rounding is coarser by, to see if a kink is near. oracles/comparison.py has the same number for this.
+_COARSER = 4
+# The disputed tensors in which central differences check the judge. Any further ones count as confirmed.
+_CONFIRMED = 4
+# The elements of an input that are sorted into those at a kink and others. If there are more, LOOKED of them stand for all.
+# `kinked_among` needs up to 511 tests for 256 elements, and gives up after 512.
+_TOLD_APART = 256
+# No more roundings are tried if an error, or a gradient that may be noise, is this many times larger than the effect of the
+# roundings so far. In `is_far` the factor for a tensor of n elements is at least √n. It was 100, and came down in the commit
+# that cut the time of a comparison of twelve layers to a third (benchmarks/locating_scale.py measures such a model).
+_BEYOND = 10.0
+# The same factor for the norm of the error of at least _MANY elements. It is smaller because chance evens out over them.
+_TOGETHER, _MANY = 3.0, 16
+
+
+class Judge:
+    """refgrad in double, and what differences say of it."""
+
+    def __init__(self, point: Point, gradient: ModelProto, seed: int) -> None:
+        self.point, self.gradient, self.seed = point, gradient, seed
+        feeds = point.wide | point.seeds
+        results = in_float64(fed_alone(gradient, feeds)).run(feeds)
+        self.truth = Truth(point, gradient, by_name(results, point.names))
+        self.outputs = {name: np.asarray(value) for name, value in point.forward.run(point.wide).items()}
+        self._confirmed: dict[str, str] = {}
+        self._kinked: dict[str, np.ndarray | None] = {}
+        self.has_kinks = bool(kinks_of(point.model))
+
+    @property
+    def said(self) -> str:
+        """A text about the judge: refgrad in double, and what differences confirm or contradict of the disputed tensors."""
+        if not self._confirmed:
+            return "refgrad in double"
+        bad = sorted(name for name, verdict in self._confirmed.items() if verdict == DISAGREED)
+        if bad:
+            return f"refgrad in double; central differences contradict it in {choices(bad)}"
+        agreed = sum(verdict == AGREED for verdict in self._confirmed.values())
+        return f"refgrad in double; central differences confirm {agreed} of {len(self._confirmed)} disputed tensors"
+
+    def forget(self) -> None:
+        """Give back the gradients and what rounding makes of them."""
+        self.truth = replace(self.truth, gradients={}, _moved={}, _spread={}, _apart=None)
+        self.outputs, self._kinked = {}, {}
+
+    def confirmed(self, name: str) -> str:
+        """The verdict of central differences on the judge's own gradient."""
+        if name not in self._confirmed and len(self._confirmed) >= _CONFIRMED:
+            return AGREED
+        if name not in self._confirmed:
+            point = self.point
+            rng = np.random.default_rng([self.seed, 1])
+            mask = self.kinked(name)
+            still = {} if mask is None else {name: mask}
+            said = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, directions=1, still=still)
+            found = [one for one in said if isinstance(one, Directional)]
+            got = self.truth.gradients[name]
+            if mask is not None:
+                got = np.where(mask, 0.0, got)
+            self._confirmed[name] = (
+                against_directions(self.truth, name, got, found, EXACT, exact=True).verdict if found else INCONCLUSIVE
+            )
+        return self._confirmed[name]
+
+    def kinked(self, name: str) -> np.ndarray | None:
+        """A mask of the elements of an input that are at a kink; None if there are none."""
+        if not self.has_kinks:
+            return None
+        if name not in self._kinked:
+            point = self.point
+            found = kinked(point.model, point.forward, point.wide, [name], list(point.seeds_of))
+            self._kinked[name] = found.get(name)
+        return self._kinked[name]
+
+    def at_kinks(self, name: str, where: np.ndarray) -> np.ndarray:
+        """A mask of the elements in `where` that are at a kink. If too many, some stand for all, by chance."""
+        nowhere = np.zeros(where.shape, bool)
+        if not self.has_kinks or where.shape != self.point.wide[name].shape:
+            return nowhere
+        point = self.point
+        few = np.count_nonzero(where) <= _TOLD_APART
+        for looked in (where, self._looked(where)) if few else (self._looked(where),):
+            try:
+                found = kinked_among(point.model, point.forward, point.wide, name, list(point.seeds_of), looked)
+            except (BackendError, ValueError):  # the model does not run beside the point
+                return nowhere
+            if found is not None:
+                return where if np.array_equal(found, looked) else found
+        return nowhere
+
+    def outside(self, name: str, got: np.ndarray, tolerance: float, where: np.ndarray) -> str:
+        """A text about an element at a kink that is not between the derivatives of both sides; "" if all are.
+
+        If there are too many, it looks at the ones that are furthest off, and at others by chance.
+        """
+        rng = np.random.default_rng([self.seed, 4])
+        off = np.where(where, np.abs(got - self.truth.gradients[name]), -1.0)
+        furthest = np.zeros(where.shape, bool)
+        furthest.flat[np.argsort(-off, axis=None, kind="stable")[:LOOKED]] = True
+        return outside_of_both(self.truth, name, got, tolerance, rng, (furthest | self._looked(where)) & where)
+
+    def _looked(self, where: np.ndarray) -> np.ndarray:
+        looked = np.zeros(where.shape, bool)
+        looked.flat[np.random.default_rng([self.seed, 5]).permutation(np.flatnonzero(where))[:LOOKED]] = True
+        return looked
+
+    def explanations(self, match: Match, tolerance: float, bits: int) -> Iterator[tuple[np.ndarray, str]]:
+        """The explained error of each element, with more and more explanations, each with a note for the reader."""
+        truth, names = self.truth, match.names
+        size = max((largest(truth.gradients[name]) for name in names), default=0.0)
+        floor = max(limits(self.point.dtype(name))[1] * truth.gradients[name].size ** 0.5 for name in names)
+        room = np.full(match.shape, max(tolerance * size, floor))
+        yield room, ""
+        room = room + match.made_of({name: SENSITIVE * np.abs(truth.moved(name, bits)) for name in names}, sizes=True)
+        yield room, ""
+        wider = room
+        for draws in MORE_DRAWS:
+            wider = room + match.made_of({n: SENSITIVE * truth.spread(n, bits, draws) for n in names}, sizes=True)
+            yield wider, ""
+        if self.has_kinks:
+            wider = wider + match.made_of({n: truth.spread(n, bits - _COARSER) for n in names}, sizes=True)
+            yield wider, "a kink is near: rounding moves single elements far"
+            many = {n: SENSITIVE * truth.spread(n, bits, MANY_DRAWS) for n in names}
+            wider = np.maximum(wider, room + match.made_of(many, sizes=True))
+            yield wider, "a kink is near: rounding moves single elements far"
+        for draws in MORE_DRAWS:
+            apart = {n: SENSITIVE * truth.spread_apart(n, bits, draws) for n in names}
+            yield wider + match.made_of(apart, sizes=True), ""
+
+    def is_noise(self, match: Match, size: float) -> bool:
+        """True if the gradient in double is no more than its own rounding."""
+        truth, names = self.truth, match.names
+        moved = match.made_of({name: np.abs(truth.moved(name, FLOAT64_BITS)) for name in names}, sizes=True)
+        if size <= SENSITIVE * largest(moved):
+            return True
+        for draws in MORE_DRAWS:
+            spread = {name: truth.spread(name, FLOAT64_BITS, draws) for name in names}
+            most = SENSITIVE * largest(match.made_of(spread, sizes=True))
+            if size <= most or size > _BEYOND * most:
+                return size <= most
+        return False
+
+
+def is_far(error: np.ndarray, drawn: np.ndarray) -> bool:
+    """True if more draws of rounding will not explain an error: an element is far off, or all of them together are.
+
+    :param error: the part of it that is not explained without them.
+    """
+    left = np.maximum(error, 0.0)
+    together = left.size >= _MANY and np.linalg.norm(left) > _TOGETHER * np.linalg.norm(drawn)
+    return bool(together or np.any(left > max(_BEYOND, left.size**0.5) * drawn))
+
+
+def by_output(point: Point) -> dict[str, np.ndarray]:
+    """The cotangents of a point, by the names of the outputs."""
+    return {output: point.cotangents[name] for output, name in point.seeds_of.items()}
+
+
+def is_exact(judge: Judge, name: str, found: np.ndarray | None) -> bool:
+    """True if a gradient computed in double is right."""
+    due = judge.truth.gradients[name]
+    got = np.zeros_like(due) if found is None else np.asarray(found, np.float64)
+    if got.shape != due.shape:
+        return False
+    with np.errstate(all="ignore"):
+        error = np.where((got == due) | (np.isnan(got) & np.isnan(due)), 0.0, np.abs(got - due))
+    size = largest(due[np.isfinite(due)])
+    if bool(np.all(error <= EXACT * max(size, largest(got[np.isfinite(got)])))):
+        return True
+    room = EXACT * size + SENSITIVE * np.abs(judge.truth.moved(name, FLOAT64_BITS))
+    for draws in MORE_DRAWS:
+        allowed = room + SENSITIVE * judge.truth.spread(name, FLOAT64_BITS, draws)
+        if np.all(error <= allowed):
+            return True
+        if is_far(error - room, allowed - room):
+            break
+    beyond = ~(error <= allowed)
+    if not np.array_equal(judge.at_kinks(name, beyond), beyond):
+        return False
+    return not judge.outside(name, got, EXACT, beyond)
+
+
+def recast(judge: Judge, model: ModelProto, feeds: Mapping[str, Any]) -> Judge:
+    """The judge of the model in another float type: weights and feeds are those that the type can hold."""
+    point = judge.point
+    gradient = differentiate(model, list(point.names), list(point.seeds_of))
+    there = Point.choose(model, gradient, feeds, judge.seed, SIZE, None)
+    seeds_of, _ = names_in(gradient)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in gradient.graph.input}
+    cotangents = {
+        seeds_of[output]: value.astype(helper.tensor_dtype_to_np_dtype(kinds[seeds_of[output]] or TensorProto.FLOAT))
+        for output, value in by_output(point).items()
+    }
+    return Judge(replace(there, cotangents=cotangents), gradient, judge.seed)

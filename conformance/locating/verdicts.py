@@ -1,0 +1,113 @@
+"""The result of a comparison of two gradients: the verdicts on every tensor, and the faulty nodes of each side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from refgrad.conformance.locating.bisection import Bisected
+from refgrad.conformance.locating.location import Located
+from refgrad.conformance.tracing.nonfinite import Birth
+from refgrad.markup import BAD, html_table
+
+# The verdicts on a tensor of one side
+RIGHT, WRONG, CONVENTION, UNDECIDED, MISSING = "right", "wrong", "a convention", "undecided", "missing"
+# The kinds of a tensor: a result of the model, and a gradient
+OUTPUT, GRADIENT = "output", "gradient"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The verdict on a tensor of one side: right, wrong, a convention at a kink, undecided or missing, and the reason."""
+
+    verdict: str
+    reason: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a comparison.
+
+    `kind` is "output" or "gradient"; `of` are the names in the model that it belongs to, and `how` a recorded one was found.
+    `apart` is the largest distance between the sides, relative to the largest element of the judge's.
+    """
+
+    name: str
+    kind: str
+    of: tuple[str, ...]
+    how: str
+    a: Seen
+    b: Seen
+    apart: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on both sides together, in words."""
+        both = self.a.verdict, self.b.verdict
+        if both[0] == both[1]:
+            return {RIGHT: "they agree", WRONG: "both are wrong"}.get(both[0], both[0])
+        for name, verdict in zip("ab", both, strict=True):
+            if verdict == WRONG:
+                return f"{name} is wrong"
+        return next(f"{name}: {verdict}" for name, verdict in zip("ab", both, strict=True) if verdict != RIGHT)
+
+    @property
+    def ok(self) -> bool:
+        """True if both sides are right, or follow a convention at a kink."""
+        return {self.a.verdict, self.b.verdict} <= {RIGHT, CONVENTION}
+
+
+def seen_of(tensor: Tensor, place: int) -> Seen:
+    """The verdict on one side of a tensor: 0 is `a`, 1 is `b`."""
+    return (tensor.a, tensor.b)[place]
+
+
+@dataclass(frozen=True)
+class Sided:
+    """The findings about one side: why it has no gradient, its wrong rules, its wrong kernels, the origins of NaN."""
+
+    label: str
+    failed: str = ""
+    rules: Bisected | None = None
+    kernels: Located | None = None
+    born: tuple[Birth, ...] = ()
+    unmatched: Mapping[str, str] = field(default_factory=dict)
+    matched: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison: every tensor, and each side. `judge` says who confirmed the judge's gradient."""
+
+    tensors: tuple[Tensor, ...]
+    a: Sided
+    b: Sided
+    feeds: str
+    seed: int
+    judge: str
+
+    @property
+    def ok(self) -> bool:
+        """True if there is a gradient to compare, and both sides are right in every tensor."""
+        is_any = any(tensor.kind == GRADIENT for tensor in self.tensors)
+        return is_any and not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
+
+    def _repr_html_(self) -> str:
+        """The tensors, those that differ first, and who is at fault, for a notebook."""
+        rows = [
+            {
+                "tensor": one.name,
+                "kind": one.kind,
+                "a": one.a.verdict,
+                "b": one.b.verdict,
+                "apart": one.apart,
+                "": one.verdict,
+            }
+            for one in sorted(self.tensors, key=lambda tensor: tensor.ok)
+        ]
+        notes = [f"{side.label}: {side.failed}" for side in (self.a, self.b) if side.failed]
+        notes.append(f"Judge: {self.judge}. Feeds: {self.feeds}; seed {self.seed}.")
+        title = f"{self.a.label} (a) and {self.b.label} (b): {'ok' if self.ok else 'DIFFERENT'}"
+        return html_table(rows, title, notes, {WRONG: BAD})
