@@ -32,8 +32,8 @@ PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 RUNTIMES = ROOT / "build" / "runtimes"  # written by the session of that name
 CI = (  # what .ci/run runs: the default sessions and then the first of these lines, and the second line beside them
-    ("thorough",),
-    ("torch", "training", "lowered", "jax", "page", "package", "conformance", "jets"),
+    ("thorough", "jets"),
+    ("torch", "training", "lowered", "jax", "page", "package", "conformance"),
 )
 ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "jaxonnxruntime": ("jaxonnxruntime", "absl-py", "onnx"),
