@@ -65,6 +65,8 @@ def budget_of(recompute: bool | str | Sequence[str], memory: str | None) -> tupl
             return False, old
     if memory is None:
         return recompute, None
+    if not isinstance(memory, str):
+        raise OptionError(f"memory={reprlib.repr(memory)} is no memory budget: write a string such as '2 GiB'.")
     if recompute is not False:
         raise OptionError("A memory budget chooses the nodes to compute again: give memory, or recompute.")
     return False, budget(memory)

@@ -18,8 +18,8 @@ class Dialect:
     """A way to write gradients: `refgrad.gradient(dialect=name)`.
 
     :ivar name: its name, an identifier.
-    :ivar plain: it writes operators of ai.onnx alone, whose shapes onnx infers. If false, `strong_zero` and kept functions
-        are refused or not tried: what happens within a kernel is not seen.
+    :ivar plain: it writes operators of ai.onnx alone. If false, `strong_zero` is refused, as it cannot guard products within
+        a kernel, and functions of the model are inlined.
     :ivar yields: `cotangent="yield"` may write com.microsoft.YieldOp.
     :ivar follows_onnxruntime: it writes a formula as ONNX Runtime's builder does, also where another form is faster or is
         right at more points: a Sum of two adjoints, adjoints of slices that are added, a Where in place of a product with a
@@ -28,7 +28,7 @@ class Dialect:
     """
 
     name: str
-    plain: bool = True
+    plain: bool = False
     yields: bool = False
     follows_onnxruntime: bool = False
     lowerings: dict[str, Callable[..., Any]] = field(default_factory=dict, compare=False, repr=False)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from refgrad import traits
 from refgrad.errors import OptionError, UnknownNameError
 from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
@@ -253,11 +254,40 @@ class Assembly:
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
-        moved, new = self.asked.optimizer.update(op, name, slope, rate, t, states, self._decay(name, value))
+        moved, new = self._updated(name, states, kind, (slope, rate, t, states, self._decay(name, value)))
         if due:
             moved = op.Where(due, moved, name)
             new = {state: op.Where(due, made, states[state]) for state, made in new.items()}
         return {name: moved} | {states[state]: made for state, made in new.items()}
+
+    def _updated(
+        self, name: str, states: Mapping[str, str], kind: int, arguments: tuple[Any, ...]
+    ) -> tuple[str, Mapping[str, str]]:
+        """The new weight and the new states.
+
+        :raises OptionError: the update of the optimizer, which may be another package's, returns something else.
+        """
+        optimizer, op = self.asked.optimizer, self.last
+        before = len(op.nodes)
+        found: Any = optimizer.update(op, name, *arguments)
+        where = f"update of {type(optimizer).__name__}"
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+            raise OptionError(f"{where} returns the new weight and a dict of the new states, not {found!r}.")
+        moved, new = found
+        if new.keys() != states.keys():
+            raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
+        types = [
+            {op.type(read) for read in node.input} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC
+        ]
+        if any(len(some - {0}) > 1 for some in types) or not {op.type(value) for value in (moved, *new.values())} <= {
+            0,
+            kind,
+        }:
+            raise OptionError(
+                f"{where} mixes element types, or returns another one than the weight {name!r} has. t is a scalar in double: "
+                "cast it, as in op.CastLike(t, w)."
+            )
+        return moved, new
 
     def _decay(self, name: str, value: np.ndarray) -> float | str:
         """The weight decay of a weight, or of each element of the vector of all; one number where they are the same."""

@@ -86,7 +86,8 @@ def step_model(
     :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
     :param accumulate: the update is made in every so many steps, with the mean of their gradients, which are kept as a state.
         Clipping comes after; learning rates that count steps count all of them.
-    :param flat: keep the weights, and each kind of state, in one vector; by default where they are of one type and few.
+    :param flat: keep the weights, and each kind of state, in one vector; by default if they are of one type and few, and the
+        optimizer is elementwise.
     :param loss_settings: what the loss is told besides: l1_weight and l2_weight of "elastic", eps of "log".
     :param batch_norm: "frozen": BatchNormalization is as the model has it, with its running statistics. "training": batches are
         normalised by their own statistics, and the running ones become states that follow them with the node's momentum.
@@ -123,7 +124,12 @@ def step_model(
         output = compared_output(read(model), output)
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
     if flat is None:
-        flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
+        is_small = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
+        flat = is_small and optimizer.elementwise
+    if flat and not optimizer.elementwise:
+        raise OptionError(
+            f"flat=True updates all weights as one vector, and {type(optimizer).__name__} is not elementwise. Leave flat out."
+        )
     if flat and len(kinds) > 1:
         raise OptionError("flat=True needs weights of one type; these have several. Leave flat at False.")
     if batch_norm not in BATCH_NORMS:

@@ -29,11 +29,13 @@ class Optimizer(ABC):
     """An update of weights. Its fields are its settings.
 
     A subclass with a `name` is an optimizer of `refgrad train` and of the estimators, which take `rate` as the learning rate
-    unless the caller gives another one.
+    unless the caller gives another one. `elementwise` says that each element of a weight is updated without the others: then
+    `step_model` may put all weights into one vector, and `update` sees this vector.
     """
 
     name: ClassVar[str] = ""
     rate: ClassVar[float] = 1e-3
+    elementwise: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Add the class to `OPTIMIZERS`.
@@ -104,6 +106,7 @@ class SGD(Optimizer):
 
     name = "sgd"
     rate = 0.01
+    elementwise = True
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -166,6 +169,7 @@ class Adam(Optimizer):
     """
 
     name = "adam"
+    elementwise = True
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -236,6 +240,7 @@ class Adagrad(Optimizer):
 
     name = "adagrad"
     rate = 0.01
+    elementwise = True
 
     eps: float = 1e-10
     initial: float = 0.0
@@ -268,6 +273,7 @@ class RMSProp(Optimizer):
     """
 
     name = "rmsprop"
+    elementwise = True
 
     alpha: float = 0.99
     eps: float = 1e-8

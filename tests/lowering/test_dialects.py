@@ -23,7 +23,7 @@ MODEL = onnx.parser.parse_model(
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     with forgetting():
-        register_dialect(Dialect("slopes", plain=False))
+        register_dialect(Dialect("slopes"))
 
         @lowering("TanhGrad", dialect="slopes")
         def tanh_grad(op, dY, Y):
@@ -58,7 +58,7 @@ def test_what_differs_between_dialects_is_asked_of_it():
         refgrad.gradient(MODEL, dialect="slopes", strong_zero=True)
     with pytest.raises(OptionError, match="which only dialect='ort' has: use dialect='ort'"):
         refgrad.gradient(MODEL, dialect="slopes", cotangent="yield")
-    register_dialect(Dialect("open", yields=True))
+    register_dialect(Dialect("open", plain=True, yields=True))
     assert "YieldOp" in {node.op_type for node in refgrad.gradient(MODEL, dialect="open", cotangent="yield").graph.node}
 
 

@@ -134,6 +134,8 @@ def test_the_old_spelling_warns():
 def test_options_that_do_not_fit():
     with pytest.raises(OptionError, match="give memory, or recompute"):
         refgrad.gradient(MODEL, recompute=True, memory="1 GiB")
+    with pytest.raises(OptionError, match="is no memory budget: write a string"):
+        refgrad.gradient(MODEL, memory=2**30)
     with pytest.raises(OptionError, match="neither a bool nor a list: write a list for names or patterns"):
         refgrad.gradient(MODEL, recompute="/layers.0/*")
 

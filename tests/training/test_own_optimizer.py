@@ -60,6 +60,45 @@ def test_the_commands_take_it(tmp_path, monkeypatch, capsys):
     assert "--momentum is not for signs; it is for sgd, nesterov and rmsprop" in capsys.readouterr().err
 
 
+def made(update, states: Mapping[str, float] | None = None) -> Optimizer:
+    """An optimizer without a name that updates so."""
+
+    @dataclass(frozen=True)
+    class Made(Optimizer):
+        @property
+        def states(self) -> Mapping[str, float]:
+            return states or {}
+
+        def update(self, op, w, g, rate, t, states, decay):
+            return update(op, w, g, rate, t)
+
+    return Made()
+
+
+def test_an_update_sees_one_weight_unless_it_is_elementwise():
+    def normalized(op, w, g, rate, t):
+        return op.Sub(w, op.Mul(rate, op.Div(g, op.ReduceL2(g, keepdims=0)))), {}
+
+    step = step_model(LINE, "squared_error", optimizer=made(normalized))
+    assert not step.flat
+    with pytest.raises(OptionError, match="Made is not elementwise"):
+        step_model(LINE, "squared_error", optimizer=made(normalized), flat=True)
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        (lambda op, w, g, rate, t: op.Sub(w, op.Mul(rate, op.Div(g, t))), "returns the new weight and a dict"),
+        (lambda op, w, g, rate, t: (op.Sub(w, op.Mul(rate, op.Div(g, t))), {}), "returns the states"),
+        (lambda op, w, g, rate, t: (op.Sub(w, op.Div(g, t)), {"m": g}), "mixes element types"),
+        (lambda op, w, g, rate, t: (op.Cast(w, to=11), {"m": g}), "mixes element types, or returns another one"),
+    ],
+)
+def test_an_update_that_returns_something_else_is_refused(update, says):
+    with pytest.raises(OptionError, match=says):
+        step_model(LINE, "squared_error", optimizer=made(update, {"m": 0.0}))
+
+
 def test_a_name_is_taken_once():
     with pytest.raises(OptionError, match="SGD is the optimizer 'sgd': choose another name"):
 

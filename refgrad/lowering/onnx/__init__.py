@@ -3,6 +3,6 @@
 from refgrad.tables.dialects import Dialect, register_dialect
 from refgrad.tables.families import import_families
 
-register_dialect(Dialect("onnx"))
+register_dialect(Dialect("onnx", plain=True))
 
 import_families(__name__, __path__)

@@ -6,6 +6,6 @@ A lowering that returns None leaves the case to the ai.onnx one.
 from refgrad.tables.dialects import Dialect, register_dialect
 from refgrad.tables.families import import_families
 
-register_dialect(Dialect("ort", plain=False, yields=True, follows_onnxruntime=True))
+register_dialect(Dialect("ort", yields=True, follows_onnxruntime=True))
 
 import_families(__name__, __path__)
