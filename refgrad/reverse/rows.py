@@ -83,13 +83,12 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
     shape = graph.shapes.get(softmax.inputs[0])
     if shape is None or len(shape) < 2 or softmax.attributes.get("axis", -1) not in (-1, len(shape) - 1):
         return None
-    last = len(shape) - 1
     inside: dict[str, Node] = {}
-    starts = {node.name: node for node in _behind(graph, softmax.inputs[0], inside, last)}
+    starts = {node.name: node for node in _behind(graph, softmax.inputs[0], inside)}
     if len(starts) != 1:
         return None
     start = next(iter(starts.values()))
-    ends = _before(graph, softmax, inside, last)
+    ends = _before(graph, softmax, inside)
     if ends is None or len(ends) != 1:
         return None
     end = ends[0]
@@ -127,16 +126,18 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
     return _Region(nodes, *parts, end.outputs[0], length, frozenset(either))
 
 
-def _keeps_rows(graph: Graph, node: Node, last: int) -> bool:
-    """True if a row of the result depends on the same row of the operands alone. `last` is the number of the last axis."""
+def _keeps_rows(graph: Graph, node: Node) -> bool:
+    """True if a row of the result depends on the same row of the operands alone. Rows lie along the last axis but one."""
     if node.domain or node.op_type in traits.ELEMENTWISE:
         return not node.domain
+    if node.op_type not in ("Concat", "Slice"):
+        return False
+    shape = graph.shapes.get(node.inputs[0])  # its own: a broadcast may have added axes since the Softmax
+    last = {-1} if shape is None else {-1, len(shape) - 1}
     if node.op_type == "Concat":
-        return node.attributes.get("axis") in (-1, last)
-    if node.op_type == "Slice" and len(node.inputs) > 3:
-        axes = graph.constant(node.inputs[3])
-        return axes is not None and set(np.ravel(axes).tolist()) <= {-1, last}
-    return False
+        return node.attributes.get("axis") in last
+    axes = graph.constant(node.inputs[3]) if len(node.inputs) > 3 else None
+    return axes is not None and set(np.ravel(axes).tolist()) <= last
 
 
 def _elements(node: Node) -> Sequence[str]:
@@ -144,21 +145,21 @@ def _elements(node: Node) -> Sequence[str]:
     return node.inputs[:1] if node.op_type in ("CastLike", "Slice") else node.inputs
 
 
-def _behind(graph: Graph, name: str, inside: dict[str, Node], last: int, depth: int = 0) -> Iterable[Node]:
+def _behind(graph: Graph, name: str, inside: dict[str, Node], depth: int = 0) -> Iterable[Node]:
     """The products that a value is computed from row by row; what lies between goes to `inside`."""
     node = graph.producer.get(name)
     if node is None or depth > _DEEPEST:
         return
     if node.key == ("", "MatMul"):
         yield node
-    elif _keeps_rows(graph, node, last):
-        found = [one for read in _elements(node) if read for one in _behind(graph, read, inside, last, depth + 1)]
+    elif _keeps_rows(graph, node):
+        found = [one for read in _elements(node) if read for one in _behind(graph, read, inside, depth + 1)]
         if found:
             inside[node.name] = node
             yield from found
 
 
-def _before(graph: Graph, softmax: Node, inside: dict[str, Node], last: int) -> list[Node] | None:
+def _before(graph: Graph, softmax: Node, inside: dict[str, Node]) -> list[Node] | None:
     """The products whose first factor is computed from the shares row by row; None where something else reads them."""
     ends: dict[str, Node] = {}
     pending = [softmax.outputs[0]]
@@ -167,7 +168,7 @@ def _before(graph: Graph, softmax: Node, inside: dict[str, Node], last: int) -> 
         for reader in graph.readers(name):
             if reader.key == ("", "MatMul") and reader.inputs[0] == name and reader.inputs[1] != name:
                 ends[reader.name] = reader
-            elif _keeps_rows(graph, reader, last):
+            elif _keeps_rows(graph, reader):
                 if reader.name not in inside:
                     inside[reader.name] = reader
                     pending += reader.outputs

@@ -120,6 +120,36 @@ def test_what_others_read_is_left_as_it_is(text: str, outputs: str) -> None:
     assert not any("block" in node.name for node in refgrad.gradient(model, outputs=["y"], recompute=True).graph.node)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = Add(p, c) b = Concat <axis=1> (a, a) y = MatMul(b, v)",
+        "a = Mul(p, c) b = Concat <axis=1> (a, c) y = MatMul(b, v)",
+        "a = Add(p, c) b = Concat <axis=2> (a, a) y = MatMul(b, w)",
+        "a = Add(p, c) b = Slice(a, lower, upper, one) y = MatMul(b, v)",
+        "a = Add(c, s) r = Softmax <axis=-1> (a) y = MatMul(r, v)",
+    ],
+)
+def test_rows_behind_a_broadcast_that_adds_an_axis(text: str) -> None:
+    """The scores have rank 2, what is added to them rank 3: then rows lie along another axis than before."""
+    constants = (
+        "lower = Constant <value_ints=[0]> () upper = Constant <value_ints=[200]> () one = Constant <value_ints=[1]> ()"
+    )
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]> g (float[600,4] q, float[4,6] kt, float[6,3] v, float[12,3] w,
+        float[2,600,6] c) => (float[A,B,C] y) {{ {constants} s = MatMul(q, kt) p = Softmax <axis=-1> (s) {text} }}"""
+    )
+    shapes = {"q": (600, 4), "kt": (4, 6), "v": (6, 3), "w": (12, 3), "c": (2, 600, 6)}
+    feeds = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    y = get_backend("numpy").prepare(model).run(feeds)["y"]
+    feeds["y_grad"] = RNG.standard_normal(y.shape).astype(np.float32)
+    plain, again = (
+        _run(refgrad.gradient(model, keep_outputs=True, recompute=choice), feeds, "numpy") for choice in (False, True)
+    )
+    for name, value in plain.items():
+        np.testing.assert_allclose(again[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 def test_short_attention_is_left_as_it_is() -> None:
     gradient = refgrad.gradient(_model(FORMS["plain"], 64, 64), recompute=True)
     assert not any("block" in node.name for node in gradient.graph.node)
