@@ -66,8 +66,7 @@ def _check(recompute: object) -> None:
     names = recompute if isinstance(recompute, Sequence) and not isinstance(recompute, str) else [None]
     if not all(isinstance(entry, str) for entry in names):
         raise OptionError(
-            f"recompute is True, False, a memory budget such as '2 GiB', or a list of names or patterns of nodes, not "
-            f"{reprlib.repr(recompute)}."
+            f"recompute is True, False, or a list of names or patterns of nodes, not {reprlib.repr(recompute)}."
         )
 
 

@@ -44,7 +44,8 @@ def register_dialect(dialect: Dialect) -> Dialect:
     """
     if not isinstance(dialect, Dialect):
         raise RuleError(f"register_dialect takes a Dialect, not {dialect!r}: Dialect('mine').")
-    if not str(dialect.name).isidentifier():
+    name: object = dialect.name
+    if not (isinstance(name, str) and name.isidentifier()):
         raise RuleError(f"The name of a dialect is an identifier, unlike {dialect.name!r}: Dialect('mine').")
     if dialect.name in DIALECTS:
         raise RuleError(f"There is a dialect {dialect.name!r} already: choose another name.")

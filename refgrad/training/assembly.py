@@ -276,6 +276,9 @@ class Assembly:
         moved, new = found
         if new.keys() != states.keys():
             raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
+        known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.output)}
+        if odd := [value for value in (moved, *new.values()) if not isinstance(value, str) or value not in known]:
+            raise OptionError(f"{where} returns {odd[0]!r}, which is no value that a method of op returned.")
         types = [
             {op.type(read) for read in node.input} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC
         ]

@@ -43,9 +43,12 @@ class Optimizer(ABC):
         :raises OptionError: another class has its name.
         """
         super().__init_subclass__(**options)
+        if "update" in cls.__dict__ and "elementwise" not in cls.__dict__:
+            cls.elementwise = False  # the update of its base class may have been
         if name := cls.__dict__.get("name", ""):
-            if OPTIMIZERS.setdefault(name, cls).__qualname__ != cls.__qualname__:
-                raise OptionError(f"{OPTIMIZERS[name].__qualname__} is the optimizer {name!r}: choose another name.")
+            known = OPTIMIZERS.setdefault(name, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # no reload
+                raise OptionError(f"{known.__qualname__} is the optimizer {name!r}: choose another name.")
             OPTIMIZERS[name] = cls
 
     def __post_init__(self) -> None:
@@ -220,6 +223,7 @@ class AdamW(Adam):
     """
 
     name = "adamw"
+    elementwise = True
 
     weight_decay: float = 0.01
 

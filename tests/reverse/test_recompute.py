@@ -495,7 +495,7 @@ def test_a_node_belongs_to_the_first_entry_that_it_matches():
         (["/0/aa"], UnknownNameError, "Did you mean '/0/a'"),
         ("/0/*", OptionError, r"'/0/\*' is neither a bool nor a list"),
         ([1], OptionError, r"not \[1\]"),
-        (1, OptionError, "True, False, a memory budget"),
+        (1, OptionError, "True, False, or a list"),
     ],
 )
 def test_what_is_no_choice_of_nodes(choice, error, says):

@@ -9,7 +9,7 @@ import pytest
 
 from refgrad.cli import main
 from refgrad.errors import OptionError
-from refgrad.training import Constant, Optimizer, Training, convention, step_model
+from refgrad.training import Adam, AdamW, Constant, Optimizer, Training, convention, step_model
 from refgrad.training.updates import OPTIMIZERS
 
 LINE = onnx.parser.parse_model(
@@ -90,6 +90,8 @@ def test_an_update_sees_one_weight_unless_it_is_elementwise():
     [
         (lambda op, w, g, rate, t: op.Sub(w, op.Mul(rate, op.Div(g, t))), "returns the new weight and a dict"),
         (lambda op, w, g, rate, t: (op.Sub(w, op.Mul(rate, op.Div(g, t))), {}), "returns the states"),
+        (lambda op, w, g, rate, t: (None, {"m": g}), "returns None, which is no value that a method of op returned"),
+        (lambda op, w, g, rate, t: (w, {"m": "zzz"}), "returns 'zzz', which is no value"),
         (lambda op, w, g, rate, t: (op.Sub(w, op.Div(g, t)), {"m": g}), "mixes element types"),
         (lambda op, w, g, rate, t: (op.Cast(w, to=11), {"m": g}), "mixes element types, or returns another one"),
     ],
@@ -99,7 +101,20 @@ def test_an_update_that_returns_something_else_is_refused(update, says):
         step_model(LINE, "squared_error", optimizer=made(update, {"m": 0.0}))
 
 
+def test_an_update_of_its_own_is_elementwise_only_if_it_says_so():
+    @dataclass(frozen=True)
+    class Trust(Adam):
+        def update(self, op, w, g, rate, t, states, decay):
+            return super().update(op, w, op.Div(g, op.ReduceMax(op.Abs(g), keepdims=0)), rate, t, states, decay)
+
+    assert Adam.elementwise
+    assert AdamW.elementwise
+    assert not step_model(LINE, "squared_error", optimizer=Trust()).flat
+
+
 def test_a_name_is_taken_once():
+    with pytest.raises(OptionError, match="Adam is the optimizer 'adam'"):
+        type("Adam", (Optimizer,), {"name": "adam", "__qualname__": "Adam"})
     with pytest.raises(OptionError, match="SGD is the optimizer 'sgd': choose another name"):
 
         class Other(Optimizer):
