@@ -1,4 +1,4 @@
-"""Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.survey`).
+"""Every mutant of every rule and every function body, with the verdict of the suite (`refgrad.conformance.mutating.survey`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
 python benchmarks/mutants.py --tests [--every N] [OPERATOR ...]    # results/mutants_tests.json: those that the tests notice

@@ -68,9 +68,7 @@ class Fault:
         label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
         if self.kind != WRONG or self.message:
             return f"{label}: {self.kind}: {self.message}"
-        return (
-            f"{label}: the derivative by {self.by!r} along a direction is {self.found:.9g}, and {self.due:.9g} is due"
-        )
+        return f"{label}: the derivative by {self.by!r} along a direction is {self.found:.9g} instead of {self.due:.9g}"
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ class _Search:
         for name, gradient in gradients.items():
             shape = question.at[name].shape
             if gradient.shape != shape:
-                text = f"the gradient by {name!r} has the shape {list(gradient.shape)}, and {list(shape)} is due"
+                text = f"the gradient by {name!r} has the shape {list(gradient.shape)} instead of {list(shape)}"
                 return Fault(WRONG, labels, operators, text, name)
         ask = _Asked(question, gradients, self.seed)
         order = sorted(question.wrt, key=lambda name: name not in self.suspects)

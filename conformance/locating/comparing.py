@@ -144,7 +144,7 @@ def _cotangents(point: Point, recorded: Sequence[Recording], kind: str | Mapping
             if held.shape != value.shape:
                 which = "" if isinstance(kind, Mapping) else "recorded "
                 raise FeedError(
-                    f"The {which}cotangent of {output!r} has the shape {held.shape}, and {value.shape} is due."
+                    f"The {which}cotangent of {output!r} has the shape {held.shape} instead of {value.shape}."
                 )
             value = held.astype(value.dtype)
         elif kind == "ones" or (recorded and not kind):

@@ -57,7 +57,7 @@ _TOGETHER, _MANY = 3.0, 16
 
 
 class Judge:
-    """refgrad in double, and what differences say of it."""
+    """The gradient by refgrad in double, with the differences that confirm or contradict it."""
 
     def __init__(self, point: Point, gradient: ModelProto, seed: int) -> None:
         self.point, self.gradient, self.seed = point, gradient, seed
@@ -71,7 +71,7 @@ class Judge:
 
     @property
     def said(self) -> str:
-        """A text about the judge: refgrad in double, and what differences confirm or contradict of the disputed tensors."""
+        """A text about the judge: how many of the disputed tensors differences confirm or contradict."""
         if not self._confirmed:
             return "refgrad in double"
         bad = sorted(name for name, verdict in self._confirmed.items() if verdict == DISAGREED)

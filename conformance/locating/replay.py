@@ -88,7 +88,7 @@ class Replayed:
             return f"{self.label} is right"
         output, place, due, found = self.at
         said = "is wrong" if self.is_wrong else "is right"
-        where = f"{output!r} has {found:.9g} at {list(place)} and {due:.9g} is due"
+        where = f"{output!r} has {found:.9g} at {list(place)} instead of {due:.9g}"
         return f"{self.label} {said}: {where}; rounding explains {self.allowed:.2g}"
 
 
@@ -318,13 +318,13 @@ def _like(due: Any, result: Any) -> np.ndarray:
 def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> Replayed:
     due = np.asarray(truth.due[output])
     if found.shape != due.shape:
-        return replace(said, failed=f"{output!r} has the shape {list(found.shape)}, and {list(due.shape)} is due")
+        return replace(said, failed=f"{output!r} has the shape {list(found.shape)} instead of {list(due.shape)}")
     if not found.size:
         return said
     error = distance(found, due)
     if is_text(due) or is_text(found):
         place = tuple(int(k) for k in np.unravel_index(int(np.argmax(error)), error.shape))
-        told = f"{output!r} has {found[place]!r} at {list(place)}, and {due[place]!r} is due"
+        told = f"{output!r} has {found[place]!r} at {list(place)} instead of {due[place]!r}"
         return replace(said, failed=told if error[place] else "")
     with np.errstate(all="ignore"):
         wide, right = found.astype(np.float64), due.astype(np.float64)
@@ -361,7 +361,7 @@ def wrong_types(prepared: Prepared, results: Mapping[str, Any]) -> dict[str, str
         if value.dtype is None or not isinstance(result, np.ndarray | np.generic) or is_text(np.asarray(result)):
             continue
         if result.dtype != value.dtype and np.dtype(value.dtype).kind != "O":
-            found[value.name] = f"{value.name!r} has the type {result.dtype}, and {value.dtype} is due"
+            found[value.name] = f"{value.name!r} has the type {result.dtype} instead of {value.dtype}"
     return found
 
 

@@ -77,7 +77,7 @@ def _output(work: Work, name: str) -> Seen:
     judge = work.truth_of_side
     point, found, due = judge.point, work.outputs[name], judge.outputs[name]
     if found.shape != due.shape:
-        return Seen(WRONG, f"it has the shape {list(found.shape)}, and {list(due.shape)} is due")
+        return Seen(WRONG, f"it has the shape {list(found.shape)} instead of {list(due.shape)}")
     with np.errstate(all="ignore"):
         wide = found.astype(np.float64)
         error = np.where((wide == due) | (np.isnan(wide) & np.isnan(due)), 0.0, np.abs(wide - due))
@@ -96,7 +96,7 @@ def _output(work: Work, name: str) -> Seen:
     if np.all(error <= allowed):
         return Seen(RIGHT, "", *numbers)
     place = [int(k) for k in worst]
-    return Seen(WRONG, f"{place} is {float(wide[worst]):.6g}, and {float(due[worst]):.6g} is due", *numbers)
+    return Seen(WRONG, f"{place} is {float(wide[worst]):.6g} instead of {float(due[worst]):.6g}", *numbers)
 
 
 def _spreads(judge: Judge, name: str) -> Iterator[np.ndarray]:

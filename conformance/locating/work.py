@@ -121,7 +121,7 @@ class Work:
         if theirs.shape != due.shape:
             is_recorded = isinstance(self.side, Recording)  # many leave out axes of size 1
             if not is_recorded or np.squeeze(theirs).shape != np.squeeze(due).shape:
-                return Seen(WRONG, f"it has the shape {list(theirs.shape)}, and {list(due.shape)} is due")
+                return Seen(WRONG, f"it has the shape {list(theirs.shape)} instead of {list(due.shape)}")
             theirs = theirs.reshape(due.shape)
         open_ = ~np.isfinite(due)
         bad = ~np.isfinite(theirs.astype(np.float64)) & ~open_
@@ -186,9 +186,9 @@ class Work:
             float(explained[worst] / size) if size else tolerance,
         )
         off = f"{np.count_nonzero(beyond)} of {beyond.size} elements are off"
-        said = f"{off}; {place} is {wide[worst]:.6g}, and {due[worst]:.6g} is due"
+        said = f"{off}; {place} is {wide[worst]:.6g} instead of {due[worst]:.6g}"
         if not size:
-            said = f"it is {wide[worst]:.3g} at {place}, and 0 is due"
+            said = f"it is {wide[worst]:.3g} at {place} instead of 0"
         if len(match.names) == 1 and judge.has_kinks and due.shape == judge.point.wide[match.names[0]].shape:
             name = match.names[0]
             mask = judge.at_kinks(name, beyond)

@@ -81,7 +81,7 @@ def family(key: tuple[str, str]) -> str:
 def mutants_of(
     key: tuple[str, str], case: Case, seed: int = 0
 ) -> Iterator[tuple[Mutant, Callable[[], AbstractContextManager[None]]]]:
-    """Each mutant of a rule, and what breaks the rule in this way while its context lasts. They are found in one case.
+    """Each mutant of a rule in one case, with a context in which the rule is broken in this way.
 
     The place of a mutant is an input, "the adjoint of x", or an operator that the rule emits. Some leave the gradient as it is.
 

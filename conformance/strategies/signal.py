@@ -12,7 +12,7 @@ from refgrad.conformance.strategies.drawing import Drawing, strategy
 
 @strategy("DFT")
 def dft(d: Drawing) -> Case:
-    """Of real and complex signals along any axis except the last, whole and one-sided, as long as the signal or not."""
+    """DFTs of real and complex signals along any axis except the last: whole, one-sided, cut or padded."""
     parts, onesided, inverse = d.pick((1, 0, 0), (2, 0, 0), (1, 0, 1), (2, 0, 1), (1, 1, 0), (2, 1, 1))
     signal = d.shape(2, 3, size=4, elements=24, empty=False)
     if inverse and onesided:  # the result has 2·(n − 1) samples

@@ -1,4 +1,4 @@
-"""Find the origin of NaN and infinities: which node, which element, of what operands, and what to do about it.
+"""Find the origin of NaN and infinities: the node, the element, its operands, and advice.
 
 The interpreter walks through the model, bodies included, and each node is computed by the executor. A NaN is born in an element
 none of whose operands is one, an infinity where all are finite. Each of these is followed to the results: an infinity that a

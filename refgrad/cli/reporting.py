@@ -1,4 +1,4 @@
-"""The output of the commands of `refgrad conformance`: progress, results, remarks, and what an interruption keeps."""
+"""The output of the commands of `refgrad conformance`: progress, results, remarks, and the end of an interrupted run."""
 
 from __future__ import annotations
 

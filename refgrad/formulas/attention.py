@@ -107,7 +107,7 @@ def reshape(op: Emitter, x: str, *sizes: Size) -> str:
 
 
 def split(op: Emitter, d: str | None, past: str | None, before: Size, new: Size) -> tuple[str | None, str | None]:
-    """The adjoints of `past` and of what was appended to it, split from `d`, the adjoint of both."""
+    """The adjoints of `past` and of the appended part, split from `d`, the adjoint of their concatenation."""
     if d is None or past is None:
         return None, d
     d_past, d_new = op.Split(d, tensor(op, before, new), axis=2, outputs=2)

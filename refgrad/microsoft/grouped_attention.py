@@ -208,7 +208,7 @@ def _new_context(op: FunctionEmitter, samples: _Samples, k: str, v: str, k_quant
 
 
 class _Layout(NamedTuple):
-    """The rows of a cache and the tokens in them: of the past, of what the queries attend to (staged), and of the present."""
+    """The rows of three caches and the tokens in them: past, staged (the queries attend to it), and present."""
 
     capacity: str  # (1): the rows of the past
     held: str  # (B, 1): the tokens in the past

@@ -72,7 +72,7 @@ class NodeWriter:
     ) -> None:
         """Write into `graph`.
 
-        :param namespace: the metadata for viewers of what belongs to a forward node; None writes none.
+        :param namespace: the function from the name of a forward node to its metadata for viewers; None writes none.
         """
         self._graph = graph
         self._rename = rename

@@ -38,7 +38,7 @@ _INTEGERS = frozenset(
 _REDUCTIONS = frozenset(
     ("", name) for name in traits.REDUCTIONS | {"TopK", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"}
 )
-# What computes a scale from a reduction, and what stands between a tensor and its rounding.
+# Operators that compute a scale from a reduction, and those between a tensor and its rounding.
 _LOCAL = frozenset(("", name) for name in traits.ELEMENTWISE | traits.MOVING)
 _PRODUCTS = frozenset(
     (

@@ -1,4 +1,4 @@
-"""The statements about an operator besides its rule: that it has no derivative, and what the suite needs to test it.
+"""The registration of zero and missing derivatives, and of what the suite tests an operator with: cases, strategies, forwards.
 
 The suite and its libraries are not imported for that. What is said here waits until the suite asks for it.
 """

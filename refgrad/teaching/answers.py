@@ -77,7 +77,7 @@ def read_answer(chapter: Chapter, path: Path) -> None:
 
 
 def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, ...]:
-    """The sentences that explain an exception of an answer: the line that raised it, and what to do."""
+    """The sentences that explain an exception of an answer: the line that raised it, and advice."""
     root = error.__cause__ if isinstance(error, BrokenRuleError) and error.__cause__ is not None else error
     at = _line(root, path) or _line(error, path)
     line = f"Line {at}" if at else "The rule"
@@ -103,7 +103,7 @@ def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, 
 
 
 def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[str, ...]:
-    """The sentences that explain why refgrad does not take a rule, and what to do."""
+    """The sentences that explain why refgrad refuses a rule, and advice."""
     said = short(error).replace(" of node 'node'", "").replace(" for node 'node'", "")
     said = said.partition(" The node reads ")[0]
     place = f"Line {line}: " if line and "line" not in said else ""

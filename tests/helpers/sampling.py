@@ -55,7 +55,7 @@ def kept(names: Iterable[str], one_of: int, content: str) -> set[str]:
 
 
 def sampled(values: Sequence[T], matrix: str) -> list[T]:
-    """The sample of what a test asks in a loop: one of so many of these values, and at least one."""
+    """The sample of `values` that a test loops over: one of N, and at least one."""
     named = {f"{matrix}[{number}]": value for number, value in enumerate(values)}
     chosen = kept(named, share(), content())
     return [value for name, value in named.items() if name in chosen]

@@ -446,7 +446,7 @@ def questions(operator: str) -> list[Question]:
 
 @cache
 def spoke(operator: str, witness: str) -> list[Sequence[object]]:
-    """What a witness says of the questions of an operator."""
+    """The answers of a witness to the questions of an operator."""
     return [get_oracle(witness).testify(question) for question in questions(operator)]  # type: ignore[misc]
 
 
