@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ TORCH_MODELS = ROOT / "build" / "torch_models"  # whole models; `torch` and othe
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 RUNTIMES = ROOT / "build" / "runtimes"  # written by the session of that name
+SCOREBOARD = ROOT / "build" / "scoreboard"  # so too: all verdicts, which are too large for reports/
 CI = (  # what .ci/run runs: the default sessions and then the first of these lines, and the second line beside them
     ("thorough", "jets"),
     ("torch", "training", "lowered", "jax", "page", "package", "conformance"),
@@ -47,7 +47,7 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
 WORKERS = os.environ.get("REFGRAD_WORKERS", "2")
 SLOW = {  # the session that runs the slow tests of these folders; `thorough` runs the others
-    "conformance": ("tests/conformance/judging/", "tests/conformance/reporting/", "tests/conformance/running/"),
+    "conformance": ("tests/conformance/judge/", "tests/conformance/reports/", "tests/conformance/running/"),
     "lowered": ("tests/lowering/",),
 }
 QUICK = ("-n", WORKERS, "--dist", "worksteal", "-m", "not models")
@@ -148,13 +148,8 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """mypy --strict on the package as it is installed: from the root it would not follow the mapping of the folders."""
-    run = environment(session, "stock", *STOCK)
-    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would install modules that were there before
-    with tempfile.TemporaryDirectory() as folder:
-        run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, ".")
-        with session.chdir(folder):
-            run("mypy", "-p", "refgrad", "--config-file", str(ROOT / "pyproject.toml"))
+    """mypy --strict on the checkout."""
+    environment(session, "stock", *STOCK)("mypy")
 
 
 @nox.session(venv_backend="none")
@@ -184,7 +179,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def jets(session: nox.Session) -> None:
     """Compare derivatives of order 1 to 3 at special points with Taylor arithmetic; minutes."""
-    environment(session, "stock", *STOCK)("python", "-m", "refgrad.conformance.jets", *session.posargs)
+    environment(session, "stock", *STOCK)("python", "-m", "refgrad.conformance.tools.jets", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -204,7 +199,7 @@ def quick(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Mutated models for ten minutes, then random graphs for five. For graphs alone: `nox -s fuzz -- --graphs --jobs 2`."""
     run = environment(session, "stock", *STOCK)
-    fuzzing = ("python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing")
+    fuzzing = ("python", "-W", "ignore", "-m", "refgrad.conformance.tools.fuzzing")
     run(*fuzzing, *session.posargs)
     if not session.posargs:
         run(*fuzzing, "--graphs", "--seconds", "300")
@@ -216,7 +211,7 @@ def fuzz_reader(session: nox.Session) -> None:
     if not sys.platform.startswith("linux") or sys.version_info[:2] >= (3, 15):
         session.skip("atheris has no wheel for this Python and system: Linux, Python 3.11 to 3.14.")
     session.install("atheris", "-e", ".")
-    session.run("python", "-m", "refgrad.conformance.fuzzing.reader", *session.posargs)
+    session.run("python", "-m", "refgrad.conformance.tools.fuzzing.reader", *session.posargs)
 
 
 @nox.session
@@ -230,7 +225,7 @@ def training(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """docs/parity.md, measured anew: minutes; after `torch`, whose models it reads."""
+    """reports/parity.md, measured anew: minutes; after `torch`, whose models it reads."""
     session.install("-e", ".[ort-training,test]")
     session.run("python", "benchmarks/parity.py", str(TORCH_MODELS))
     session.run("python", "docs/generate.py")
@@ -367,10 +362,14 @@ def models(session: nox.Session) -> None:
     """All architectures against torch.autograd (docs/models.md); `refgrad check` on the nine that onnx ships: minutes."""
     session.install("torch")
     session.install("-e", ".[ort,torch,exports,test]")
-    results = ROOT / "benchmarks" / "results" / "models.json"
+    results = ROOT / "reports" / "results" / "models.json"
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
     session.run("python", "docs/generate.py")
-    files = ("tests/frameworks/test_torch.py", "tests/transforms/test_check.py", "tests/backends/test_numpy_models.py")
+    files = (
+        "tests/frameworks/test_torch.py",
+        "tests/conformance/judge/test_check.py",
+        "tests/backends/test_numpy_models.py",
+    )
     pytest(session, own(session), "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
@@ -393,7 +392,7 @@ def deployed(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
+    """Every benchmark that stock onnxruntime can run, and reports/benchmarks.md."""
     session.install("torch")
     session.install("-e", ".[ort,torch,exports,sklearn]", "onnxsim")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all")
@@ -458,11 +457,13 @@ def cuda(session: nox.Session) -> None:
     session.install("-e", ".[cuda,torch,exports,test]")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     pytest(session, own(session), *CUDA, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
-    results = ROOT / "benchmarks" / "results" / "conformance_cuda.json"
+    results = ROOT / "build" / "conformance_cuda.json"
+    results.parent.mkdir(exist_ok=True)
     matrix = ("--builder=refgrad", "--backend=ort-cuda", "--dtype=float32", "--memory=0", "--every=4")
     session.run(
         "refgrad", "conformance", "run", *matrix, "--limitations=docs/limitations_cuda.toml", "-o", str(results)
     )
+    session.run("python", "benchmarks/scoreboard.py", "--cuda", str(results))
 
 
 @nox.session
@@ -476,15 +477,39 @@ def benchmarks_jax(session: nox.Session) -> None:
 
 @nox.session
 def artifacts(session: nox.Session) -> None:
-    """Three steps of training ResNet-18 by lowered artifacts (docs/parity.md), which `benchmarks_training` wrote."""
+    """Three steps of training ResNet-18 by lowered artifacts (reports/parity.md), which `benchmarks_training` wrote."""
     session.install("-e", ".[ort]")
     session.run("python", "benchmarks/artifacts.py", "compare", str(TORCH_MODELS), str(ARTIFACTS))
     session.run("python", "docs/generate.py")
 
 
 @nox.session
+def scoreboard(session: nox.Session) -> None:
+    """reports/scoreboard.md: every builder and executor on every case, on stock ONNX Runtime and its training wheel: hours."""
+    session.install("-e", ".[ort-training,test]")
+    stock = environment(session, "stock", *STOCK)
+    SCOREBOARD.mkdir(parents=True, exist_ok=True)
+    files = {name: str(SCOREBOARD / f"{name}.json") for name in ("onnxruntime", "onnxruntime-training")}
+    run = ("conformance", "run", "--dtype=float32")
+    training = (
+        "--builder=refgrad,refgrad:ort,onnxruntime:raw,onnxruntime:module",
+        "--backend=numpy,ort-cpu",
+        "--opset=21",
+    )
+    anyhow = {"success_codes": [0, 1]}  # 1: there are faults
+    session.run("refgrad", *run, *training, "-o", files["onnxruntime-training"], **anyhow)
+    newest = ("--builder=refgrad,refgrad:ort,onnx-ad", "--backend=numpy,ort-cpu,onnx.reference")
+    program = str(ROOT / ".nox" / "stock" / ("Scripts" if os.name == "nt" else "bin") / "refgrad")
+    session.run(program, *run, *newest, "-o", files["onnxruntime"], external=True, **anyhow)
+    pages = (ROOT / "reports" / "scoreboard.md", SCOREBOARD / "scoreboard.html")
+    stock("refgrad", "conformance", "report", *files.values(), *(f"--output={page}" for page in pages))
+    stock("python", "benchmarks/scoreboard.py", *files.values())
+    stock("python", "docs/generate.py")
+
+
+@nox.session
 def runtimes(session: nox.Session) -> None:
-    """docs/runtimes.md: the exported suite on every runtime, each in its own environment: an hour. `-- tract` runs one."""
+    """reports/runtimes.md: the exported suite on every runtime, each in its own environment: an hour. `-- tract` runs one."""
     session.install("-e", ".")
     export = RUNTIMES / "suite"
     if not session.posargs:

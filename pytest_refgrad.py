@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the suite where it is asked for."""
     given = {name: config.getoption(f"refgrad_{name}") for name in ("backend", "builder", "ops", "limitations")}
     if given["backend"]:
-        from refgrad.conformance.exporting.pytest_plugin import Suite
+        from refgrad.conformance.tools.exporting.pytest_plugin import Suite
 
         operators = [name.strip() for name in given["ops"].split(",")] if given["ops"] else None
         suite = Suite(config, given["backend"], given["builder"] or _BUILDER, operators, given["limitations"])

@@ -16,8 +16,8 @@ from onnx import helper
 
 from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, did_you_mean
 from refgrad.links import Folders, with_data_in
-from refgrad.protos.external import external_tensors, load, refuse_external
-from refgrad.protos.reading import read
+from refgrad.model.external import external_tensors, load, refuse_external
+from refgrad.model.reading import read
 
 ModelLike: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
 Dim: TypeAlias = "int | str | None"
@@ -295,7 +295,7 @@ class Recurrence:
 
     def __init__(self, prepared: Prepared, following: Mapping[str, str], values: Mapping[str, Any]) -> None:
         if following.keys() != values.keys():
-            raise FeedError(f"Values are due for {', '.join(following)}, and there are some for {', '.join(values)}.")
+            raise FeedError(f"Expected values for {', '.join(following)}, got values for {', '.join(values)}.")
         self._prepared, self._following, self._values = prepared, dict(following), dict(values)
         self._before = self._values
         fed_back = set(following.values())

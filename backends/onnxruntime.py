@@ -34,11 +34,11 @@ from refgrad.backends.base import (
 )
 from refgrad.errors import BackendError, InvalidModelError, OptionError, RefgradError, choices
 from refgrad.links import Folders, with_data_in
-from refgrad.protos import native
-from refgrad.protos.external import links_leave
-from refgrad.protos.growth import refuse_growth, refuse_recursion
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import is_large, skeleton_of
+from refgrad.model import native
+from refgrad.model.checks.malformed import explained
+from refgrad.model.checks.recursion import refuse_growth, refuse_recursion
+from refgrad.model.external import links_leave
+from refgrad.model.reading import is_large, skeleton_of
 
 _MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")

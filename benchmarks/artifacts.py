@@ -2,7 +2,7 @@
 
 python examples/torch_models.py MODELS resnet18     # exports MODELS/resnet18.onnx; needs torch
 python benchmarks/artifacts.py write MODELS FOLDER  # artifacts, and what three steps give; needs onnxruntime-training
-python benchmarks/artifacts.py compare MODELS FOLDER   # results/artifacts.json; stock onnxruntime, and the interpreter
+python benchmarks/artifacts.py compare MODELS FOLDER   # reports/results/artifacts.json; stock onnxruntime, and the interpreter
 
 Training in float32 can be reproduced where rounding decides nothing, so these conditions are chosen:
 
@@ -19,7 +19,6 @@ Training in float32 can be reproduced where rounding decides nothing, so these c
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from timing import RESULTS
+from timing import write
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from make_artifacts import LOSSES, OPTIMIZERS, STEPS, Case, Step, make, train, weights
@@ -121,7 +120,7 @@ def main(command: str, models: str, target: str, *chosen: str) -> None:
             rows.append(measure(folder, case))
             print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     if rows and not chosen:
-        (RESULTS / "artifacts.json").write_text(json.dumps(rows, indent=1) + "\n")
+        write("artifacts.json", rows)
 
 
 if __name__ == "__main__":

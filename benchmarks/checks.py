@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 
 from refgrad.conformance import check
-from refgrad.conformance.running.sources import tables
+from refgrad.conformance.judge.running.sources import tables
 from refgrad.errors import RefgradError
 
 

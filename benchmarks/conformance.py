@@ -1,6 +1,6 @@
 """The rate of the conformance suite, and what it costs that every builder, executor and oracle is called in another process.
 
-python benchmarks/conformance.py    # and results/conformance_rate.json
+python benchmarks/conformance.py    # and reports/results/conformance_rate.json
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from timing import alternate, save
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.running.runner import Plan, run_case
-from refgrad.conformance.running.sources import select, tables
-from refgrad.conformance.running.suite import run_suite
+from refgrad.conformance.judge.running.runner import Plan, run_case
+from refgrad.conformance.judge.running.sources import select, tables
+from refgrad.conformance.judge.running.suite import run_suite
 from refgrad.worker import Worker
 
 SAMPLE = 25  # every so many cases are run in both ways

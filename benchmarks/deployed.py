@@ -11,7 +11,7 @@ float input and every float weight, and compared
   constant too, is left to
 - `refgrad.conformance.check`: float64 differences of the model itself along random directions, by those weights and the inputs.
 
-Writes benchmarks/results/deployed.json, model by model. Needs torch, transformers, onnxruntime and onnxruntime-genai.
+Writes reports/results/deployed.json, model by model. Needs torch, transformers, onnxruntime and onnxruntime-genai.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto, helper, numpy_helper
+from timing import RESULTS, write
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "deployed.json"
+PRINTED = ("nodes of the gradient", "gradients", "compared with torch", "seconds")  # and not written
+FILE = "deployed.json"  # of reports/results
 BOUND = 2e-5  # of docs/models.md
 LARGE, SAMPLE = 200_000, 2  # of models with so many parameters, differences are taken by so many weights
 LEVELS = ("BASIC", "EXTENDED", "ALL")  # of ONNX Runtime's optimisation
@@ -552,12 +554,13 @@ def main() -> None:
     parser.add_argument("-v", action="store_true", help="print tracebacks")
     arguments = parser.parse_args()
     names = arguments.models or every
-    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    rows = json.loads((RESULTS / FILE).read_text(encoding="utf-8")) if (RESULTS / FILE).exists() else []
     with multiprocessing.get_context("spawn").Pool(arguments.jobs, initializer=_find_examples) as pool:
         for name, made in pool.imap(_all_of, [(name, arguments.folder) for name in names]):
-            rows = [row for row in rows if row["model"] != name] + made
+            rows = [row for row in rows if row["model"] != name]
+            rows += [{key: value for key, value in row.items() if key not in PRINTED} for row in made]
             rows.sort(key=lambda row: every.index(row["model"]))
-            RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+            write(FILE, rows)
 
 
 def _find_examples() -> None:

@@ -33,7 +33,7 @@ OPTIONS = {
 def cases() -> Iterator[Case]:
     """Every case, the node tests last."""
     yield from tables()
-    for module in ("refgrad.conformance.running.sources", "refgrad.conformance.running.sources"):
+    for module in ("refgrad.conformance.judge.running.sources", "refgrad.conformance.judge.running.sources"):
         try:
             sources = __import__(module, fromlist=["node_tests"])
         except ImportError:

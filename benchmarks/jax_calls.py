@@ -26,7 +26,7 @@ from timing import save
 
 import refgrad
 import refgrad.jax
-from refgrad.protos.reading import skeleton_of
+from refgrad.model.reading import skeleton_of
 
 ROUNDS, GOAL = 1000, 0.3
 SIZES = {"small": (8, (100, 50, 10)), "large": (64, (784, 512, 256, 10))}

@@ -1,6 +1,6 @@
 """What it costs to find a fault in a large model: seconds and peak memory, beside one run of its gradient.
 
-    python benchmarks/locating_scale.py MODEL NODE [-o benchmarks/results/locating_scale.json]
+    python benchmarks/locating_scale.py MODEL NODE [-o reports/results/locating_scale.json]
 
 MODEL is an export, such as the BERT of examples/architectures.py with twelve layers; NODE is the node of it whose kernel and
 whose rule are planted to be off by 0.1 %. Each line is a process of its own, one after the other.
@@ -28,7 +28,7 @@ from refgrad.backends.base import graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance import compare, locate
 from refgrad.conformance.locating.sides import Live
-from refgrad.conformance.questions.feeds import random_feeds
+from refgrad.conformance.problems.feeds import random_feeds
 
 RUN = "one run of the gradient, float32"
 

@@ -1,7 +1,7 @@
-"""Every mutant of every rule and every function body, with the verdict of the suite (`refgrad.conformance.mutating.survey`).
+"""Every mutant of every rule and function body, with the suite's verdict (`refgrad.conformance.tools.mutating.survey`).
 
-python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
-python benchmarks/mutants.py --tests [--every N] [OPERATOR ...]    # results/mutants_tests.json: those that the tests notice
+python benchmarks/mutants.py [OPERATOR ...]    # mutants.json in reports/results; with operators, the survivors are printed only
+python benchmarks/mutants.py --tests [--every N] [OPERATOR ...]    # mutants_tests.json there: those that the tests notice
 
 An hour, and hours with --tests; --every 8 tries one of eight mutants of each operator.
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import track
-from timing import RESULTS
+from timing import write
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.mutating.mutants import Outcome, summary
-from refgrad.conformance.mutating.survey import defined, ruled, survey
+from refgrad.conformance.tools.mutating.mutants import Outcome, summary
+from refgrad.conformance.tools.mutating.survey import defined, ruled, survey
 from refgrad.protos.domains import MICROSOFT
 
 WORKERS = 2
@@ -40,7 +40,7 @@ def main(operators: Sequence[str]) -> None:
         if not outcome.caught and not outcome.mutant.reason:
             print("no reason:", outcome.mutant, outcome.note)
     if not operators:
-        (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
+        write("mutants.json", summary(found, names), depth=2)
 
 
 def by_tests(operators: Sequence[str], every: int) -> None:
@@ -49,7 +49,7 @@ def by_tests(operators: Sequence[str], every: int) -> None:
     row = {"every": every} | noticed(list(surveyed(names, (differences, body, judged), every)))
     print(json.dumps(row, indent=1))
     if not operators:
-        (RESULTS / "mutants_tests.json").write_text(json.dumps(row, indent=1) + "\n")
+        write("mutants_tests.json", row)
 
 
 def surveyed(names: Sequence[str], tests: Sequence[Callable[[Case], None]] = (), every: int = 1) -> Iterator[Outcome]:
@@ -83,7 +83,7 @@ def body(case: Case) -> None:
 
 def judged(case: Case) -> None:
     """The test in which the judge looks at control flow and sequences; it passes for other operators."""
-    module = _module("conformance/judging/test_structures_by_the_judge.py")
+    module = _module("conformance/judge/test_structures_by_the_judge.py")
     if case.name in {one.name for one in module.CASES}:
         module.test_its_gradient_is_right(case)
 

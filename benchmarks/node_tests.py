@@ -1,6 +1,6 @@
 """Every node test of onnx: the interpreter against `onnx.reference`, both prepared beforehand, in turn in one process.
 
-python benchmarks/node_tests.py                # all, and results/node_tests.json
+python benchmarks/node_tests.py                # all, and reports/results/node_tests.json
 python benchmarks/node_tests.py Resize Loop    # the tests with such a name or operator, printed only
 """
 

@@ -10,7 +10,6 @@ Both compute in float32 without TF32. On the device "cpu" the same code runs, as
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import pickle
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from timing import Process
+from timing import Process, write
 
 RUNTIMES = ("onnxruntime", "graph")  # without and with a CUDA graph
 SECONDS, ROUNDS = 0.08, 5  # of one system in all its rounds of a row; the rounds
@@ -358,7 +357,7 @@ def save_so_far(found: Sequence[dict[str, Any]], output: Path | None) -> None:
     print("  ".join(f"{name}={value}" for name, value in found[-1].items()), flush=True)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(found, indent=1) + "\n")
+        write(output.resolve(), found)
 
 
 def means(found: Sequence[dict[str, Any]]) -> str:

@@ -38,7 +38,7 @@ from timing import RESULTS, Process, save
 
 import refgrad
 from refgrad.errors import RefgradError
-from refgrad.protos.walk import versions_of
+from refgrad.protos.traverse import versions_of
 
 THREADS = 2
 SECONDS, ROUNDS = 0.25, 9  # of one system in all its rounds of a row; at least so many rounds

@@ -1,13 +1,12 @@
 """Dialect "ort" against ONNX Runtime's own builder: every case of every registered operator, and whole models.
 
-python benchmarks/parity.py [FOLDER]    # results/parity.json; FOLDER has the models that examples/torch_models.py writes
+python benchmarks/parity.py [FOLDER]    # reports/results/parity.json; FOLDER has models of examples/torch_models.py
 
 Needs the training wheel; minutes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.progress import track
-from timing import RESULTS
+from timing import write
 
-from refgrad.conformance import parity
-from refgrad.transforms.ortbuilder import Builders
+from refgrad.conformance.tools import parity
+from refgrad.derivatives.ortbuilder import Builders
 from refgrad.worker import Worker
 
 WORKERS = 2
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         "departures": parity.grounds(every),
         "models": [asdict(model) for model in whole],
     }
-    (RESULTS / "parity.json").write_text(json.dumps(results, indent=1) + "\n")
+    write("parity.json", results, depth=2)
 
 
 if __name__ == "__main__":

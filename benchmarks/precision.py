@@ -1,25 +1,24 @@
-"""The error of the gradient of every function of numbers, over its whole domain (docs/precision.md).
+"""The error of the gradient of every function of numbers, over its whole domain (reports/precision.md).
 
-python benchmarks/precision.py [OPERATOR ...]    # results/precision.json; with operators, their rows are printed only
+python benchmarks/precision.py [OPERATOR ...]    # reports/results/precision.json; with operators, their rows are printed only
 
 Minutes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from rich.progress import track
-from timing import RESULTS
+from timing import write
 
-from refgrad.conformance.precision.explanations import reason, unexplained
-from refgrad.conformance.precision.functions import FUNCTIONS
-from refgrad.conformance.precision.points import TYPES
-from refgrad.conformance.precision.scan import scan
+from refgrad.conformance.tools.precision.explanations import reason, unexplained
+from refgrad.conformance.tools.precision.functions import FUNCTIONS
+from refgrad.conformance.tools.precision.points import TYPES
+from refgrad.conformance.tools.precision.scan import scan
 
 WORKERS = 2
 
@@ -36,10 +35,8 @@ def rows(question: tuple[int, str]) -> list[dict[str, Any]]:
                 "type": dtype,
                 "executor": measured.executor,
                 "order": measured.order,
-                "points": measured.points,
                 "error": float(f"{worst.error:.3g}"),
                 "at": list(worst.at),
-                "by": worst.by,
                 "got": worst.got,
                 "expected": worst.expected,
                 "beyond": len(measured.beyond),
@@ -59,7 +56,7 @@ def main(operators: Sequence[str]) -> None:
         if operators or row["unexplained"]:
             print(row)
     if not operators:
-        (RESULTS / "precision.json").write_text(json.dumps(found, indent=1) + "\n")
+        write("precision.json", found)
 
 
 if __name__ == "__main__":

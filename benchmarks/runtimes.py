@@ -4,7 +4,8 @@
 
 EXPORT is what `refgrad conformance export` wrote. PRINTED is a folder with a file for each runtime and folder of tests, which
 holds what the runner printed: `<runtime>~gradients.jsonl`, `<runtime>~symbolic~gradients.jsonl`. Writes
-benchmarks/results/runtimes.json; `nox -s runtimes` does all of it.
+reports/results/runtimes.json, with the names of the tests that fail, and reports/known_failures.json, with the names of all
+gradient models that do not pass. `nox -s runtimes` does all of it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import json
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "runtimes.json"
+from timing import RESULTS, write
+
+KNOWN = RESULTS.parent / "known_failures.json"
 _WORDS = 160  # letters of a reason that are kept
 _BESIDE = re.compile(
     r"Stack backtrace.*|\[ONNXRuntimeError\] : \d+ : |failed to call OrtRun\(\)\. |\S*/(?=model\.onnx)|(?<!\S)/\S*/(?=\w)"
@@ -32,16 +36,46 @@ def main() -> None:
     parser.add_argument("printed", type=Path)
     arguments = parser.parse_args()
     manifest = json.loads((arguments.export / "manifest.json").read_text(encoding="utf-8"))
-    tests = {test["name"]: test for test in manifest["tests"]}
     rows = [collected(path) for path in sorted(arguments.printed.glob("*.jsonl"))]
     document = {
         "suite": manifest["suite"],
         "tests": dict(Counter(test["section"] for test in manifest["tests"])),
         "left_out": dict(Counter(case["section"] for case in manifest["left_out"])),
-        "cases": {name: f"{zlib.crc32(test['case'].encode()):08x}" for name, test in tests.items()},
-        "runs": rows,
+        "runs": [shortened(row) for row in rows],
     }
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write("runtimes.json", document, depth=4)
+    cases = {test["name"]: test["case"] for test in manifest["tests"]}
+    known = known_failures((row for row in rows if row["folder"].endswith("gradients")), cases)
+    write(KNOWN, known, depth=2)
+
+
+def shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the number of the tests in each group, and with the names of those that fail. Of others it has the first."""
+    groups = [
+        {
+            "verdict": group["verdict"],
+            "why": group["why"],
+            "count": len(group["tests"]),
+            "tests": group["tests"] if group["verdict"] == "failed" else group["tests"][:1],
+        }
+        for group in row["groups"]
+    ]
+    return row | {"groups": groups}
+
+
+def known_failures(rows: Iterable[dict[str, Any]], cases: Mapping[str, str]) -> dict[str, Any]:
+    """The tests that a runtime does not pass, each with a checksum of its case and the numbers of runtimes and reasons."""
+    runtimes: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        runtime = runtimes.setdefault(f"{row['runtime']} {row['version']}", len(runtimes))
+        for group in row["groups"]:
+            reason = reasons.setdefault(f"{group['verdict']}: {group['why']}", len(reasons))
+            for test in group["tests"]:
+                sums = f"{zlib.crc32(cases[test].encode()):08x}"
+                found.setdefault(test, [sums]).append([runtime, reason])
+    return {"runtimes": list(runtimes), "reasons": list(reasons), "tests": dict(sorted(found.items()))}
 
 
 def collected(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Each seed takes every fifth case, beginning with another one than the seed before: in 20 seeds each case comes up four times.
 
-python benchmarks/seeds.py        # 20 seeds, and results/conformance_seeds.json
+python benchmarks/seeds.py        # 20 seeds, and reports/results/conformance_seeds.json
 python benchmarks/seeds.py 3      # as many seeds, printed only
 """
 
@@ -13,9 +13,9 @@ from collections import Counter
 
 from timing import save
 
-from refgrad.conformance.running.runner import Plan
-from refgrad.conformance.running.sources import select, tables
-from refgrad.conformance.running.suite import run_suite
+from refgrad.conformance.judge.running.runner import Plan
+from refgrad.conformance.judge.running.sources import select, tables
+from refgrad.conformance.judge.running.suite import run_suite
 
 SEEDS = 20
 APART = 5

@@ -24,7 +24,7 @@ from run_time import load
 from timing import alternate, save
 
 import refgrad
-from refgrad.protos.walk import reads_of
+from refgrad.protos.traverse import reads_of
 
 THREADS, ROUNDS = 1, 401  # one thread: two sessions that spin would take each other's time
 SECONDS = 4.0  # for a model, unless it takes longer to be called 31 times

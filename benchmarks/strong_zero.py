@@ -18,7 +18,7 @@ from timing import alternate, save
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.protos.walk import nested
+from refgrad.protos.traverse import nested
 
 MODELS = ("mlp", "resnet18", "bert", "gpt2", "lstm")
 ROUNDS = 40

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 SETTLE = 0.1  # seconds in which the threads of the process before stop spinning
 
 
@@ -122,9 +122,21 @@ class Process:
         self.process.join()
 
 
+def write(path: str | Path, document: Any, depth: int = 1) -> None:
+    """Write JSON to a path in `reports/results`. The outer `depth` levels of `document` have a line for each entry."""
+    (RESULTS / path).write_text(_lines(document, depth) + "\n", encoding="utf-8")
+
+
+def _lines(value: Any, depth: int) -> str:
+    if not depth or not value or not isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(one, depth - 1)}" for key, one in value.items()) + "\n}"
+    return "[\n" + ",\n".join(_lines(one, depth - 1) for one in value) + "\n]"
+
+
 def save(name: str, rows: list[dict[str, Any]]) -> None:
-    """Print the rows and write them to `results/<name>.json`, which docs/benchmarks.md is made from."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    """Print the rows and write them to `reports/results/<name>.json`, which reports/benchmarks.md is made from."""
+    write(f"{name}.json", rows)
     for row in rows:
         print("  ".join(f"{key}={value}" for key, value in row.items()))

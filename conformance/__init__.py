@@ -6,21 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.judging.check import Check, Row, check
+from refgrad.conformance.judge.check import Check, Row, check
 from refgrad.conformance.oracles.central import FiniteDifference, directional
 
 if TYPE_CHECKING:
-    from refgrad.conformance.exporting.export import export_suite
-    from refgrad.conformance.exporting.gradient_backend_test import GradientBackendTest
+    from refgrad.conformance.judge.nan.nonfinite import NonFinite, nonfinite
+    from refgrad.conformance.judge.running.results import Results
+    from refgrad.conformance.judge.running.runner import Plan
+    from refgrad.conformance.judge.running.sources import select, tables
+    from refgrad.conformance.judge.running.suite import run_suite
     from refgrad.conformance.locating.bisection import Bisected, bisect
     from refgrad.conformance.locating.comparing import compare
     from refgrad.conformance.locating.location import Located, locate
     from refgrad.conformance.locating.verdicts import Comparison
-    from refgrad.conformance.running.results import Results
-    from refgrad.conformance.running.runner import Plan
-    from refgrad.conformance.running.sources import select, tables
-    from refgrad.conformance.running.suite import run_suite
-    from refgrad.conformance.tracing.nonfinite import NonFinite, nonfinite
+    from refgrad.conformance.tools.exporting.export import export_suite
+    from refgrad.conformance.tools.exporting.gradient_backend_test import GradientBackendTest
 
 __all__ = [
     "Bisected",
@@ -50,19 +50,19 @@ __all__ = [
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
     "Bisected": "locating.bisection",
     "Comparison": "locating.verdicts",
-    "GradientBackendTest": "exporting.gradient_backend_test",
+    "GradientBackendTest": "tools.exporting.gradient_backend_test",
     "Located": "locating.location",
-    "NonFinite": "tracing.nonfinite",
-    "Plan": "running.runner",
-    "Results": "running.results",
+    "NonFinite": "judge.nan.nonfinite",
+    "Plan": "judge.running.runner",
+    "Results": "judge.running.results",
     "bisect": "locating.bisection",
     "compare": "locating.comparing",
-    "export_suite": "exporting.export",
+    "export_suite": "tools.exporting.export",
     "locate": "locating.location",
-    "nonfinite": "tracing.nonfinite",
-    "run_suite": "running.suite",
-    "select": "running.sources",
-    "tables": "running.sources",
+    "nonfinite": "judge.nan.nonfinite",
+    "run_suite": "judge.running.suite",
+    "select": "judge.running.sources",
+    "tables": "judge.running.sources",
 }
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.forward.functions import call_functions
-from refgrad.protos import native
+from refgrad.model import native
+from refgrad.model.inlining.defined import call_functions
+from refgrad.model.inlining.inline import inline_functions
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.inlining import inline_functions
-from refgrad.protos.walk import versions_of
+from refgrad.protos.traverse import versions_of
+from refgrad.tables import plugins
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.schemas import find_schema
 from refgrad.tables.signatures import SIGNATURES
@@ -190,6 +191,7 @@ def node_case(
         reads the inputs through a Reshape to a shape fed at run time, so that not even the rank is known).
     :param attributes: the node's attributes; add an underscore to a name that is a parameter above (`opset_`).
     """
+    plugins.load()
     attributes = {key.removesuffix("_"): value for key, value in attributes.items()}
     node = _Node(op_type, domain, opset, inputs, outputs, tuple(constant), shapes, attributes)
     fed_shapes = ",".join("none" if v is None else "x".join(map(str, v.shape)) or "scalar" for v in inputs)
@@ -218,13 +220,14 @@ class _Node:
     @cached_property
     def schema(self) -> onnx.defs.OpSchema:
         """The schema of its operator."""
+        plugins.load()  # another process may have made the case
         found: onnx.defs.OpSchema = find_schema(self.op_type, self.domain, self.opset)
         return found
 
     @cached_property
     def called(self) -> list[str]:
         """The names of its inputs, as the schema has them."""
-        return _names(self.schema, len(self.inputs))
+        return input_names(self.schema, len(self.inputs))
 
     @cached_property
     def fed(self) -> Feeds:
@@ -337,7 +340,8 @@ def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[s
     return {value.name: value.type for value in native.infer_shapes(model).graph.output}
 
 
-def _names(schema: onnx.defs.OpSchema, count: int) -> list[str]:
+def input_names(schema: onnx.defs.OpSchema, count: int) -> list[str]:
+    """The names of the first inputs of a node, as its schema has them."""
     names = []
     for position in range(count):
         parameter = schema.inputs[min(position, len(schema.inputs) - 1)]

@@ -1,4 +1,4 @@
-"""The sections of docs/benchmarks.md: title, the file of results, and what its columns and goals are."""
+"""The sections of reports/benchmarks.md: title, the file of results, and what its columns and goals are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BENCHMARKS = (
         '"compiled ratio" ONNX Runtime without a graph against torch.compile. "on the CPU" are the nodes that ONNX Runtime '
         'computes there, "copies" those that it inserts to carry values over: with such nodes, or loops, it may refuse to make '
         "a graph. Errors are the largest against the interpreter in double precision, relative to a result's largest entry. "
-        "An empty entry was refused or failed, and [the results](../benchmarks/results/operators_cuda.json) say why. "
+        "An empty entry was refused or failed, and [the results](results/operators_cuda.json) say why. "
         "torch.compile is not asked for recurrences, whose steps it writes out.",
     ),
     (
@@ -149,7 +149,7 @@ BENCHMARKS = (
         "node_tests",
         "Against `onnx.reference`, both prepared beforehand, the median of runs in turn. Goal: none above 1.0. Most of these "
         "tests have few elements, so the call itself takes the time; "
-        "[the results](../benchmarks/results/node_tests.json) name those above 1.0.",
+        "[the results](results/node_tests.json) name those above 1.0.",
     ),
     (
         "The conformance suite",

@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself, in docs/, and the number of operators in the README.
+"""Write the tables that the project prints of itself: in reports/, the first screen of each in docs/, and the README's numbers.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -22,30 +22,31 @@ import onnx
 import onnx.printer
 import precision_page
 import stubs
+import summaries
 from benchmark_tables import BENCHMARKS
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.departures import KINDS as DEPARTURES
-from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, backend_tests
-from refgrad.conformance.exporting.expected import curated, symbolic
-from refgrad.conformance.findings import findings as every_finding
-from refgrad.conformance.findings.builders import builder_findings
-from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
-from refgrad.conformance.findings.finding import RELEASES, TRAINING, VERSIONS, Finding
-from refgrad.conformance.lacking import read_reasons
-from refgrad.conformance.mutating.mutants import COLUMNS, WRONG_RESULT, Mutant
-from refgrad.conformance.mutating.survey import defined, family, ruled
-from refgrad.conformance.parity.structure import EXCUSES
-from refgrad.conformance.reporting import html, markdown
-from refgrad.conformance.running.nodemodels import FIXED, excluded, moved, node_models
-from refgrad.conformance.running.results import Results, load, merge
-from refgrad.conformance.running.sources import node_tests, of_findings, select, tables
-from refgrad.protos.upgrade import FIXES
+from refgrad.conformance.judge.running.nodemodels import FIXED, excluded, moved, node_models
+from refgrad.conformance.judge.running.sources import of_bugs
+from refgrad.conformance.known.bugs import known_bugs as every_known_bug
+from refgrad.conformance.known.bugs.bug import RELEASES, TRAINING, VERSIONS, KnownBug
+from refgrad.conformance.known.bugs.builders import builder_bugs
+from refgrad.conformance.known.bugs.builders.bug import BUILDER_VERSIONS, BuilderBug
+from refgrad.conformance.known.differences import KINDS as DIFFERENCES
+from refgrad.conformance.reports import markdown
+from refgrad.conformance.tools.coverage import read_reasons
+from refgrad.conformance.tools.exporting.backendtests import KINDS, LEFT_OUT, backend_tests
+from refgrad.conformance.tools.exporting.expected import curated, symbolic
+from refgrad.conformance.tools.mutating.mutants import COLUMNS, WRONG_RESULT, Mutant
+from refgrad.conformance.tools.mutating.survey import defined, family, ruled
+from refgrad.conformance.tools.parity.structure import OVERLOOKED
+from refgrad.model.upgrading.upgrade import FIXES
 from refgrad.tables.operators import operators as every_operator
-from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.registry import CONTROL_FLOW_RULES, RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+REPORTS = ROOT / "reports"
+RESULTS = REPORTS / "results"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -57,7 +58,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def operators() -> str:
     """Return docs/operators.md."""
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
-    names = ", ".join(sorted({name for _, name in (*RULES, *STRUCTURES)}, key=str.lower))
+    names = ", ".join(sorted({name for _, name in (*RULES, *CONTROL_FLOW_RULES)}, key=str.lower))
     return (
         "# Operators\n\nThe derivative of every operator of ONNX, and of ONNX Runtime's own operators: a rule; the derivative "
         "of the function\nbody; zero; none, with the reason; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
@@ -73,8 +74,8 @@ def opsets() -> str:
         "# Older opsets\n\nA gradient has the opset of the model, from 16 on. `onnx.version_converter` first converts a model "
         "of opset 7 to 15 to\n16, one with sequences to 17, with its subgraphs. Local functions are inlined before; other "
         "domains stay as they are.\nEvery operator of those opsets was compared before and after, in ONNX "
-        "Runtime, and its gradient with float64\ndifferences (`tests/protos/test_opsets.py`). What the converter gets wrong is "
-        "rewritten (`refgrad/protos/upgrade.py`):\n\n"
+        "Runtime, and its gradient with float64\ndifferences (`tests/model/test_opsets.py`). What the converter gets wrong is "
+        "rewritten (`refgrad/model/upgrading/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
         + "\nThese are refused, with the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in "
         "training whose\n`saved_mean` or `saved_var` is read, or with `spatial=0`; sparse constants and initializers. onnx "
@@ -138,27 +139,29 @@ def tests_of_onnx() -> str:
     )
 
 
-def findings() -> dict[Path, str]:
-    """Return docs/findings.md, which has a table for each system, and docs/findings/*.md, which have the models."""
+def known_bugs() -> dict[Path, str]:
+    """Return reports/findings.md, which has a table for each system, the models in reports/findings/, and docs/findings.md."""
     pages = {}
     sections = []
+    counts = []
     for system, releases in RELEASES.items():
         title = f"{system} {' or '.join(releases)}"
         groups: dict[tuple[str, ...], list[str]] = {}
         models = [f"# Models that {title} gets wrong\n\n[All findings](../findings.md)\n"]
-        found = [f for f in every_finding() if f.system == system]
+        found = [f for f in every_known_bug() if f.system == system]
         for f, link, heading in _linked(found):
             fault = f.fault + (f" (until {f.until})" if f.until else "")
             groups.setdefault((fault, f.proof or "float64 differences of the forward model"), []).append(link)
             models.append(f"{heading}\n\nIt {fault}.\n\n{_code(f.model)}\n{_data(f)}")
         rows = [(", ".join(links), *what) for what, links in groups.items()]
-        sections.append(_counted(title, found) + table(("operator", "what is wrong", "proof"), rows))
+        sections.append(_section(title, found, ("operator", "what is wrong", "proof"), rows))
+        counts.append((title, _page(system).name, *_counts_of(found)))
         pages[_page(system)] = "\n".join(models)
-    cases = dict(zip(builder_findings(), of_findings(), strict=True))
+    cases = dict(zip(builder_bugs(), of_bugs(), strict=True))
     for system, version in BUILDER_VERSIONS.items():
         groups = {}
         models = [f"# Gradients that {system} {version} writes wrongly\n\n[All findings](../findings.md)\n"]
-        gradients = [f for f in builder_findings() if f.system == system]
+        gradients = [f for f in builder_bugs() if f.system == system]
         for g, link, heading in _linked(gradients):
             groups.setdefault((g.fault, g.graph), []).append(link)
             models.append(
@@ -166,27 +169,23 @@ def findings() -> dict[Path, str]:
                 f"Who is right: {g.proof}.\n\n{_code(g.model)}\n{_gradients(g)}\n{_again(g, cases[g])}"
             )
         rows = [(", ".join(links), *what) for what, links in groups.items()]
-        header = ("operator", "what is wrong", "in the graph that it writes")
-        sections.append(_counted(f"Gradients by {system} {version}", gradients) + table(header, rows))
+        header, title = ("operator", "what is wrong", "in the graph that it writes"), f"Gradients by {system} {version}"
+        sections.append(_section(title, gradients, header, rows))
+        counts.append((title, _page(system).name, *_counts_of(gradients)))
         pages[_page(system)] = "\n".join(models)
-    pages[ROOT / "docs" / "findings.md"] = (
-        "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right\n"
-        "(`tests/conformance/cases/test_findings.py`). Each operator leads to its model, its feeds and the right result. "
-        "All are\nrecords in `conformance/findings/*.toml`, which `refgrad.conformance.findings.findings()` reads.\n\n"
-        "The last tables are about gradients: models whose gradient another builder writes wrongly, and refgrad writes right. "
-        "Each\ngradient is worked "
-        "out by hand, two oracles confirm it and contradict the builder, and the suite finds the fault by itself\n"
-        "(`tests/conformance/cases/test_builder_findings.py`): "
-        "`refgrad conformance run --source findings`.\n\n" + "\n".join(sections)
+    pages[REPORTS / "findings.md"] = (
+        "# All findings\n\nEach operator leads to its model, its feeds and the right result. "
+        "[Findings](../docs/findings.md) says how they are proved.\n\n" + "\n".join(sections)
     )
+    pages[ROOT / "docs" / "findings.md"] = summaries.known_bugs(counts, table)
     return pages
 
 
-AnyFinding = TypeVar("AnyFinding", Finding, BuilderFinding)
+AnyBug = TypeVar("AnyBug", KnownBug, BuilderBug)
 
 
-def _linked(found: Iterable[AnyFinding]) -> Iterator[tuple[AnyFinding, str, str]]:
-    """Each finding with the link to its model and the heading there."""
+def _linked(found: Iterable[AnyBug]) -> Iterator[tuple[AnyBug, str, str]]:
+    """Each known bug with the link to its model and the heading there."""
     seen: Counter[str] = Counter()
     for f in found:
         seen[f.operator] += 1
@@ -195,42 +194,50 @@ def _linked(found: Iterable[AnyFinding]) -> Iterator[tuple[AnyFinding, str, str]
         yield f, link, f"## {f.operator} {number}"
 
 
-def _counted(title: str, found: Sequence[Finding | BuilderFinding]) -> str:
-    return f"## {title}: {len(found)} findings about {len({f.operator for f in found})} operators\n\n"
+def _counts_of(found: Sequence[KnownBug | BuilderBug]) -> tuple[int, int]:
+    """The number of known bugs, and of operators that they are about."""
+    return len(found), len({f.operator for f in found})
+
+
+def _section(
+    title: str, found: Sequence[KnownBug | BuilderBug], header: Sequence[str], rows: Iterable[Sequence[str]]
+) -> str:
+    known_bugs, operators = _counts_of(found)
+    return f"## {title}: {known_bugs} findings about {operators} operators\n\n{table(header, rows)}"
 
 
 def _page(system: str) -> Path:
-    return ROOT / "docs" / "findings" / f"{system}.md"
+    return REPORTS / "findings" / f"{system}.md"
 
 
 def _code(model: onnx.ModelProto) -> str:
     return f"```\n{onnx.printer.to_text(model).strip()}\n```\n"
 
 
-def _data(finding: Finding) -> str:
+def _data(bug: KnownBug) -> str:
     """List what is fed and what has to come out."""
-    fed = [f"- {name}: `{_short(value)}`\n" for name, value in finding.feeds.items()]
-    return "".join(fed + [f"- {name} has to be `{_short(value)}`\n" for name, value in finding.expected.items()])
+    fed = [f"- {name}: `{_short(value)}`\n" for name, value in bug.feeds.items()]
+    return "".join(fed + [f"- {name} has to be `{_short(value)}`\n" for name, value in bug.expected.items()])
 
 
-def _gradients(finding: BuilderFinding) -> str:
+def _gradients(bug: BuilderBug) -> str:
     """List what is fed, what the gradients have to be, and what they are."""
-    lines = [f"- {name}: `{_short(value)}`\n" for name, value in finding.feeds.items()]
-    lines += [f"- the cotangent of {name}: `{_short(value)}`\n" for name, value in finding.cotangents.items()]
-    given = finding.given
-    for name, value in finding.expected.items():
+    lines = [f"- {name}: `{_short(value)}`\n" for name, value in bug.feeds.items()]
+    lines += [f"- the cotangent of {name}: `{_short(value)}`\n" for name, value in bug.cotangents.items()]
+    given = bug.given
+    for name, value in bug.expected.items():
         but = "" if isinstance(given, str) else f", and is `{_short(given[name])}`"
         lines.append(f"- the gradient by {name} has to be `{_short(value)}`{but}\n")
     if isinstance(given, str):
-        lines.append(f"- instead, {finding.executor} says: `{given}`\n")
+        lines.append(f"- instead, {bug.executor} says: `{given}`\n")
     return "".join(lines)
 
 
-def _again(finding: BuilderFinding, case: Case) -> str:
+def _again(bug: BuilderBug, case: Case) -> str:
     """The command that shows it."""
     return (
         f"```console\n$ refgrad conformance run --source findings --case {case.name} --opset {case.opset} "
-        f"--builder {','.join(finding.builders)} --backend {finding.executor}\n```\n"
+        f"--builder {','.join(bug.builders)} --backend {bug.executor}\n```\n"
     )
 
 
@@ -245,32 +252,28 @@ def _short(value: Any) -> str:
     )
 
 
-def parity() -> str:
-    """Return docs/parity.md, from the results that `nox -s parity` wrote."""
+def parity() -> dict[Path, str]:
+    """Return reports/parity.md and docs/parity.md, from the results that `nox -s parity` wrote."""
     results = json.loads((RESULTS / "parity.json").read_text())
     per_operator: dict[str, dict[str, int]] = results["operators"]
     total = Counter[str]()
     for column in per_operator.values():
         total.update(column)
-    apart = {verdict: words for excuse, words in EXCUSES.items() for verdict in [f"isomorphic apart from {excuse}"]}
-    apart[f"isomorphic apart from {' and '.join(EXCUSES)}"] = "both"
-    columns = ("cases", "right", "same operators", "same names", "isomorphic", *apart, *DEPARTURES)
+    apart = {verdict: words for name, words in OVERLOOKED.items() for verdict in [f"isomorphic apart from {name}"]}
+    apart[f"isomorphic apart from {' and '.join(OVERLOOKED)}"] = "both"
+    columns = ("cases", "right", "same operators", "same names", "isomorphic", *apart, *DIFFERENCES)
     rows = [[name, *(str(column.get(c) or "") for c in columns)] for name, column in per_operator.items()]
     rows.append(["all", *(str(total[c]) for c in columns)])
     same = total["isomorphic"] + sum(total[c] for c in apart)
     lines = [
-        "# Parity with ONNX Runtime's gradient builder\n",
-        parity_summary(),
+        "# Parity with ONNX Runtime's gradient builder, operator by operator\n",
         f"Dialect `ort` against GradientGraphBuilder of onnxruntime-training-cpu {VERSIONS[TRAINING]}, over {total['cases']} "
         f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient is "
         f"right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node by "
-        "node.\nWhat the columns count:\n",
-        "- right: both gradients are right",
-        "- same operators: of these, both graphs have the same training operators",
-        "- same names: of these, both graphs have the same names of gradients",
-        *(f"- {column}: {words}" for column, words in (*apart.items(), *DEPARTURES.items())),
-        "\nEvery graph of the last columns is explained below. `nox -s parity` measures all of this. What the builder writes "
-        "wrongly\nis shown on models of a few elements in [findings.md](findings.md).\n",
+        "node. [Parity](../docs/parity.md) says what the columns count.\n"
+        "Every graph of the last columns is explained below. What the builder writes wrongly is shown on models of a "
+        "few elements "
+        "in\n[findings.md](findings.md).\n",
         table(("operator", *columns), rows),
         "## Whole models\n",
         table(
@@ -288,7 +291,7 @@ def parity() -> str:
     ]
     lines.append(training_artifacts())
     lines.append(beaten_kernels())
-    for kind, words in DEPARTURES.items():
+    for kind, words in DIFFERENCES.items():
         lines.append(f"## {kind.capitalize()}: {words}\n")
         for ground in (ground for ground in results["departures"] if ground["kind"] == kind):
             cases = ", ".join(f"{name} ({count})" for name, count in ground["cases"].items())
@@ -296,7 +299,9 @@ def parity() -> str:
             shown = "\n".join(part for part in (ground["detail"], ground["proof"]) if part)
             if shown:
                 lines.append(f"```\n{shown}\n```\n")
-    return "\n".join(lines)
+    meanings = summaries.COLUMNS_OF_PARITY | apart | DIFFERENCES
+    summary = summaries.parity(parity_summary(), [(c, str(total[c]), meanings[c]) for c in columns[1:]], table)
+    return {REPORTS / "parity.md": "\n".join(lines), ROOT / "docs" / "parity.md": summary}
 
 
 def without_mutants(measured: Collection[str]) -> tuple[list[str], list[str]]:
@@ -306,8 +311,8 @@ def without_mutants(measured: Collection[str]) -> tuple[list[str], list[str]]:
     return [name for name in rest if name in rounding], [name for name in rest if name not in rounding]
 
 
-def mutants() -> str:
-    """Return docs/mutants.md, from the results that benchmarks/mutants.py wrote."""
+def mutants() -> dict[Path, str]:
+    """Return reports/mutants.md and docs/mutants.md, from the results that benchmarks/mutants.py wrote."""
     results = json.loads((RESULTS / "mutants.json").read_text())
     bodies = {name: family(key) for name, key in defined().items()}
     rows: dict[str, Counter[str]] = {}  # of each operator that has a rule
@@ -331,16 +336,8 @@ def mutants() -> str:
     columns = [name for name in COLUMNS if name != WRONG_RESULT]  # which only bodies have
     measured = sum(name in bodies for name in results["operators"])
     lines = [
-        "# Mutants\n",
-        "Is the suite any good? A program breaks every rule on purpose, one place at a time: it changes a result of the "
-        "rule, or one node\nthat the rule emits (`refgrad.conformance.mutating`; `python benchmarks/mutants.py` measures "
-        "anew). Then it asks the suite.\n"
-        f"{_caught(rows, sum(m.operator not in bodies for m in equivalent), f'{len(rows)} rules')} "
-        "Each is caught by one of the cases of its operator.\n",
-        "The other operators of ONNX Runtime are differentiated through their function body, which a program breaks in the "
-        "same way, and\nin its arithmetic and its constants besides.\n"
-        f"{_caught(families, sum(m.operator in bodies for m in equivalent), f'{measured} bodies')}\n",
-        "What the columns count:\n",
+        "# Mutants, operator by operator\n",
+        "[Mutants](../docs/mutants.md) says what they are, and how many the suite catches. What the columns count:\n",
         *(f"- {column}: {words}" for column, words in COLUMNS.items()),
         f'\nThe rules of {", ".join(asleep)} only apply where `quantization` is not "zero", and their cases do not have a '
         "derivative.\n",
@@ -348,14 +345,10 @@ def mutants() -> str:
         "## Rules\n",
         _counts("operator", rows, columns),
         "## Function bodies\n",
-        "By family, the module in `refgrad/microsoft`. Of those that survived, some are equivalent.\n",
+        "By family, the module in `refgrad/microsoft/bodies`. Of those that survived, some are equivalent.\n",
         _counts("family", dict(sorted(families.items())), ["operators", *COLUMNS, EQUIVALENT]),
-        "## What CI notices\n",
-        _of_tests(),
-        "## Is a right rule ever called wrong?\n",
-        _of_seeds(),
         "## Who said wrong\n",
-        table(("witness", "mutants"), ((name, str(count)) for name, count in results["witnesses"].items())),
+        table(("oracle", "mutants"), ((name, str(count)) for name, count in results["witnesses"].items())),
         "## Survivors\n",
         "Each of these changes the model but no gradient that a case asks for; the reason is given. Those marked * are not "
         "equivalent: the\nsuite does not ask for what they change.\n",
@@ -372,7 +365,13 @@ def mutants() -> str:
                 ((f"`{place}`", change, ", ".join(names)) for (place, change), names in sorted(places.items())),
             )
         )
-    return "\n".join(lines)
+    summary = summaries.mutants(
+        _caught(rows, sum(m.operator not in bodies for m in equivalent), f"{len(rows)} rules"),
+        _caught(families, sum(m.operator in bodies for m in equivalent), f"{measured} bodies"),
+        _of_tests(),
+        _of_seeds(),
+    )
+    return {REPORTS / "mutants.md": "\n".join(lines), ROOT / "docs" / "mutants.md": summary}
 
 
 EQUIVALENT = "equivalent"
@@ -411,7 +410,7 @@ def _of_tests() -> str:
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
         + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
         "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "
-        "faults in\n`test_locating.py` and `test_locating_findings.py`.\n"
+        "faults in\n`test_locating.py` and `test_locating_known_bugs.py`.\n"
     )
 
 
@@ -426,7 +425,7 @@ def _of_seeds() -> str:
 
 
 def training_artifacts() -> str:
-    """Return the section of docs/parity.md on training, from the results that benchmarks/artifacts.py wrote."""
+    """Return the section of reports/parity.md on training, from the results that benchmarks/artifacts.py wrote."""
     results = json.loads((RESULTS / "artifacts.json").read_text())
     kinds = {"losses": "losses", "weights": "weights", "norm": "norm of weights"}
     runs = {"ort-cpu": "stock onnxruntime", "numpy": "interpreter", "double": "in double"}
@@ -452,7 +451,7 @@ def training_artifacts() -> str:
 
 
 def beaten_kernels() -> str:
-    """The section of docs/parity.md on the kernels that plain operators beat, from `benchmarks/operators.py --ort`."""
+    """The section of reports/parity.md on the kernels that plain operators beat, from `benchmarks/operators.py --ort`."""
     rows = [row for row in json.loads((RESULTS / "operators_ort.json").read_text()) if row["its kernels"]]
     rows.sort(key=lambda row: -row["ratio"])
 
@@ -474,7 +473,7 @@ def parity_summary() -> str:
     total = Counter[str]()
     for column in results["operators"].values():
         total.update(column)
-    excused = sum(count for verdict, count in total.items() if verdict.startswith("isomorphic apart"))
+    overlooked = sum(count for verdict, count in total.items() if verdict.startswith("isomorphic apart"))
     models = {model["name"] for model in results["models"]}
     same = models - {m["name"] for m in results["models"] if m["row"]["verdict"] != "isomorphic"}
     return (
@@ -482,7 +481,8 @@ def parity_summary() -> str:
         f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it "
         f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
         f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
-        f"graphs are the same node by node, {excused} more except for an attribute\nor the shape of a constant. Whole models "
+        f"graphs are the same node by node, {overlooked} more except for an attribute\nor the shape of a constant. Whole "
+        "models "
         f"that are the same node by node: {'; '.join(sorted(same))}.\n"
     )
 
@@ -553,6 +553,15 @@ def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def precision() -> dict[Path, str]:
+    """Return reports/precision.md and docs/precision.md, from the results that benchmarks/precision.py wrote."""
+    rows = json.loads((RESULTS / "precision.json").read_text())
+    return {
+        REPORTS / "precision.md": precision_page.page(rows, table),
+        ROOT / "docs" / "precision.md": precision_page.summary(rows, table),
+    }
+
+
 def rows_of(name: str) -> tuple[list[dict[str, Any]], str]:
     """Return the results of a benchmark, and the same as a table."""
     rows = json.loads((RESULTS / f"{name}.json").read_text())
@@ -563,53 +572,45 @@ def rows_of(name: str) -> tuple[list[dict[str, Any]], str]:
     return rows, table(header, [[str(row.get(key, "")) for key in header] for row in rows])
 
 
-def benchmarks() -> str:
-    """Return docs/benchmarks.md, from the results that the benchmarks wrote."""
-    parts = []
+def benchmarks() -> dict[Path, str]:
+    """Return reports/benchmarks.md and docs/benchmarks.md, from the results that the benchmarks wrote."""
+    parts, listed = [], []
     for title, name, note in BENCHMARKS:
-        file = RESULTS / f"{name}.json"
-        if file.exists():
+        if (RESULTS / f"{name}.json").exists():
             rows, body = rows_of(name)
             if places := {row["place"] for row in rows if "place" in row}:
                 note += f" Measured on {' and '.join(sorted(places))}."
             parts.append(f"## {title}\n\n{note}\n\n{body}")
-    return (
-        "# Benchmarks\n\nEach figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, "
-        "2 cores).\n\n" + "\n".join(parts)
-    )
+            listed.append((title, rows))
+    return {
+        REPORTS / "benchmarks.md": "# Benchmarks, row by row\n\n[Benchmarks](../docs/benchmarks.md) has the means.\n\n"
+        + "\n".join(parts),
+        ROOT / "docs" / "benchmarks.md": summaries.benchmarks(listed, table),
+    }
 
 
 def scoreboard() -> dict[Path, str]:
-    """Return docs/scoreboard.md and docs/scoreboard.html, from the results that `refgrad conformance run` wrote."""
-    files = sorted((RESULTS / "conformance").glob("*.json"))
-    if not files:
-        return {}
-    results = merge([load(file) for file in files])
-    pages = {"md": markdown.report(results), "html": html.report(results, _cases_of(results))}
-    return {ROOT / "docs" / f"scoreboard.{suffix}": page for suffix, page in pages.items()}
+    """Return docs/scoreboard.md, from the counts that benchmarks/scoreboard.py wrote; `nox -s scoreboard` writes the report."""
+    results = json.loads((RESULTS / "scoreboard.json").read_text())
+    return {ROOT / "docs" / "scoreboard.md": summaries.scoreboard(results, markdown.table)}
 
 
 def runtimes() -> dict[Path, str]:
-    """Return docs/runtimes.md and what exports say of runtimes, from the results that benchmarks/runtimes.py wrote."""
+    """Return reports/runtimes.md and docs/runtimes.md, from the results that benchmarks/runtimes.py wrote."""
     results = json.loads((RESULTS / "runtimes.json").read_text())
     runs: dict[str, list[dict[str, Any]]] = {}
     for run in results["runs"]:
         runs.setdefault(run["folder"], []).append(run)
     parts = [
-        "# Runtimes\n\nThe [exported suite](export.md) on runtimes that run ONNX models, each by the runner that is in the "
-        "export (`nox -s runtimes`).\nA gradient model is a hard test for a runtime: it has operators that no exporter "
-        "writes, and empty tensors, and few elements.\n\n- passed: every output is right\n- failed: a wrong result, an "
-        "error while it ran, a process that ended, or no answer in a minute; all are listed below\n- unsupported: the "
-        "runtime says that it does not support something in the model, or, when this was measured, does not load it (today "
-        "the runners count that as failed)\n- right: passed, as a part of "
-        "what it ran\n",
+        "# Runtimes, reason by reason\n\n[Runtimes](../docs/runtimes.md) says what was asked of them, and what the columns "
+        "count.\n"
     ]
     for folder, title in FOLDERS.items():
         if folder in runs:
             rows = [
                 (
                     *(str(run[key]) for key in ("runtime", "version", "passed", "failed", "unsupported")),
-                    f"{run['passed'] / max(run['passed'] + run['failed'], 1):.1%}",
+                    summaries.right(run),
                     str(run["seconds"]),
                 )
                 for run in sorted(runs[folder], key=lambda run: -run["passed"])
@@ -627,17 +628,9 @@ def runtimes() -> dict[Path, str]:
                         + (f"The {len(shown)} most frequent of {len(groups)} reasons.\n\n" if shown != groups else "")
                         + table(("tests", "what it says", "such as", "why"), _grouped(run["runtime"], shown))
                     )
-    known: dict[str, list[dict[str, Any]]] = {}
-    for run in results["runs"]:
-        if run["folder"].endswith("gradients"):
-            known.setdefault(f"{run['runtime']} {run['version']}", []).extend(run["groups"])
-    failing = {test for groups in known.values() for group in groups for test in group["tests"]}
-    cases = {test: case for test, case in results["cases"].items() if test in failing}
     return {
-        ROOT / "docs" / "runtimes.md": "\n".join(parts),
-        ROOT / "conformance" / "exporting" / "known_failures.json": (
-            json.dumps({"cases": cases, "runtimes": known}, indent=0) + "\n"
-        ),
+        REPORTS / "runtimes.md": "\n".join(parts),
+        ROOT / "docs" / "runtimes.md": summaries.runtimes(runs, FOLDERS, table),
     }
 
 
@@ -662,13 +655,16 @@ FOLDERS = {
 
 
 def _grouped(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
-    """A row for the tests that do not pass for one reason."""
+    """A row for the tests that do not pass for one reason. Only failures have a reason of docs/runtime_faults.toml."""
     for group in groups:
+        said = re.sub(r"([<>*_\\`\[\]])", r"\\\1", group["why"])
+        if group["verdict"] != "failed":
+            yield str(group["count"]), said, group["tests"][0].removeprefix("test_grad_"), ""
+            continue
         tests: dict[str, list[str]] = {}
         for test in group["tests"]:
             tests.setdefault(reason_of(runtime, test), []).append(test)
         for reason, names in tests.items():
-            said = re.sub(r"([<>*_\\`\[\]])", r"\\\1", group["why"])
             yield str(len(names)), said, names[0].removeprefix("test_grad_"), reason
 
 
@@ -685,26 +681,6 @@ def exported() -> str:
     )
 
 
-def _cases_of(results: Results) -> Iterable[Case]:
-    """The cases that the results are about, from the first source that has one of the name."""
-    missing = set(results.cases)
-    for opset in ("newest", "all"):
-        for dtype in (None, *sorted({about.dtype for about in results.cases.values()} - {""})):
-            if missing:
-                for case in select([*tables(), *node_tests()], opset=opset, dtype=dtype):
-                    if case.name in missing:
-                        missing.remove(case.name)
-                        yield case
-
-
-def _title(domain: str, name: str) -> str:
-    return f"{domain}.{name}" if domain else name
-
-
-def _formula(text: str) -> str:
-    return " ".join(text.partition("\n\n")[0].split())
-
-
 def fill(text: str, section: str, body: str) -> str:
     """Replace what stands between the markers of `section`."""
     return re.sub(
@@ -718,36 +694,33 @@ def generated() -> dict[Path, str]:
     export_page, nan_page = ROOT / "docs" / "export.md", ROOT / "docs" / "nan_in_a_gradient.md"
     return {
         readme: fill(readme.read_text(), "operators", operators_summary()),
-        ROOT / "docs" / "benchmarks.md": benchmarks(),
+        **benchmarks(),
         ROOT / "docs" / "operators.md": operators(),
-        ROOT / "refgrad" / "forward" / "operators.pyi": stubs.operators(),
-        ROOT / "refgrad" / "reverse" / "primitives.pyi": stubs.primitives(),
+        ROOT / "refgrad" / "builder" / "operators.pyi": stubs.operators(),
+        ROOT / "refgrad" / "builder" / "primitives.pyi": stubs.primitives(),
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
-        **findings(),
+        **known_bugs(),
         ROOT / "docs" / "kinks.md": kink_pages.kinks(table),
         export_page: fill(export_page.read_text(), "counts", exported()),
         **runtimes(),
         nan_page: fill(nan_page.read_text(), "strong_zero", "\n" + rows_of("strong_zero")[1]),
         deployed_page: fill(deployed_page.read_text(), "results", deployed()),
         ROOT / "docs" / "models.md": models(),
-        ROOT / "docs" / "mutants.md": mutants(),
+        **mutants(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
-        ROOT / "docs" / "parity.md": parity(),
+        **parity(),
         ROOT / "docs" / "special_points.md": kink_pages.special_points(
-            json.loads((ROOT / "docs" / "special_points.json").read_text()), table
+            json.loads((RESULTS / "special_points.json").read_text()), table
         ),
-        ROOT / "docs" / "precision.md": precision_page.page(
-            json.loads((RESULTS / "precision.json").read_text()), table
-        ),
+        **precision(),
         **scoreboard(),
     }
 
 
 def fresh(path: Path, text: str) -> bool:
     """True if the file is there and says the same."""
-    same = html.same if path.suffix == ".html" else str.__eq__
-    return path.exists() and same(path.read_text(), text)
+    return path.exists() and path.read_text() == text
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from refgrad.conformance.findings.finding import TRAINING, VERSIONS
-from refgrad.conformance.jets.planes import ORDERS, STATUSES
+from refgrad.conformance.known.bugs.bug import TRAINING, VERSIONS
+from refgrad.conformance.tools.jets.planes import ORDERS, STATUSES
 from refgrad.tables.kink_choices import KINK_CHOICES
 from refgrad.tables.kinks import KINKS, KinkRow, Point
 from refgrad.tables.missing import MISSING

@@ -1,11 +1,11 @@
-"""docs/precision.md, from the results that benchmarks/precision.py wrote."""
+"""reports/precision.md and docs/precision.md, from the results that benchmarks/precision.py wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from refgrad.conformance.precision.scan import BOUND
+from refgrad.conformance.tools.precision.scan import BOUND
 
 Rows = Sequence[Mapping[str, Any]]
 Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
@@ -14,7 +14,7 @@ EXECUTORS = {"numpy": "interpreter", "ort-cpu": "ONNX Runtime"}
 
 
 def page(rows: Rows, table: Table) -> str:
-    """The page; `table` writes a table in Markdown."""
+    """The report; `table` writes a table in Markdown."""
     reasons: dict[str, int] = {}
     for row in rows:
         if row["reason"]:
@@ -22,9 +22,29 @@ def page(rows: Rows, table: Table) -> str:
     groups: dict[tuple[str, str], dict[tuple[str, int], Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["function"], row["type"]), {})[row["executor"], row["order"]] = row
-    within = sum(row["error"] <= BOUND for row in rows)
     header = ("function", "type", *EXECUTORS.values(), "second derivative", "worst point", "why")
     lines = [_line(name, found, reasons) for name, found in groups.items()]
+    return (
+        "# Precision, function by function\n\n[Precision](../docs/precision.md) says what was measured, and in which "
+        "units. An empty "
+        "entry: the executor does not run the type.\n\n"
+        + table(header, lines)
+        + "\n## Why\n\n"
+        + "\n".join(f"{number}. {text}" for text, number in reasons.items())
+        + "\n"
+    )
+
+
+def summary(rows: Rows, table: Table) -> str:
+    """The first screen: how it was measured, and how many errors are within the bound in each type on each executor."""
+    within = sum(row["error"] <= BOUND for row in rows)
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row["type"], EXECUTORS[row["executor"]]), []).append(row["error"])
+    lines = [
+        (*name, str(len(errors)), str(sum(error <= BOUND for error in errors)), f"{max(errors):.2g}")
+        for name, errors in groups.items()
+    ]
     return (
         "# Precision\n\nRun `python benchmarks/precision.py` to measure the error of every scalar function's gradient over "
         "its whole domain.\nThe points cover all magnitudes from the smallest subnormal number to the largest, with both "
@@ -33,14 +53,11 @@ def page(rows: Rows, table: Table) -> str:
         "Errors are in units. **A unit is one unit in the last place of the derivative, or how far the derivative moves when "
         "each\ninput moves by one unit in its last place, whichever is larger.** For a second derivative it is no smaller than "
         "a unit in the\nlast place of the first. A derivative that the type cannot hold has to be infinite. Kinks are left "
-        f"out. A few roundings explain\nan error up to {BOUND:g} units. A larger error has a number in the last column, and "
-        "the reason below. A test fails if an error\nhas no reason, or if a reason has no error.\n\n"
-        f"{len(rows)} scans: {within} within {BOUND:g} units, {len(rows) - within} with a reason. An empty entry: the executor "
-        "does not run the type.\n\n"
-        + table(header, lines)
-        + "\n## Why\n\n"
-        + "\n".join(f"{number}. {text}" for text, number in reasons.items())
-        + "\n"
+        f"out. A few roundings explain\nan error up to {BOUND:g} units.\n\n"
+        f"{len(rows)} scans: {within} within {BOUND:g} units, {len(rows) - within} with a reason. "
+        "[The report](../reports/precision.md) has every function with its worst\npoint, and the reasons. A test fails if an "
+        "error has no reason, or if a reason has no error.\n\n"
+        + table(("type", "executor", "scans", f"within {BOUND:g} units", "largest error"), lines)
     )
 
 

@@ -1,4 +1,4 @@
-"""The types of the methods of `op` and `op.grad`: refgrad/forward/operators.pyi and refgrad/reverse/primitives.pyi."""
+"""The types of the methods of `op` and `op.grad`: refgrad/builder/operators.pyi and refgrad/builder/primitives.pyi."""
 
 from __future__ import annotations
 

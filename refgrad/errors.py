@@ -27,7 +27,14 @@ class UnknownNameError(RefgradError):
 
 
 class OptionError(RefgradError, ValueError):
-    """An argument with a value that is not allowed, or two arguments that exclude each other."""
+    """An argument with a value that is not allowed, or two arguments that exclude each other.
+
+    `unknown_size` is the sentence about the size that is not known, if the message asks for one.
+    """
+
+    def __init__(self, message: str = "", unknown_size: str = "") -> None:
+        super().__init__(message)
+        self.unknown_size = unknown_size
 
 
 class OptionTypeError(RefgradError, TypeError):
@@ -114,7 +121,7 @@ class ResultsError(RefgradError):
 
 
 class RecordsError(RefgradError):
-    """A file of records (refgrad.conformance.records) cannot be read, is malformed, or has a record that says too little."""
+    """A file of records (`conformance/known/records.py`) cannot be read, is malformed, or has a record that says too little."""
 
 
 class LimitationsError(RecordsError):

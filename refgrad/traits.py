@@ -38,7 +38,7 @@ REDUCTIONS = _named(
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
 )
 CUMULATIONS = _named("CumProd CumSum")
-PRODUCTS = _named("CausalConvWithState Conv ConvTranspose DeformConv Einsum Gemm MatMul")
+PRODUCTS = _named("CausalConvWithState Conv ConvTranspose DeformConv Einsum Gemm MatMul")  # and sums of them
 INTEGER_PRODUCTS = _named("ConvInteger MatMulInteger QLinearConv QLinearMatMul")
 POOLS = _named("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool MaxRoiPool MaxUnpool RoiAlign")
 RESAMPLING = _named("AffineGrid Col2Im GridSample Resize Upsample")
@@ -55,7 +55,8 @@ INDICES = _named("ArgMax ArgMin NonMaxSuppression NonZero OneHot TopK")
 SIZES = _named("Shape Size")
 QUANTIZERS = _named("BitCast DequantizeLinear DynamicQuantizeLinear QuantizeLinear")
 RANDOM = _named("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike")
-CONSTANTS = _named("BlackmanWindow Constant ConstantOfShape EyeLike HammingWindow HannWindow MelWeightMatrix Range")
+CONSTANTS = _named("Constant ConstantOfShape EyeLike Range")
+WINDOWS = _named("BlackmanWindow HammingWindow HannWindow MelWeightMatrix")  # tables of cosines and logarithms
 CONTROL_FLOW = _named("If Loop Scan SequenceMap")
 CONTAINERS = _named(
     "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct SequenceEmpty "
@@ -95,6 +96,7 @@ KINDS = (
     QUANTIZERS,
     RANDOM,
     CONSTANTS,
+    WINDOWS,
     CONTROL_FLOW,
     CONTAINERS,
     TEXT,
@@ -115,6 +117,10 @@ ELEMENTWISE = (  # an element of the result depends on the elements at the same 
     | {"Identity"}
 )
 MOVING = RESHAPES | PERMUTATIONS | SELECTIONS  # each element of the result is one of an input, or a fill
+SUMS = _named("Add Mean Sub Sum")  # of the same elements of several inputs
 BOOLEAN = COMPARISONS | LOGIC | TESTS | {"OptionalHasElement"}  # the result is bool
 COUNTING = SIZES | {"ArgMax", "ArgMin", "NonZero", "SequenceLength"}  # the result is int64: a size or places
+SEQUENCES = _named(
+    "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence"
+)  # results
 OF_SIZES = SIZES | {"EyeLike", "RandomNormalLike", "RandomUniformLike", "SequenceLength"}  # they read no element

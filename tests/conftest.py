@@ -17,7 +17,11 @@ from collections.abc import Generator
 import pytest
 from sampling import VARIABLE, content, kept, share
 
+from refgrad.tables import plugins
+
 ALL = "REFGRAD_SAMPLE_ALL"
+
+plugins.load()  # many a test reads the tables of operators
 
 
 @pytest.hookimpl(trylast=True)

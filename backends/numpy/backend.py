@@ -24,10 +24,10 @@ from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
 from refgrad.links import Folders, with_data_in
-from refgrad.protos.inlining import inline_functions
-from refgrad.protos.malformed import explained
+from refgrad.model.checks.malformed import explained
+from refgrad.model.inlining.inline import inline_functions
+from refgrad.model.reading import read
 from refgrad.protos.memory import allowed, at_most
-from refgrad.protos.reading import read
 
 _PRECISIONS = {None: Declared, "float64": Float64}
 
@@ -38,7 +38,7 @@ class NumpyBackend(Backend):
     name = "numpy"
 
     def description(self) -> str:
-        """Versions of NumPy and onnx."""
+        """A text with the versions of NumPy and onnx."""
         return f"NumPy {np.__version__}, onnx {onnx.__version__} on CPU"
 
     @with_data_in
@@ -52,14 +52,17 @@ class NumpyBackend(Backend):
         data_folders: Folders | None = None,
         **options: Any,
     ) -> NumpyModel:
-        """Plan `model`. In "float64" every narrower float is double: constants, casts, feeds and outputs.
+        """Plan `model` for runs.
 
-        With `bits` each result is then rounded to that many significant bits (float32 has 24). With `max_memory` a run
-        stops before it would hold more than that many bytes at once, weights and feeds included; the error names the node
-        that needs them. Memory that a kernel needs for itself is counted if it may be more than a few times its inputs and
-        outputs. Links to external data may lead into `data_folders`.
+        With `precision="float64"`, every narrower float is double: constants, casts, feeds and outputs. With `bits` as well,
+        each result is rounded to that many significant bits (float32 has 24). `precision` may also be a `Declared` of
+        `refgrad.backends.numpy.precision`, which chooses the precision of each node.
 
-        A `Declared` of `refgrad.backends.numpy.precision` in place of a name chooses the precision of each node.
+        With `max_memory`, a run stops before it holds more than that many bytes at once, weights and feeds included. The
+        error names the node that needs the memory. The working memory of a kernel is counted if it may be more than a few
+        times the size of the kernel's inputs and outputs.
+
+        Links to external data may lead into `data_folders`.
 
         Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
         """
@@ -117,7 +120,7 @@ class NumpyModel(Local):
         trace: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Compute the outputs, or the values of the graph named in `outputs`. Only the nodes that they need are run.
+        """Compute the outputs, or the values of the graph named in `outputs`. Only nodes that these values depend on are run.
 
         With `trace` the result has every value of the graph except the initializers. It does not have the values within
         subgraphs and function bodies. `progress(done, total, label)` is called before each node.
@@ -147,7 +150,7 @@ def _read_only(feed: Any) -> Any:
 
 
 def _owned(value: Any) -> Any:
-    """Return `value` with memory of its own: a view of a feed or a constant, which are read-only, is copied."""
+    """A result with memory of its own: `value`, or a copy if `value` is a view of a feed or of a constant (both read-only)."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy("C" if 0 in value.strides else "K")
     if isinstance(value, list):

@@ -17,7 +17,7 @@ from refgrad.backends.numpy.memory import TensorType, inferred
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
 from refgrad.errors import BackendError
-from refgrad.protos import native
+from refgrad.model import native
 from refgrad.protos.domains import MICROSOFT, TRAINING
 from refgrad.tables.randomness import ALWAYS, operator_of
 from refgrad.tables.schemas import DECLARED
@@ -93,26 +93,33 @@ class Scope:
 
 @dataclass(slots=True)
 class Bound:
-    """A node that is ready to run: `call` takes the inputs and returns the output, or a tuple of several.
+    """A node that is ready to run."""
 
-    `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh`: the results never share memory with
-    the inputs. `views`: they share memory only with the inputs. Otherwise a subgraph may return its constants, and another
-    package's kernel its tables. `reuses`: the results may take the memory of the inputs that `_free` marks. `pure`: the
-    node may be computed once where its inputs are constants. `predict` returns the types of the outputs. For a node with
-    subgraphs it returns nothing, since the nodes within are asked themselves.
-    """
-
-    call: Call
-    captures: tuple[str, ...] = ()
-    fresh: bool = False
-    views: bool = False
-    reuses: bool = False
-    pure: bool = True
+    call: Call  # takes the inputs, and returns the output or a tuple of several
+    captures: tuple[str, ...] = ()  # the outer values that its subgraphs read; `call` takes them as `_outer`
+    fresh: bool = False  # the results never share memory with the inputs
+    # The results share memory with nothing except the inputs. If neither `fresh` nor this is true, a subgraph may return its
+    # constants, or the kernel of another package its tables.
+    views_inputs: bool = False
+    reuses: bool = False  # the results may take the memory of the inputs that `_free` marks
+    pure: bool = True  # if its inputs are constants, the node may be computed once
+    # Takes the inputs and returns the types of the outputs. It returns nothing for a node with subgraphs: the nodes within
+    # predict their own outputs.
     predict: Callable[[Sequence[Any]], list[TensorType]] = _nothing
 
     def forget(self) -> None:
         """Release the node: `predict` will not be called again."""
         self.predict = _nothing
+
+
+def bound_by(
+    kernel: registry.Kernel | None, call: Call, has_inputs: bool, has_graphs: bool, captures: tuple[str, ...] = ()
+) -> Bound:
+    """`call` as a bound node of that kernel, None for the body of a function."""
+    pure = has_inputs and not captures and not has_graphs
+    if kernel is None:
+        return Bound(call, captures, pure=pure)
+    return Bound(call, captures, kernel.fresh, kernel.is_ours and not has_graphs, "_free" in kernel.keywords, pure)
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -150,7 +157,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
         if kernel is not None:
             bound = _bind_kernel(kernel, node, opset, scope)
         elif schema is not None and (schema.has_function or schema.has_context_dependent_function):
-            bound = Bound(_bind_function(node, opset, schema, scope))
+            bound = bound_by(None, _bind_function(node, opset, schema, scope), bool(node.input), _has_graph(node))
         else:
             raise BackendError(
                 f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
@@ -159,7 +166,6 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     except (ValueError, TypeError) as error:
         raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
     bound.call = scope.precision.call(bound.call, node)
-    bound.pure = bound.pure and bool(node.input) and not bound.captures and not _has_graph(node)
     if not _has_graph(node):
         if scope.limit is not None:  # a copy: a node of the model would keep the whole model in memory
             whole, node = node, onnx.NodeProto()
@@ -261,9 +267,9 @@ def _bind_kernel(kernel: registry.Kernel, node: onnx.NodeProto, opset: int, scop
             value = scope.plan(value, scope)
             captures |= dict.fromkeys(value.captures)
         attributes[attribute.name] = value
-    call = kernel.bind(node, opset, attributes, scope.values)
-    views = kernel.is_ours and not _has_graph(node)
-    return Bound(call, tuple(captures), kernel.fresh, views, "_free" in kernel.keywords)
+    return bound_by(
+        kernel, kernel.bind(node, opset, attributes, scope.values), bool(node.input), _has_graph(node), tuple(captures)
+    )
 
 
 def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Scope) -> Call:

@@ -12,13 +12,16 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from refgrad.backends.numpy.abstract import AbstractArray
 from refgrad.errors import BackendError, InvalidModelError
-from refgrad.protos import native
+from refgrad.model import native
+from refgrad.sizes import readable
 
 TensorType: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 Predict: TypeAlias = Callable[[Sequence[Any]], list[TensorType]]
 Progress: TypeAlias = Callable[[int, int, str], None]
 
+ARRAYS = (np.ndarray, AbstractArray)
 OBJECT = 128  # bytes of an array without its elements
 _SMALL = 64  # elements of an integer input that may say how large an output is
 
@@ -42,9 +45,9 @@ class Watch:
         needed = self._due = nbytes(predict(inputs))
         if self.total + needed > self.limit:
             raise BackendError(
-                f"{label} needs {_readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
-                f"with the {_readable(self.total)} that are held before it, that is {_readable(self.total + needed)}, and "
-                f"max_memory is {_readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
+                f"{label} needs {readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
+                f"with the {readable(self.total)} that are held before it, that is {readable(self.total + needed)}, and "
+                f"max_memory is {readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
             )
 
     def replace(self, label: str, results: Iterable[Any], dead: Iterable[Any]) -> None:
@@ -56,7 +59,7 @@ class Watch:
             self._drop(value)
         if self.total > self.limit:
             raise BackendError(
-                f"{label} left {_readable(self.total)} in memory, and max_memory is {_readable(self.limit)}. "
+                f"{label} left {readable(self.total)} in memory, and max_memory is {readable(self.limit)}. "
                 f"Give it {self.total} or more, or feed less at a time."
             )
 
@@ -74,7 +77,7 @@ class Watch:
             more += self._due
         if self.total + more > self.limit:
             raise MemoryError(
-                f"it holds {_readable(self.total + more)} before its end, and max_memory is {_readable(self.limit)}"
+                f"it holds {readable(self.total + more)} before its end, and max_memory is {readable(self.limit)}"
             )
 
     def release(self, values: Iterable[Any]) -> None:
@@ -147,16 +150,16 @@ class Rounds:
             self._watch.check(size)
 
 
-def owner(array: np.ndarray) -> np.ndarray:
+def owner(array: Any) -> Any:
     """Return the array whose memory `array` views; `array` itself if it is not a view."""
-    while isinstance(array.base, np.ndarray):
+    while isinstance(array.base, ARRAYS):
         array = array.base
     return array
 
 
 def _parts(value: Any) -> list[Any]:
     """The arrays that own the memory of a value, and the lists that hold them."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, ARRAYS):
         return [owner(value)]
     return [value, *(part for item in value for part in _parts(item))] if isinstance(value, list) else []
 
@@ -214,11 +217,3 @@ def summary(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
     return "none" if value is None else type(value).__name__
-
-
-def _readable(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"

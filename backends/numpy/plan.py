@@ -1,4 +1,7 @@
-"""A graph planned once and run many times: order, bound kernels, folded constants, when each value dies."""
+"""A graph that is planned once and run many times.
+
+A plan orders the nodes, binds their kernels, folds constants, and knows which step reads each value last.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from onnx import helper
 
 from refgrad.backends.base import Value, graph_outputs
 from refgrad.backends.numpy.binding import Bound, Scope, bind, label
-from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
+from refgrad.backends.numpy.memory import ARRAYS, WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, in_tuple
-from refgrad.errors import BackendError, InvalidModelError
-from refgrad.protos.external import array_of
+from refgrad.errors import BackendError, InvalidModelError, RefgradError
+from refgrad.model.external import array_of
 from refgrad.protos.memory import allowed
-from refgrad.protos.walk import ReadsAndWrites, positions_needed, topological_positions
+from refgrad.protos.traverse import ReadsAndWrites, positions_needed, topological_positions
 
-_LARGEST = 2**28  # elements of a sparse tensor that is made dense
-_FOLDED = 2**20  # bytes: a folded result is at most as large as this, or as its inputs
-_VIEWED = 4  # a view that outlives an array this many times its size is copied
+_LARGEST_DENSE = 2**28  # elements: a larger sparse tensor is refused
+_LARGEST_FOLDED = 2**20  # bytes: a larger result is not folded, unless its inputs are as large
+_COPIED_BELOW = 4  # a view is copied if it would keep an array alive that is more than this many times its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,79 +48,75 @@ class PlanStep:
 
 
 class _Instruction(NamedTuple):
-    """A step of a schedule. Every value is a number: its place in the list of values."""
+    """A step of a schedule. Values are positions in the schedule's list of values."""
 
     step: PlanStep
     call: Call
     inputs: tuple[int, ...]
-    read: Callable[[list[Any]], Sequence[Any]]  # the values of the inputs
-    outer: tuple[tuple[str, int], ...]
+    read: Callable[[list[Any]], Sequence[Any]]  # takes the list of values and returns the inputs
+    captures: tuple[tuple[str, int], ...]  # the outer values that subgraphs read: name and position
     outputs: tuple[int, ...]
-    views: tuple[int, ...]  # outputs that may be views of what dies before them
-    dead: tuple[int, ...]  # what nobody reads after this step
+    may_outlive: tuple[int, ...]  # outputs that may be views of values that are dropped before them
+    dead: tuple[int, ...]  # values that nothing reads after this step
 
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """The steps that some outputs need. `values` has the constants in their places, None elsewhere."""
+    """The steps that some outputs need, and the list of values that a run begins with."""
 
     instructions: list[_Instruction]
-    places: dict[str, int]
-    values: list[Any]
-    entries: tuple[int, ...]  # the places of the graph's inputs
-    results: Callable[[list[Any]], Sequence[Any]]  # the values of the outputs
-    own: tuple[int, ...]  # the places of what the steps make: neither given nor constant
+    positions: dict[str, int]  # of values, by name
+    values: list[Any]  # the constants; None in the other positions
+    inputs: tuple[int, ...]  # the positions of the graph's inputs
+    read_outputs: Callable[[list[Any]], Sequence[Any]]  # takes the list of values and returns the outputs
+    computed: tuple[int, ...]  # the positions of the values that steps compute
 
 
 class PlannedGraph:
-    """The nodes of a graph, a subgraph or a function's body, ready to run."""
+    """A graph, a subgraph or the body of a function, ready to run on arrays, with data or without."""
 
     def __init__(
         self,
-        nodes: Sequence[onnx.NodeProto],
+        steps: Sequence[PlanStep],
         inputs: Sequence[str],
         outputs: Sequence[str],
         constants: dict[str, Any],
-        scope: Scope,
+        initializers: frozenset[str] = frozenset(),
         nested: bool = False,
     ) -> None:
+        """Order the steps and fold constants.
+
+        :param constants: the initializers and the values of Constant nodes. Folded results are added.
+        :param initializers: the constants that a traced run does not return.
+        :param nested: the steps may read values of the graphs around this one.
+        """
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.declared: tuple[Value, ...] = ()
+        self.declared: tuple[Value, ...] = ()  # the outputs, as the graph declares them
         self.constants = constants
-        self.initializers = frozenset(constants)
-        steps = []
-        for node in nodes:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-                constants[node.output[0]] = _frozen(scope.precision.array(_constant(node, scope.precision)))
-            else:
-                steps.append(PlanStep(label(node), bind(node, scope), tuple(node.input), tuple(node.output)))
+        self.initializers = initializers
         produced = {name for step in steps for name in step.outputs if name}
-        _refuse_twice([*self.initializers.union(inputs), *(name for node in nodes for name in node.output if name)])
         known = produced | set(constants) | set(inputs)
         reads = {name: None for step in steps for name in step.reads if name} | dict.fromkeys(outputs)
-        self.captures = tuple(name for name in reads if name not in known)
+        self.captures = tuple(name for name in reads if name not in known)  # values of the graphs around this one
         if self.captures and not nested:
             _refuse_undefined(steps, self.captures)
-        self.steps = self._folded(_ordered(steps))
+        self.steps = self._fold(_ordered(steps))
         self.names = known | set(constants)
         self._schedules: dict[tuple[tuple[str, ...], bool], _Schedule] = {}
-        if scope.limit is None:
-            for step in steps:
-                step.bound.forget()
 
     def __call__(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        """Compute the outputs of a subgraph or a function's body. Inputs left out at the end are None."""
+        """Compute the outputs of a subgraph or of a function's body. Inputs that are left out at the end are None."""
         schedule = self._schedule(self.outputs, False)
-        values, places = schedule.values.copy(), schedule.places
-        for place, value in zip_longest(schedule.entries, inputs[: len(self.inputs)]):
-            values[place] = value
+        values, positions = schedule.values.copy(), schedule.positions
+        for position, value in zip_longest(schedule.inputs, inputs[: len(self.inputs)]):
+            values[position] = value
         if outer:
             for name, value in outer.items():
-                if name in places:
-                    values[places[name]] = value
+                if name in positions:
+                    values[positions[name]] = value
         self._execute(schedule, values)
-        return tuple(schedule.results(values))
+        return tuple(schedule.read_outputs(values))
 
     def run(
         self,
@@ -126,95 +125,98 @@ class PlannedGraph:
         trace: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Compute the values named in `outputs` (default: the graph's); with `trace` every intermediate as well.
+        """Compute the values called `outputs`, by default the graph's outputs.
 
-        `feeds` has the values of `inputs` and `captures`.
+        :param feeds: the values of `inputs` and `captures`.
+        :param trace: return every value except initializers.
         """
         wanted = self.outputs if outputs is None else outputs
         schedule = self._schedule(wanted, trace)
         values = schedule.values.copy()
-        places = schedule.places
+        positions = schedule.positions
         for name, value in feeds.items():
-            if name in places:
-                values[places[name]] = value
+            if name in positions:
+                values[positions[name]] = value
         self._execute(schedule, values, progress)
         if trace:
-            return {name: values[place] for name, place in places.items() if name not in self.initializers}
-        return {name: values[places[name]] for name in wanted}
+            return {name: values[position] for name, position in positions.items() if name not in self.initializers}
+        return {name: values[positions[name]] for name in wanted}
 
     def _execute(self, schedule: _Schedule, values: list[Any], progress: Progress | None = None) -> None:
-        """Run the steps of `schedule` on its `values`, which hold the given values and the constants in their places."""
+        """Run the steps of `schedule` on `values`, its list of values with the feeds filled in."""
         watch, number = WATCH.get(), 0
         try:
-            for step, call, inputs, read, outer, made, views, dead in schedule.instructions:
+            for step, call, inputs, read, captures, outputs, may_outlive, dead in schedule.instructions:
                 if progress is not None:
                     progress(number, len(schedule.instructions), step.label)
                     number += 1
                 if watch is not None:
-                    watch.reserve(step.label, step.bound.predict, [values[place] for place in inputs])
+                    watch.reserve(step.label, step.bound.predict, [values[position] for position in inputs])
                 results = (
-                    call(*read(values), _outer={name: values[i] for name, i in outer}) if outer else call(*read(values))
+                    call(*read(values), _outer={name: values[position] for name, position in captures})
+                    if captures
+                    else call(*read(values))
                 )
-                if len(made) == 1 and not isinstance(results, tuple):
-                    values[made[0]] = results
+                if len(outputs) == 1 and not isinstance(results, tuple):
+                    values[outputs[0]] = results
                 else:
                     results = in_tuple(results)
-                    if len(results) < len(made):
-                        raise ValueError(f"it has {len(results)} outputs, and the node names {len(made)}")
-                    for place, result in zip(made, results, strict=False):
-                        values[place] = result
-                    result = None  # it would hold that array until the next node of several results
-                if views:
-                    results, result = None, None  # they hold the views
-                    for place in views:
-                        values[place] = _own_where_small(values[place])
+                    if len(results) < len(outputs):
+                        raise ValueError(f"it has {len(results)} outputs, and the node names {len(outputs)}")
+                    for position, result in zip(outputs, results, strict=False):
+                        values[position] = result
+                    result = None  # this variable would keep the array alive until the next node with several outputs
+                if may_outlive:
+                    results, result = None, None  # these variables would keep the views alive
+                    for position in may_outlive:
+                        values[position] = _copied_if_small(values[position])
                 if watch is not None:
-                    watch.replace(step.label, [values[i] for i in {*made}], [values[i] for i in dead])
-                for place in dead:
-                    values[place] = None
-        except BackendError:
+                    watch.replace(step.label, [values[i] for i in {*outputs}], [values[i] for i in dead])
+                for position in dead:
+                    values[position] = None
+        except RefgradError:
             raise
         except Exception as error:
-            # Whatever goes wrong inside a kernel is reported on the node that it belongs to.
+            # Any error inside a kernel becomes an error that names the node.
             raise BackendError(
-                f"{step.label} failed on inputs {', '.join(summary(values[place]) for place in inputs)}: "
+                f"{step.label} failed on inputs {', '.join(summary(values[position]) for position in inputs)}: "
                 f"{type(error).__name__}: {error}. Check the shapes with onnx.shape_inference, or run the model with "
                 "outputs= set to a value before this node."
             ) from error
         if watch is not None:
-            watch.release(values[place] for place in schedule.own)
+            watch.release(values[position] for position in schedule.computed)
 
-    def _folded(self, steps: list[PlanStep]) -> list[PlanStep]:
-        """Compute the small results that depend on constants only; return the other steps.
+    def _fold(self, steps: list[PlanStep]) -> list[PlanStep]:
+        """Compute the small results that depend on constants only, add them to `constants`, and return the other steps.
 
-        An error is left to the run, which may not need that step.
+        A step that fails is not folded: the runs that need it raise its error.
         """
-        kept = []
-        fixed = {**self.constants, "": None}
+        remaining = []
+        known = {**self.constants, "": None}
         for name in self.inputs:
-            fixed.pop(name, None)  # a default, which a feed may replace
+            known.pop(name, None)  # a default that a feed may override
         for step in steps:
-            if not step.bound.pure or not all(name in fixed for name in step.reads):
-                kept.append(step)
+            if not step.bound.pure or not all(name in known for name in step.reads):
+                remaining.append(step)
                 continue
-            inputs = [fixed[name] for name in step.inputs]
-            room = max(_FOLDED, sum(getattr(x, "nbytes", 0) for x in inputs))
+            inputs = [known[name] for name in step.inputs]
+            limit = max(_LARGEST_FOLDED, sum(getattr(x, "nbytes", 0) for x in inputs))
             try:
-                if nbytes(step.bound.predict(inputs)) > room:
-                    kept.append(step)
+                if nbytes(step.bound.predict(inputs)) > limit:
+                    remaining.append(step)
                     continue
                 with np.errstate(all="ignore"):
                     results = in_tuple(step.bound.call(*inputs))
             except Exception:
-                kept.append(step)
+                remaining.append(step)
                 continue
-            found = {name: _frozen(value) for name, value in zip(step.outputs, results, strict=False) if name}
-            fixed |= found
-            self.constants.update(found)
-        return kept
+            folded = {name: _frozen(value) for name, value in zip(step.outputs, results, strict=False) if name}
+            known |= folded
+            self.constants.update(folded)
+        return remaining
 
     def _schedule(self, wanted: tuple[str, ...], trace: bool) -> _Schedule:
-        """Number the values that `wanted` needs, and say where each dies. With `trace` all values are wanted, and none dies."""
+        """The schedule that computes `wanted`, made once. With `trace` it computes all values, and drops none."""
         schedule = self._schedules.get((wanted, trace))
         if schedule is None:
             steps = self.steps if trace else _needed(self.steps, wanted)
@@ -223,14 +225,14 @@ class PlannedGraph:
             )
             if trace:
                 names |= dict.fromkeys(self.inputs) | dict.fromkeys(self.constants)
-            places = {name: place for place, name in enumerate(names)}
+            positions = {name: position for position, name in enumerate(names)}
             values = [self.constants.get(name) for name in names]
-            nothing = len(values)  # the place of outputs without a name and of absent inputs
-            unread = nothing + 1  # the place of what no step needs
+            absent = len(values)  # the position of absent inputs, and of outputs without a name
+            unread = absent + 1  # the position of graph inputs that no step reads
             values += [None, None]
-            at = {**places, "": nothing}
-            foreign = self.constants.keys() | set(self.inputs) | set(self.captures)
-            lives = _Lives(steps, foreign, names if trace else wanted)
+            at = {**positions, "": absent}
+            external = self.constants.keys() | set(self.inputs) | set(self.captures)
+            lives = _Lives(steps, external, names if trace else wanted)
             instructions = []
             for index, step in enumerate(steps):
                 free = lives.free(index) if step.bound.reuses else ()
@@ -242,93 +244,130 @@ class PlannedGraph:
                         _reader(inputs),
                         tuple((name, at[name]) for name in step.bound.captures),
                         tuple(at[name] for name in step.outputs),
-                        tuple(at[name] for name in lives.views(index)),
-                        tuple(at[name] for name in lives.dead(index)) + ((nothing,) if "" in step.outputs else ()),
+                        tuple(at[name] for name in lives.may_outlive(index)),
+                        tuple(at[name] for name in lives.dead(index)) + ((absent,) if "" in step.outputs else ()),
                     )
                 )
-            entries = tuple(places.get(name, unread) for name in self.inputs)
-            results = _reader(tuple(places[name] for name in wanted))
-            own = tuple(place for name, place in places.items() if name not in foreign)
-            schedule = self._schedules[wanted, trace] = _Schedule(instructions, places, values, entries, results, own)
+            graph_inputs = tuple(positions.get(name, unread) for name in self.inputs)
+            read_outputs = _reader(tuple(positions[name] for name in wanted))
+            computed = tuple(position for name, position in positions.items() if name not in external)
+            schedule = _Schedule(instructions, positions, values, graph_inputs, read_outputs, computed)
+            self._schedules[wanted, trace] = schedule
         return schedule
 
 
-_FOREIGN = frozenset((0,))
+_NOT_OWNED = frozenset((0,))  # the number of all memory that the run must not change
 
 
 class _Lives:
-    """When each value of a schedule is read last, and whose memory it may share.
+    """The step that reads each value of a schedule last, and the memory that the value may share.
 
-    A step with a `fresh` kernel makes new memory. The results of any other step may be views of what it reads. Memory
-    that the run does not own has the number 0: feeds, constants, outer values, and what a step may return that does not
-    promise `views` alone.
+    Memory has numbers. A step with a `fresh` kernel makes new memory. The results of any other step may be views of its
+    inputs. The run does not own the memory of feeds, constants and outer values. Nor does it own the results of a step that
+    neither makes new memory nor promises `views_inputs`: a kernel may return a table of its own.
     """
 
-    def __init__(self, steps: Sequence[PlanStep], foreign: Iterable[str], wanted: Iterable[str]) -> None:
+    def __init__(self, steps: Sequence[PlanStep], external: Iterable[str], wanted: Iterable[str]) -> None:
+        """Follow the values through the steps.
+
+        :param external: the names of feeds, constants and outer values.
+        :param wanted: the values that are read after the last step.
+        """
         self._steps = steps
-        self._end: dict[str, int] = {}
+        self._last_read: dict[str, int] = {}  # the step that reads or makes a value last, by name
         for index, step in enumerate(steps):
-            self._end |= dict.fromkeys((*step.outputs, *step.reads), index)
-        self._end |= dict.fromkeys(wanted, len(steps))
-        self._foreign = frozenset(foreign)
-        self._memory: dict[str, frozenset[int]] = dict.fromkeys(self._foreign, _FOREIGN)
-        new = count(1)
+            self._last_read |= dict.fromkeys((*step.outputs, *step.reads), index)
+        self._last_read |= dict.fromkeys(wanted, len(steps))
+        self._external = frozenset(external)
+        self._memory: dict[str, frozenset[int]] = dict.fromkeys(self._external, _NOT_OWNED)
+        numbers = count(1)
         for step in steps:
-            shared = frozenset().union(*(self._memory[name] for name in step.reads if name)) or _FOREIGN
-            if not step.bound.views:
-                shared |= _FOREIGN
+            shared = frozenset().union(*(self._memory[name] for name in step.reads if name)) or _NOT_OWNED
+            if not step.bound.views_inputs:
+                shared |= _NOT_OWNED
             for name in step.outputs:
-                self._memory[name] = frozenset((next(new),)) if step.bound.fresh else shared
-        self._last: dict[int, int] = {}
+                self._memory[name] = frozenset((next(numbers),)) if step.bound.fresh else shared
+        self._memory_last_read: dict[int, int] = {}  # likewise for memory, by its number
         for name, memory in self._memory.items():
-            for part in memory:
-                self._last[part] = max(self._last.get(part, 0), self._end.get(name, 0))
+            for number in memory:
+                last = max(self._memory_last_read.get(number, 0), self._last_read.get(name, 0))
+                self._memory_last_read[number] = last
 
     def free(self, index: int) -> tuple[bool, ...]:
-        """For each input of that step, whether the run owns its memory and nobody reads it afterwards."""
+        """For each input of step `index`, true if the run owns its memory, and nothing else reads it in or after this step."""
         step = self._steps[index]
-        held = [part for name in step.reads if name for part in self._memory[name]]
+        memory_read = [number for name in step.reads if name for number in self._memory[name]]
 
         def is_free(name: str) -> bool:
             memory = self._memory[name]
-            return len(memory) == 1 and all(p and self._last[p] == index and held.count(p) == 1 for p in memory)
+            return len(memory) == 1 and all(
+                number and self._memory_last_read[number] == index and memory_read.count(number) == 1
+                for number in memory
+            )
 
         return tuple(bool(name) and is_free(name) for name in step.inputs)
 
-    def views(self, index: int) -> tuple[str, ...]:
-        """Outputs of that step that may be views of an input that dies before them."""
+    def may_outlive(self, index: int) -> tuple[str, ...]:
+        """The outputs of step `index` that may be views of an input that is dropped before them."""
         step = self._steps[index]
         if step.bound.fresh:
             return ()
-        own = [name for name in step.reads if name and self._memory[name] != _FOREIGN]
-        return tuple(y for y in step.outputs if y and any(self._end[x] < self._end[y] for x in own))
+        owned = [name for name in step.reads if name and self._memory[name] != _NOT_OWNED]
+        return tuple(y for y in step.outputs if y and any(self._last_read[x] < self._last_read[y] for x in owned))
 
     def dead(self, index: int) -> tuple[str, ...]:
-        """The values that the run owns and that nobody reads after that step."""
+        """The values that steps computed and that nothing reads after step `index`."""
         step = self._steps[index]
-        names = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name and name not in self._foreign)
-        return tuple(name for name in names if self._end[name] == index)
+        names = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name and name not in self._external)
+        return tuple(name for name in names if self._last_read[name] == index)
 
 
 def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> PlannedGraph:
-    """Plan a graph. A nested one may read values of the graphs around it."""
+    """Plan a graph. A nested graph may read values of the graphs around it."""
     constants = {t.name: _frozen(scope.precision.tensor(t)) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
     inputs, outputs = [i.name for i in graph.input], [o.name for o in graph.output]
     scope = replace(scope, values={v.name: v for v in (*graph.value_info, *graph.output)})
-    plan = PlannedGraph(graph.node, inputs, outputs, constants, scope, nested)
+    plan = _planned(graph.node, inputs, outputs, constants, scope, nested)
     plan.declared = tuple(map(scope.precision.value, graph_outputs(graph)))
     return plan
 
 
 def plan_function(function: onnx.FunctionProto, scope: Scope) -> PlannedGraph:
     """Plan the body of a function, whose attributes have been filled in."""
-    return PlannedGraph(function.node, function.input, function.output, {}, scope)
+    return _planned(function.node, function.input, function.output, {}, scope)
+
+
+def _planned(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    constants: dict[str, Any],
+    scope: Scope,
+    nested: bool = False,
+) -> PlannedGraph:
+    """Bind the nodes, and plan them.
+
+    :param constants: the initializers. The values of Constant nodes are added.
+    """
+    initializers = frozenset(constants)
+    steps = []
+    for node in nodes:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            constants[node.output[0]] = _frozen(scope.precision.array(constant(node, scope.precision)))
+        else:
+            steps.append(PlanStep(label(node), bind(node, scope), tuple(node.input), tuple(node.output)))
+    _refuse_duplicates([*initializers.union(inputs), *(name for node in nodes for name in node.output if name)])
+    plan = PlannedGraph(steps, inputs, outputs, constants, initializers, nested)
+    if scope.limit is None:  # without `max_memory`, no run asks for the sizes of results
+        for step in steps:
+            step.bound.forget()
+    return plan
 
 
 def _needed(steps: Sequence[PlanStep], wanted: Iterable[str]) -> list[PlanStep]:
-    """Return the steps that the values `wanted` need."""
+    """The steps that the values `wanted` need."""
     return [steps[position] for position in positions_needed(_signatures(steps), wanted)]
 
 
@@ -344,7 +383,7 @@ def _refuse_undefined(steps: Sequence[PlanStep], undefined: Sequence[str]) -> No
     raise BackendError(f"Nothing produces the graph's output {undefined[0]!r}. Check the model.")
 
 
-def _refuse_twice(names: Sequence[str]) -> None:
+def _refuse_duplicates(names: Sequence[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -355,7 +394,7 @@ def _refuse_twice(names: Sequence[str]) -> None:
 
 
 def _ordered(steps: Sequence[PlanStep]) -> list[PlanStep]:
-    """Return the steps in an order that computes each value before it is read: the given order if it does."""
+    """The steps in an order that computes each value before it is read. It is their own order, if that is possible."""
     positions = topological_positions(_signatures(steps))
     if len(positions) < len(steps):
         blocked = steps[min(set(range(len(steps))).difference(positions))]
@@ -363,7 +402,7 @@ def _ordered(steps: Sequence[PlanStep]) -> list[PlanStep]:
     return [steps[position] for position in positions]
 
 
-_CONSTANTS = {
+_CONSTANTS = {  # the attributes of Constant, and their types
     "value": onnx.AttributeProto.TENSOR,
     "sparse_value": onnx.AttributeProto.SPARSE_TENSOR,
     "value_float": onnx.AttributeProto.FLOAT,
@@ -375,7 +414,11 @@ _CONSTANTS = {
 }
 
 
-def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
+def constant(node: onnx.NodeProto, precision: Declared) -> Any:
+    """The value of a Constant node.
+
+    :raises BackendError: the node has no value, or its attribute has the wrong type.
+    """
     if not node.attribute:
         raise BackendError(f"{label(node)} is a Constant without a value. Check the model.")
     attribute = node.attribute[0]
@@ -404,14 +447,14 @@ def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
 
 def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     values, indices = array_of(sparse.values), array_of(sparse.indices)
-    limits = [math.prod(sparse.dims)] if indices.ndim == 1 else list(sparse.dims)
-    if limits != [n for n in limits if n >= 0] or np.any(indices < 0) or np.any(indices >= limits):
+    ends = [math.prod(sparse.dims)] if indices.ndim == 1 else list(sparse.dims)  # 1-D indices count all elements
+    if ends != [n for n in ends if n >= 0] or np.any(indices < 0) or np.any(indices >= ends):
         raise InvalidModelError(
             f"The indices of the sparse tensor {sparse.values.name!r} do not fit its dims {list(sparse.dims)}. Correct them."
         )
-    if limits and math.prod(sparse.dims) > _LARGEST:
+    if ends and math.prod(sparse.dims) > _LARGEST_DENSE:
         raise BackendError(
-            f"The sparse tensor {sparse.values.name!r} of dims {list(sparse.dims)} has over {_LARGEST} elements, and the "
+            f"The sparse tensor {sparse.values.name!r} of dims {list(sparse.dims)} has over {_LARGEST_DENSE} elements, and the "
             "interpreter computes with dense ones. Store a smaller one."
         )
     limit, size = allowed(), math.prod(sparse.dims) * values.itemsize
@@ -428,15 +471,15 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     return dense
 
 
-def _reader(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function that reads these places of a list, as fast as Python can: small nodes take no longer than this."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+def _reader(positions: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function that reads these positions of a list. It is fast, since reading takes as long as a small node."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0))
 
 
 def _frozen(value: Any) -> Any:
-    """Return `value` so that nobody can change it; a scalar as it is."""
+    """`value` with read-only arrays."""
     if isinstance(value, list):
         return [_frozen(item) for item in value]
     if not isinstance(value, np.ndarray):
@@ -446,8 +489,8 @@ def _frozen(value: Any) -> Any:
     return view
 
 
-def _own_where_small(value: Any) -> Any:
-    """Return `value`, copied if it is a view of a much larger array, which it would keep in memory."""
-    if isinstance(value, np.ndarray) and value.base is not None and owner(value).nbytes > _VIEWED * value.nbytes:
+def _copied_if_small(value: Any) -> Any:
+    """`value`, copied if it is a view that would keep a much larger array in memory."""
+    if isinstance(value, ARRAYS) and value.base is not None and owner(value).nbytes > _COPIED_BELOW * value.nbytes:
         return value.copy()
     return value

@@ -15,8 +15,8 @@ import onnx
 
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.registry import Call, default_attributes, in_tuple
-from refgrad.protos.external import array_of
-from refgrad.protos.reading import CONSTANT
+from refgrad.model.external import array_of
+from refgrad.protos.metadata import CONSTANT
 
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))

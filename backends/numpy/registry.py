@@ -14,9 +14,10 @@ overwritten; see `reuse`).
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -26,9 +27,10 @@ import onnx
 from onnx import helper
 
 from refgrad.backends.base import describe
-from refgrad.errors import BackendError, choices
-from refgrad.protos.external import array_of
-from refgrad.tables import plugins
+from refgrad.errors import BackendError, RuleError, choices
+from refgrad.model.external import array_of
+from refgrad.tables import extensions, plugins
+from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
 from refgrad.tables.families import import_families
 from refgrad.tables.once import once, place, qualified
 from refgrad.tables.signatures import SIGNATURES
@@ -38,7 +40,7 @@ Call = Callable[..., Any]  # returns the output, or a tuple of several
 
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_grids", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
-_OURS = __name__.rpartition(".")[0]
+_OURS = __name__.partition(".")[0] + "."
 _VALUES = (np.ndarray, np.generic, list, type(None))  # tensors, sequences, and optionals that are empty
 SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))
 
@@ -47,7 +49,8 @@ SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))
 class Kernel:
     """The function that computes an operator from version `since` of its domain on.
 
-    `fresh`: the results never share memory with the inputs, so they may be overwritten once they are dead.
+    `fresh`: the results never share memory with the inputs, so they may be overwritten once they are dead. `abstract` finds
+    the memory that the function takes, on arrays without data.
     """
 
     function: Callable[..., Any]
@@ -58,6 +61,7 @@ class Kernel:
     fresh: bool
     keywords: Mapping[str, Any]
     passed: Mapping[str, Any]  # those that the function takes as `**`
+    abstract: Callable[..., Any] | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -85,6 +89,11 @@ class Kernel:
         names = inspect.signature(self.function).parameters
         return next((place for place, name in enumerate(names) if name in ("shape", "output_shape")), None)
 
+    def arguments(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments that stand for `attributes`."""
+        given = {name: attributes[_attribute(name)] for name in self.keywords if _attribute(name) in attributes}
+        return {**self.passed, **given}
+
     def bind(
         self,
         node: onnx.NodeProto,
@@ -96,8 +105,7 @@ class Kernel:
         unknown = {a.name for a in node.attribute} - self.attributes - _WITHOUT_MEANING
         if unknown:
             raise ValueError(f"attribute {sorted(unknown)} is not supported")
-        given = {name: attributes[_attribute(name)] for name in self.keywords if _attribute(name) in attributes}
-        bound = {**self.passed, **given}
+        bound = self.arguments(attributes)
         unset = [
             name for name, value in self.keywords.items() if value is inspect.Parameter.empty and name not in bound
         ]
@@ -185,6 +193,11 @@ def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> 
     return None
 
 
+def reuse_first(x: np.ndarray, *_: Any, _free: tuple[bool, ...] = (), **__: Any) -> np.ndarray | None:
+    """Return the first input where its memory is free for a result of its type and as large."""
+    return reuse(_free[:1], x.dtype, x)
+
+
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """True if an operand of `shape` broadcasts to the shape `to` and does not enlarge it."""
     if shape == to:
@@ -193,6 +206,8 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 _kernels: dict[tuple[str, str], list[Kernel]] = {}
+_turn = threading.RLock()
+_begun = False  # the modules of kernels are imported, or are being imported by the thread whose turn it is
 
 
 def kernel(
@@ -202,6 +217,8 @@ def kernel(
     in_float32: bool = False,
     fresh: bool = False,
     attributes: Mapping[str, Any] | None = None,
+    abstract: Callable[..., Any] | None = None,
+    view: bool = False,
     replace: bool = False,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register a function as the kernel of `op_types` from version `since` on.
@@ -210,6 +227,11 @@ def kernel(
     results are new arrays (or an input that `_free` gave away), never a view of an input. `attributes` are those that the
     function takes as `**`, with their defaults; the others are its keyword-only parameters. With `replace` it takes the
     place of the kernel that an operator has from the same version on; without it a second one is refused.
+
+    `abstract` says what memory the function takes: it is called as the function is, with an `AbstractArray` for each input
+    whose value is not known before the run, and for the first one. It returns the results, None for a new array of the
+    inferred type, and calls `memory.need` for what the function takes besides. Without it the results are new, or the first
+    of them is the input that `reuse` finds. With `view` the function itself runs on such arrays.
 
     :raises RuleError: an operator has a kernel from that version on, and `replace` is false.
     """
@@ -225,11 +247,71 @@ def kernel(
             once(kind, qualified(domain, op_type), before and before.function, function, replace)
             if before is not None:
                 versions.remove(before)
-            versions.append(Kernel(function, domain, op_type, since, in_float32, fresh, keywords, passed))
+            without_data = function if view else abstract
+            versions.append(Kernel(function, domain, op_type, since, in_float32, fresh, keywords, passed, without_data))
             versions.sort(key=lambda k: k.since)
         return function
 
     return register
+
+
+def kernel_of_body(
+    *op_types: str, domain: str = "", **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the kernel of operators with a body (`refgrad.extend.body`), which has their signature.
+
+    The function takes the `Arguments` of a node. Its keyword-only parameters are no attributes: `_wanted` and its like. The
+    decorator returns a kernel that takes inputs and attributes, for others to call. It takes the options of `kernel`.
+
+    :raises RuleError: an operator has no body, or has a kernel already.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        calls = []
+        for op_type in op_types:
+            known = DEFINITIONS.get((domain, op_type))
+            if known is None:
+                raise RuleError(f"{qualified(domain, op_type)} has no body: use @kernel, or register its body first.")
+            calls.append(kernel(op_type, domain=domain, **options)(_by_arguments(known, function)))
+        return calls[0]
+
+    return register
+
+
+class _Arrays:
+    """The shapes and values of the inputs of a kernel, for the check of its operator."""
+
+    def shape(self, value: np.ndarray) -> tuple[int, ...]:
+        return value.shape
+
+    def rank(self, value: np.ndarray) -> int:
+        return value.ndim
+
+    def type(self, value: np.ndarray) -> int:
+        return int(helper.np_dtype_to_tensor_dtype(value.dtype))
+
+    def constant(self, value: np.ndarray | None) -> np.ndarray | None:
+        return value
+
+
+_ARRAYS = _Arrays()
+
+
+def _by_arguments(known: Definition, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which takes `Arguments`, as one that takes inputs and attributes as other kernels do."""
+    special = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    @wraps(function)
+    def call(*inputs: Any, **attributes: Any) -> Any:
+        try:
+            args = known.arguments(_ARRAYS, inputs, attributes)
+        except UnsupportedFormError as error:
+            raise ValueError(str(error)) from error
+        return function(args, **{p.name: attributes[p.name] for p in special})
+
+    parameters = sorted((*known.signature.parameters, *special), key=lambda p: p.kind)
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what `inspect.signature` reads
+    return call
 
 
 def find(domain: str, op_type: str, opset: int) -> Kernel | None:
@@ -240,13 +322,19 @@ def find(domain: str, op_type: str, opset: int) -> Kernel | None:
 
 def kernels() -> list[Kernel]:
     """List every kernel."""
+    plugins.load()
     return [k for versions in _all().values() for k in versions]
 
 
-@cache
 def _all() -> dict[tuple[str, str], list[Kernel]]:
-    package = import_module("refgrad.backends.numpy.kernels")
-    import_families(package.__name__, package.__path__)
+    global _begun
+    with _turn:
+        if not _begun:
+            _begun = True
+            package = import_module("refgrad.backends.numpy.kernels")
+            import_families(package.__name__, package.__path__)
+            for _, module in extensions.modules("kernels"):
+                import_module(module)
     return _kernels
 
 

@@ -13,12 +13,11 @@ from functools import cache, partial
 from typing import Any
 
 from refgrad.conformance.case import MODEL, Case, node_case
-from refgrad.conformance.cases import microsoft
 from refgrad.errors import PluginError
 from refgrad.tables import extensions, plugins
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.once import place, qualified, raised_at
-from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.registry import CONTROL_FLOW_RULES, RULES
 from refgrad.tables.schemas import find_schema
 
 ACROSS = ("degenerate", "kinks", "opsets", "rare", "special")
@@ -26,11 +25,13 @@ ACROSS = ("degenerate", "kinks", "opsets", "rare", "special")
 # Further tables: in float64, of rounding models, and of cases that a runtime computes wrongly or dies of.
 FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
 
+_RULES = "refgrad.rules."  # a family has the same name there
+
 
 @cache
 def every_case() -> tuple[Case, ...]:
     """The cases of every built-in family, in the order of the families' names."""
-    return tuple(case for _, file in _files() for case in _cases(file))
+    return tuple(case for _, file in files() for case in _cases(file))
 
 
 def of_operators(operators: Collection[str] | None = None) -> Iterator[tuple[str, Case]]:
@@ -40,49 +41,53 @@ def of_operators(operators: Collection[str] | None = None) -> Iterator[tuple[str
 
     :raises PluginError: the cases of another package fail, for one of these operators.
     """
-    files = None if operators is None else _files_of(operators)
-    for family, file in _files():
-        if files is None or file in files:
-            further = _table(file, FURTHER[file]) if file in FURTHER else ()
+    chosen = None if operators is None else _files_of(operators)
+    for family, file in files():
+        if chosen is None or file in chosen:
+            further = _table(file, FURTHER[family]) if family in FURTHER else ()
             yield from ((family, case) for case in (*_cases(file), *further) if _asked(case, operators))
     for family, cases in _of_packages(operators).items():
         yield from ((family, case) for case in cases if _asked(case, operators))
 
 
 def built_in() -> Collection[str]:
-    """The names of the families of this package."""
-    return {family for family, _ in _files()}
+    """The names of the families that have files of cases, in this package and in plug-ins."""
+    return {family for family, _ in files()}
 
 
 def covered() -> frozenset[str]:
     """The operators with a rule, a control-flow rule or a function body, and those with cases in other packages."""
     plugins.load()
-    keys = {*RULES, *STRUCTURES, *DEFINITIONS}
+    keys = {*RULES, *CONTROL_FLOW_RULES, *DEFINITIONS}
     return frozenset(qualified(*key) for key in keys) | {entry.operator for entry in extensions.CASES}
 
 
 @cache
-def _files() -> tuple[tuple[str, str], ...]:
-    """Every file of cases with its family; the family `microsoft` has several files."""
-    families = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    own = microsoft.__path__
-    parts = {"microsoft": [f"microsoft.{name}" for name in sorted(module.name for module in pkgutil.iter_modules(own))]}
-    return tuple((family, file) for family in families for file in parts.get(family, [family]))
+def files() -> tuple[tuple[str, str], ...]:
+    """Every module of cases with its family, in the order of both names. A plug-in with a folder of cases is one family."""
+    plugins.load()
+    own = [(module.name, f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    others = [(package.rpartition(".")[2], module) for package, module in extensions.modules("cases")]
+    return tuple(sorted((*own, *others)))
 
 
 def _files_of(operators: Collection[str]) -> Collection[str] | None:
-    """The files with the cases of these operators; None if all files must be read."""
-    found = set(ACROSS)
+    """The modules with the cases of these operators; None if all modules must be read."""
+    plugins.load()
+    found = {f"{__name__}.{file}" for file in ACROSS}
     for name in operators:
         domain, _, op_type = name.rpartition(".")
         key = domain, op_type
-        known = RULES.get(key) or STRUCTURES.get(key) or DEFINITIONS.get(key)
+        known = RULES.get(key) or CONTROL_FLOW_RULES.get(key) or DEFINITIONS.get(key)
         if known is not None:
-            room, _, file = getattr(known, "function", known).__module__.removeprefix("refgrad.").partition(".")
-            file = file.partition(".")[0]
-            if room not in ("rules", "microsoft"):
+            module = getattr(known, "function", known).__module__
+            package = next((one for one in extensions.PACKAGES if module.startswith(f"{one}.")), "")
+            if package:
+                found.add(f"{package}.cases.{module.rpartition('.')[2]}")
+            elif module.startswith(_RULES):
+                found.add(f"{__name__}.{module.removeprefix(_RULES).partition('.')[0]}")
+            else:
                 return None  # another package replaced it
-            found |= {file, f"microsoft.{file}"}
         elif find_schema(op_type, domain) is not None or name == MODEL:
             return None
     return found
@@ -99,7 +104,7 @@ def _cases(file: str) -> tuple[Case, ...]:
 
 @cache
 def _table(file: str, table: str) -> tuple[Case, ...]:
-    return tuple(getattr(importlib.import_module(f"{__name__}.{file}"), table)())
+    return tuple(getattr(importlib.import_module(file), table)())
 
 
 def _of_packages(operators: Collection[str] | None) -> dict[str, tuple[Case, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
-from refgrad.protos import native
+from refgrad.model import native
 
 PREVIEW = "ai.onnx.preview"
 BLIND = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)  # the second query sees no key

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.protos import native
-from refgrad.protos.walk import graphs
+from refgrad.model import native
+from refgrad.protos.traverse import graphs
 
 # The feeds: the shape of random floats, or the array itself.
 Feeds: TypeAlias = Mapping[str, tuple[int, ...] | np.ndarray]

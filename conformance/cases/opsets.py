@@ -46,7 +46,7 @@ VersionRow = tuple[str, tuple[int, ...], tuple[np.ndarray | None, ...], dict[str
 UNARY = ("Abs", "Ceil", "Exp", "Floor", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid", "Tanh", "Sqrt", "Log")
 REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
-# Rewritten by refgrad.protos.upgrade: on static, symbolic and unknown shapes.
+# Rewritten by refgrad.model.upgrading.upgrade: on static, symbolic and unknown shapes.
 REWRITTEN: tuple[VersionRow, ...] = (
     *((name, (7, 12), (X,), {"axis": axis}) for name in ("Softmax", "LogSoftmax", "Hardmax") for axis in (0, 1, 2)),
     *((name, (11,), (X,), {"axis": axis}) for name in ("Softmax", "LogSoftmax", "Hardmax") for axis in (-1, -2)),

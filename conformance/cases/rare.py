@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +12,8 @@ from onnx import TensorProto
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.degenerate import NEWEST, i, x
-from refgrad.conformance.cases.microsoft import families
 from refgrad.protos.domains import MICROSOFT, ML, TRAINING
+from refgrad.tables import extensions
 
 _MICROSOFT = {"domain": MICROSOFT, "opset": 1}
 _ML = {"domain": ML, "opset": 1}
@@ -263,5 +264,5 @@ def cases() -> Iterator[Case]:
         made = node_case(op_type, *inputs, **{"opset": NEWEST, **arguments})
         fixed = [name for name, value in made.feeds.items() if value.dtype.kind in "biu"]
         yield node_case(op_type, *inputs, **{"opset": NEWEST, **arguments, "constant": fixed})
-    for family in families():
-        yield from getattr(family, "rare", tuple)()
+    for _, module in extensions.modules("cases"):
+        yield from getattr(import_module(module), "rare", tuple)()

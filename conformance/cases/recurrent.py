@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def apart() -> Iterator[Case]:
-    """Cases in which ONNX Runtime is wrong (conformance/findings/recurrent.toml) or ends the process."""
+    """Cases in which ONNX Runtime is wrong (conformance/known/bugs/recurrent.toml) or ends the process."""
     yield from _clipped("LSTM")
     yield from _unscaled("RNN")  # wrong in 1.19.2 only
     for op in GATES:

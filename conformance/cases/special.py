@@ -11,18 +11,16 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from pkgutil import walk_packages
 from typing import Any
 
 import numpy as np
 
 from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.cases import files
 from refgrad.tables.kinks import Point
 
 NEWEST = 21  # the last opset that every runtime under test knows
 TINY = 2.0**-134  # subnormal in float32
-_FOLDER = [str(Path(__file__).parent)]
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ def gate(operator: str, **more: Any) -> Special:
 @cache
 def rows() -> tuple[Special, ...]:
     """The rows of every family; a module of cases may have them in `SPECIAL`."""
-    names = sorted(module.name for module in walk_packages(_FOLDER, f"{__package__}."))
-    modules = [importlib.import_module(name) for name in names]
+    modules = [importlib.import_module(file) for _, file in files()]
     return tuple(row for module in modules for row in getattr(module, "SPECIAL", ()))
 
 

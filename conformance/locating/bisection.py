@@ -8,6 +8,7 @@ refused or crashes is halved until one node is left, or until both halves are ri
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,21 +18,25 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.findings.builders import builder_findings
+from refgrad.conformance.judge.nan.watching import label_of
+from refgrad.conformance.known.bugs.builders import builder_bugs
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
-from refgrad.conformance.locating.values import ModelValues, kind_of
+from refgrad.conformance.locating.values import ModelValues, described, kind_of
 from refgrad.conformance.oracles.central import one_sided
 from refgrad.conformance.oracles.differences import NAME, STEPS, direction_at, forward, settled
-from refgrad.conformance.questions.evidence import Built, Directional
-from refgrad.conformance.questions.feeds import widened
-from refgrad.conformance.questions.kinked import kinked_among, kinks_of
-from refgrad.conformance.questions.point import in_float64, rms, without
-from refgrad.conformance.questions.question import Question
-from refgrad.conformance.systems.builders import CrashError
-from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError, raised
-from refgrad.protos.external import array_of
-from refgrad.protos.malformed import explained
-from refgrad.protos.walk import reads_of
+from refgrad.conformance.oracles.joint import contradiction
+from refgrad.conformance.problems.feeds import widened
+from refgrad.conformance.problems.kinked import kinked_among, kinks_of
+from refgrad.conformance.problems.observation import Built, Directional
+from refgrad.conformance.problems.point import in_float64, rms, without
+from refgrad.conformance.problems.problem import Problem
+from refgrad.conformance.problems.systems.builders import CrashError
+from refgrad.errors import AnswerError, BuilderError, ModelWarning, RefgradError, UnknownNameError, raised
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of
+from refgrad.protos.traverse import nested, reads_of
+from refgrad.reverse.gradient import gradient as differentiate
+from refgrad.reverse.gradient import preflight
 from refgrad.show.explain import explain
 from refgrad.tables.randomness import may_draw, operator_of
 
@@ -43,6 +48,9 @@ _LOOKED = 64  # elements at kinks that are looked at one by one
 _AT_ONCE = 16  # inputs that move together
 _APART = 1e-3  # between the parts that they have in the derivative
 _STEP = "step"
+_FEW = 8  # nodes whose contributions are told apart
+_MOST_FAULTS = 32  # after which the search ends
+Part = tuple[int, ...]  # the positions of nodes, in order
 _TOLD = 1e-3  # of the same: a difference whose error is larger tells nothing
 
 
@@ -51,7 +59,8 @@ class Fault:
     """Nodes whose gradient a builder gets wrong, refuses or dies of: one, or those that are wrong together alone.
 
     `by` is the input by which the derivative is wrong, along a direction in which it is `due` and the builder has `found`.
-    `formula` is the derivative that holds, and `known` the finding that has this fault, "" where there is none.
+    `formula` is the derivative that holds, and `known` the known bug that is this fault, "" where there is none. `value` is the
+    value whose adjoint lacks a contribution, or has one too often, if the nodes are wrong together for it.
     """
 
     kind: str
@@ -63,6 +72,7 @@ class Fault:
     found: float = 0.0
     formula: str = ""
     known: str = ""
+    value: str = ""
 
     def __str__(self) -> str:
         label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
@@ -88,6 +98,8 @@ def bisect(
     seed: int = 0,
     name: str = "",
     suspects: Collection[str] = (),
+    wrt: Collection[str] | None = None,
+    right: Collection[str] = (),
 ) -> Bisected:
     """Find the nodes whose gradient a builder gets wrong, refuses or dies of.
 
@@ -95,10 +107,13 @@ def bisect(
 
     :param model: the model that is differentiated. It is not modified.
     :param feeds: the values of its inputs, by name.
-    :param builder: the name of a builder of the suite, "package.module:function", or what makes the gradient of a question.
+    :param builder: the name of a builder of the suite, "package.module:function", or what makes the gradient of a problem.
     :param seed: of cotangents and directions.
-    :param name: what the suite calls a builder that is given as a function: findings about it are named.
+    :param name: what the suite calls a builder that is given as a function: known bugs of it are named.
     :param suspects: inputs and initializers whose gradient is known to be wrong: they are looked at first.
+    :param wrt: the names to differentiate by, by default as `refgrad.gradient` has them: no part is differentiated by a value
+        that does not depend on one of them.
+    :param right: names in `wrt` whose gradient is known to be right and not 0. A rule on its way is not accused.
     :raises InvalidModelError: the model cannot be read.
     :raises FeedError: the feeds do not fit the model.
     :raises BackendError: the interpreter does not run the model.
@@ -114,10 +129,10 @@ def bisect(
     ((), 1)
     """
     side = Live(builder, INTERPRETER)
-    search = _Search(ModelValues(model, feeds), side.build, seed, suspects)
+    search = _Search(ModelValues(model, feeds), side.build, seed, suspects, wrt, right)
     name = builder if isinstance(builder, str) else name
     try:
-        faults = [_explained(fault, name) for fault in search.faults(0, len(search.nodes))]
+        faults = [_explained(fault, name) for fault in search.faults()]
     finally:
         side.close()
     return Bisected(tuple(faults), search.built, search.silent)
@@ -125,28 +140,38 @@ def bisect(
 
 def _explained(fault: Fault, builder: str) -> Fault:
     """The fault with the formula that holds for its operator, and the known faults of the builder in that operator."""
-    if len(fault.operators) > 1:
+    if len(fault.operators) > 1 or fault.value:
         return replace(fault, formula="the adjoints of a value that several nodes read are added")
     [operator] = fault.operators
     try:
         formula = explain(operator).text
     except UnknownNameError:
         formula = ""
-    known = [one.fault for one in builder_findings() if one.operator == operator and builder in one.builders]
+    known = [bug.fault for bug in builder_bugs() if bug.operator == operator and builder in bug.builders]
     return replace(fault, formula=formula, known="; ".join(known))
 
 
 class _Search:
     """The parts of a model, and what a builder makes of them."""
 
-    def __init__(self, values: ModelValues, build: Build, seed: int, suspects: Collection[str] = ()) -> None:
-        self.values, self.seed, self.suspects = values, seed, frozenset(suspects)
+    def __init__(
+        self,
+        values: ModelValues,
+        build: Build,
+        seed: int,
+        suspects: Collection[str] = (),
+        wrt: Collection[str] | None = None,
+        right: Collection[str] = (),
+    ) -> None:
+        self.values, self.seed, self.suspects, self._right = values, seed, frozenset(suspects), frozenset(right)
+        self._moving = _moving(values.model, preflight(values.model).wrt if wrt is None else wrt)
         self.nodes = [node for node in values.model.graph.node if node.op_type != "Constant"]
         self._build = build
         self._outputs = {value.name for value in values.model.graph.output}
-        self._readers: dict[str, int] = {}  # the last node that reads a value
+        self._readers: dict[str, set[int]] = {}
         for position, node in enumerate(self.nodes):
-            self._readers.update(dict.fromkeys(reads_of(node), position))
+            for name in reads_of(node):
+                self._readers.setdefault(name, set()).add(position)
         graph = values.model.graph
         self._declared = {value.name: value for value in graph.input}
         self._declared |= {v.name: v for v in graph.output if v.type.tensor_type.HasField("shape")}
@@ -155,57 +180,149 @@ class _Search:
         self.built = 0
         self.silent: dict[str, str] = {}
 
-    def faults(self, first: int, last: int) -> list[Fault]:
-        """The faults among the nodes from `first` to before `last`."""
-        return self._within(first, last, self.verdict(first, last))
+    def faults(self) -> list[Fault]:
+        """The faults in all nodes: the nodes at fault are left out, and the rest is looked at again until it is right."""
+        found: list[Fault] = []
+        rest = tuple(range(len(self.nodes)))
+        while len(found) < _MOST_FAULTS:
+            fault = self.verdict(rest)
+            if fault is None or (found and not isinstance(fault, Fault)):
+                break
+            more = self._within(rest, fault)
+            if not more:
+                break
+            named = {one.value for one in found if one.value}
+            more = list(
+                {one.value or one.nodes: one for one in more if not one.value or one.value not in named}.values()
+            )
+            at_fault = {name for one in more for name in one.nodes}
+            fewer = tuple(k for k in rest if self._label(k) not in at_fault)
+            found += more
+            if fewer == rest:
+                break
+            rest = fewer
+        guilty = [one for one in found if not self._moving.get(one.by, frozenset()) & self._right]
+        return sorted(guilty or found, key=self._place)
 
-    def _within(self, first: int, last: int, found: Fault | str | None) -> list[Fault]:
-        if found is None:
+    def _place(self, fault: Fault) -> int:
+        return next(k for k in range(len(self.nodes)) if self._label(k) == fault.nodes[0])
+
+    def _label(self, position: int) -> str:
+        return label_of(self.nodes[position])
+
+    def _within(self, part: Part, fault: Fault | str | None) -> list[Fault]:
+        if fault is None:
             return []
-        if last - first == 1:
-            return [found] if isinstance(found, Fault) else []
-        middle = (first + last) // 2
-        left, right = self.verdict(first, middle), self.verdict(middle, last)
+        if len(part) == 1:
+            return [fault] if isinstance(fault, Fault) else []
+        first, second = part[: len(part) // 2], part[len(part) // 2 :]
+        left, right = self.verdict(first), self.verdict(second)
         if left is None and right is None:
-            left, right = self.verdict(first, middle, careful=True), self.verdict(middle, last, careful=True)
+            left, right = self.verdict(first, careful=True), self.verdict(second, careful=True)
         if left is None and right is None and self._has_open_sizes and not self._are_sizes_open:
             self._are_sizes_open = True
-            left, right = self.verdict(first, middle), self.verdict(middle, last)
+            left, right = self.verdict(first), self.verdict(second)
         if left is None and right is None:
-            return [self._together(first, last, found)] if isinstance(found, Fault) else []
-        return self._within(first, middle, left) + self._within(middle, last, right)
+            return [self._together(part, fault)] if isinstance(fault, Fault) else []
+        return self._within(first, left) + self._within(second, right)
 
-    def _together(self, first: int, last: int, found: Fault) -> Fault:
-        """The fewest nodes in a row that are wrong together: the ends are moved inwards as long as the fault stays."""
-        for is_left in (True, False):
-            step = (last - first) // 2
-            while step:
-                ends = (first + step, last) if is_left else (first, last - step)
-                smaller = self.verdict(*ends) if ends[1] - ends[0] > 1 else None
+    def _together(self, part: Part, fault: Fault) -> Fault:
+        """The fewest nodes that are wrong together: whatever they do not need is left out, in ever smaller pieces."""
+        size = len(part) // 2
+        while size and len(part) > 1:
+            at = 0
+            while at < len(part) and len(part) > 2:
+                fewer = part[:at] + part[at + size :]
+                smaller = self.verdict(fewer) if len(fewer) > 1 else None
                 if isinstance(smaller, Fault):
-                    (first, last), found = ends, smaller
-                step //= 2
-        return found
+                    part, fault = fewer, smaller
+                else:
+                    at += size
+            size //= 2
+        return (self._of_value(part) if len(part) <= _FEW else None) or fault
 
-    def verdict(self, first: int, last: int, careful: bool = False) -> Fault | str | None:
+    def _of_value(self, part: Part, is_whole: bool = False) -> Fault | None:
+        """The fault of a value that nodes of a part read: contributions to its adjoint that are lost or counted too often.
+
+        What the value is computed from has a gradient that is a sum over the readers of the value. Least squares give the
+        factor with which the builder has each of them. Unless `is_whole`, all readers of the value are asked next.
+        """
+        nodes = [self.nodes[k] for k in part]
+        try:
+            problem = self._problem(part)
+            if problem is None:
+                return None
+            found = _gradients(problem, self._build(problem))
+            inside = _moving(problem.model, problem.wrt)
+            for value in dict.fromkeys(name for node in nodes for name in reads_of(node) if name in inside):
+                terms = _contributions(problem, value)
+                sources = [name for name in problem.wrt if name in inside[value]]
+                if len(terms) < 2 or any(found[name].shape != problem.at[name].shape for name in sources):
+                    continue
+                columns = {
+                    reader: np.concatenate([one[name].reshape(-1) for name in sources]) for reader, one in terms.items()
+                }
+                sums = np.concatenate([found[name].reshape(-1) for name in sources])
+                odd = _odd_factors(columns, sums)
+                if odd:
+                    for whole in () if is_whole else self._around(value):
+                        if len(whole) <= _FEW and (seen := self._of_value(whole, is_whole=True)):
+                            return seen
+                    is_output = value in self._outputs and is_whole
+                    return self._without(value, odd, is_output)
+        except (LookupError, RefgradError, CrashError, ValueError):
+            return None
+        return None
+
+    def _without(self, value: str, odd: Mapping[tuple[str, ...], float], is_output: bool) -> Fault:
+        """The fault of a value whose adjoint has some contributions with these factors, by the labels of readers.
+
+        Readers whose contributions are equal stand together: nobody can tell which of them it is.
+        """
+        by_label = {label_of(node): node for node in self.nodes}
+        maker = next((label_of(node) for node in self.nodes if value in node.output), None)
+        readers = [reader for group in odd for reader in group]
+        labels = tuple(dict.fromkeys(name for name in (maker, *readers) if name in by_label))
+        told = []
+        for group, factor in odd.items():
+            as_output = "the cotangent of the output" if is_output else "its other readers"
+            names = [f"{by_label[reader].op_type} {reader!r}" if reader else as_output for reader in group]
+            if len(names) == 1:
+                times = "lost" if abs(factor) < _TOLD else f"counted {factor:.4g} times"
+                told.append(f"the contribution of {names[0]} to the adjoint of {value!r} is {times}")
+            else:
+                counted = f"counted {factor:.4g} times in place of {len(group)}"
+                told.append(
+                    f"the equal contributions of {' and '.join(names)} to the adjoint of {value!r} are {counted}"
+                )
+        operators = tuple(_operator(by_label[label]) for label in labels)
+        return Fault(WRONG, labels, operators, "; ".join(told), value=value)
+
+    def _around(self, value: str) -> tuple[Part, Part]:
+        """The nodes that read a value, alone and with the one that makes it."""
+        readers = self._readers.get(value, set())
+        makers = {k for k, node in enumerate(self.nodes) if value in node.output}
+        return tuple(sorted(readers)), tuple(sorted(makers | readers))
+
+    def verdict(self, part: Part, careful: bool = False) -> Fault | str | None:
         """The fault in the builder's gradient of these nodes; None if it is right, or a text that says why it cannot be judged.
 
         :param careful: move the inputs one by one, and not several at once.
         """
-        nodes = self.nodes[first:last]
-        labels = tuple(node.name or next(filter(None, node.output), "") for node in nodes)
-        operators = tuple(".".join(filter(None, operator_of(node))) for node in nodes)
+        nodes = [self.nodes[k] for k in part]
+        labels = tuple(map(label_of, nodes))
+        operators = tuple(map(_operator, nodes))
         try:
-            question = self._question(nodes, last)
+            problem = self._problem(part)
         except LookupError as error:
             if len(nodes) == 1:
                 self.silent[labels[0]] = str(error.args[0])
             return str(error.args[0])
-        if question is None:
+        if problem is None:
             return None
         self.built += 1
         try:
-            built = self._build(question)
+            built = self._build(problem)
         except (BuilderError, AnswerError) as error:
             return Fault(REFUSED, labels, operators, str(error))
         except CrashError as error:
@@ -214,24 +331,25 @@ class _Search:
             return Fault(REFUSED, labels, operators, str(error))
         except Exception as error:
             return Fault(CRASHED, labels, operators, f"it raised {raised(error)}")
-        return self._compared(question, built, labels, operators, careful)
+        return self._compared(problem, built, labels, operators, careful)
 
-    def _question(self, nodes: Sequence[NodeProto], last: int) -> Question | None:
-        """The question about the part as a model of its own; None if it has no derivative that can be asked for.
+    def _problem(self, part: Part) -> Problem | None:
+        """The problem of the part as a model of its own; None if it has no derivative that can be asked for.
 
         :raises LookupError: it draws random numbers, or reads or makes something that is no tensor of finite numbers.
         """
+        nodes, inner = [self.nodes[k] for k in part], set(part)
         if drawing := next((node for node in nodes if may_draw(node)), None):
             raise LookupError(f"{drawing.name or drawing.output[0]!r} draws random numbers")
         inside = {name for node in nodes for name in node.output if name}
-        outputs = {name for name in inside if name in self._outputs or self._readers.get(name, -1) >= last}
-        made, feeds = self.values.part(nodes, outputs)
-        given = feeds | {tensor.name: array_of(tensor) for tensor in made.graph.initializer}
-        results = {value.name: self.values.tensor(value.name) for value in made.graph.output}
-        for name, value in (given | results).items():
+        outputs = {name for name in inside if name in self._outputs or self._readers.get(name, set()) - inner}
+        model, feeds = self.values.part(nodes, outputs)
+        values = feeds | {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
+        results = {value.name: self.values.tensor(value.name) for value in model.graph.output}
+        for name, value in (values | results).items():
             if value.dtype.kind == "f" and not np.isfinite(value).all():
                 raise LookupError(f"{name!r} is not finite")
-        wrt = [n for n, value in given.items() if value.dtype.kind == "f" and (value.ndim or n in feeds)]
+        wrt = [n for n, value in values.items() if value.dtype.kind == "f" and n in self._moving]
         cotangents: dict[str, np.ndarray] = {}
         rng = np.random.default_rng([self.seed, 2, len(inside)])
         for name, value in sorted(results.items()):
@@ -239,13 +357,13 @@ class _Search:
                 drawn = np.where(np.abs(value) > _MASK, 0.0, rng.standard_normal(value.shape))
                 cotangents[name] = drawn.astype(value.dtype)
         if len(nodes) == len(self.nodes):
-            self._declare(made.graph, self._declared)
+            self._declare(model.graph, self._declared)
         elif self._are_sizes_open:
-            self._declare(made.graph, {name: _open(name, value) for name, value in (feeds | results).items()})
-            del made.graph.value_info[:]
+            self._declare(model.graph, {name: _open(name, value) for name, value in (feeds | results).items()})
+            del model.graph.value_info[:]
         if not wrt or not cotangents:
             return None
-        return Question("part", made, tuple(wrt), feeds, cotangents, self.seed)
+        return Problem("part", model, tuple(wrt), feeds, cotangents, self.seed)
 
     def _declare(self, graph: GraphProto, known: Mapping[str, ValueInfoProto]) -> None:
         for value in (*graph.input, *graph.output):
@@ -253,52 +371,124 @@ class _Search:
                 value.CopyFrom(known[value.name])
 
     def _compared(
-        self, question: Question, built: Built, labels: tuple[str, ...], operators: tuple[str, ...], careful: bool
+        self, problem: Problem, built: Built, labels: tuple[str, ...], operators: tuple[str, ...], careful: bool
     ) -> Fault | None:
-        interpreter = NumpyBackend()
-        fed = {
-            built.cotangents[name]: value
-            for name, value in question.wide_cotangents.items()
-            if name in built.cotangents
-        }
-        names = {value.name for value in built.model.graph.input}
-        feeds = widened({**built.constants, **question.feeds}) | fed
         try:
-            results = interpreter.prepare(built.model, precision="float64").run(
-                {name: value for name, value in feeds.items() if name in names}
-            )
+            gradients = _gradients(problem, built)
         except RefgradError as error:
             return Fault(CRASHED, labels, operators, f"its gradient does not run: {error}")
-        gradients = {
-            name: np.asarray(results[built.gradients[name]])
-            if name in built.gradients
-            else np.zeros(question.at[name].shape)
-            for name in question.wrt
-        }
         for name, gradient in gradients.items():
-            shape = question.at[name].shape
+            shape = problem.at[name].shape
             if gradient.shape != shape:
                 text = f"the gradient by {name!r} has the shape {list(gradient.shape)} instead of {list(shape)}"
                 return Fault(WRONG, labels, operators, text, name)
-        ask = _Asked(question, gradients, self.seed)
-        order = sorted(question.wrt, key=lambda name: name not in self.suspects)
+        ask = _Asked(problem, gradients, self.seed)
+        order = sorted(problem.wrt, key=lambda name: name not in self.suspects)
         first = sum(name in self.suspects for name in order)
         rest = range(first, len(order), 1 if careful else _AT_ONCE)
         for together in [order[:first], *(order[k : k + rest.step] for k in rest)]:
             if len(together) > 1 and together[0] not in self.suspects and ask.is_right(together):
                 continue
-            if found := ask.contradicted(together):
-                return Fault(WRONG, labels, operators, "", *found)
+            if fault := ask.contradicted(together):
+                return Fault(WRONG, labels, operators, "", *fault)
+        if found := ask.contradicted_together():
+            direction, due, slope = found
+            text = f"along {direction} the derivative is {due:.6g}, and that of its gradients together {slope:.6g}"
+            return Fault(WRONG, labels, operators, text, "", due, slope)
         return None
+
+
+def _odd_factors(columns: Mapping[str, np.ndarray], sums: np.ndarray) -> dict[tuple[str, ...], float]:
+    """The factors of contributions in a sum that are not 1, or not their number where some are equal; none if it is no sum."""
+    largest = max(float(np.linalg.norm(column)) for column in columns.values())
+    groups: dict[tuple[str, ...], np.ndarray] = {}
+    for reader, column in columns.items():
+        if np.linalg.norm(column) <= _TOLD * largest:
+            continue
+        same = next((key for key, other in groups.items() if np.linalg.norm(column - other) <= _TOLD * largest), ())
+        groups.pop(same, None)
+        groups[(*same, reader)] = column
+    matrix = np.stack(list(groups.values()), 1)
+    factors = np.linalg.lstsq(matrix, sums, rcond=None)[0]
+    if np.linalg.norm(matrix @ factors - sums) > _TOLD * np.linalg.norm(sums):
+        return {}
+    return {key: float(f) for key, f in zip(groups, factors, strict=True) if abs(f - len(key)) > _TOLD}
+
+
+def _contributions(problem: Problem, value: str) -> dict[str, dict[str, np.ndarray]]:
+    """The gradients of a problem by the readers of a value: the part that goes through each. "" is the value as an output.
+
+    :raises RefgradError: refgrad does not differentiate it, or the interpreter does not run it.
+    """
+    graph = problem.model.graph
+    readers = [k for k, node in enumerate(graph.node) if value in reads_of(node)]
+    apart = ModelProto()
+    apart.CopyFrom(problem.model)
+    results = NumpyBackend().prepare(problem.model).run(dict(problem.feeds), trace=True)
+    weights = {tensor.name: array_of(tensor) for tensor in graph.initializer}
+    held = np.asarray(results[value] if value in results else {**weights, **problem.feeds}[value])
+    copies = {f"{value}/{k}": label_of(graph.node[k]) for k in readers}
+    for k, name in zip(readers, copies, strict=True):
+        for node in nested([apart.graph.node[k]]):
+            node.input[:] = [name if read == value else read for read in node.input]
+        apart.graph.input.append(described(name, held))
+    others = {name: cotangent for name, cotangent in problem.cotangents.items() if name != value}
+    seeds: dict[str, np.ndarray] = {} if value not in problem.cotangents else {"": problem.wide_cotangents[value]}
+    if others:
+        fed = {**problem.feeds, **dict.fromkeys(copies, held)}
+        seen = replace(problem, model=apart, wrt=tuple(copies), feeds=fed, cotangents=others)
+        seeds |= {copies[name]: adjoint for name, adjoint in _right_gradients(seen).items()}
+    if value in problem.wrt:
+        return {reader: {value: adjoint} for reader, adjoint in seeds.items()}
+    before = ModelProto()
+    before.CopyFrom(problem.model)
+    del before.graph.output[:]
+    before.graph.output.append(described(value, held))
+    names = [name for name in problem.wrt if name in _moving(problem.model, problem.wrt)[value]]
+    parts = replace(problem, model=before, wrt=tuple(names))
+    return {reader: _right_gradients(replace(parts, cotangents={value: seed})) for reader, seed in seeds.items()}
+
+
+def _right_gradients(problem: Problem) -> dict[str, np.ndarray]:
+    """refgrad's gradients of a problem, in double."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)  # some outputs may not depend on all inputs
+        return _gradients(problem, Built.of(differentiate(problem.model, list(problem.wrt), list(problem.cotangents))))
+
+
+def _operator(node: NodeProto) -> str:
+    return ".".join(filter(None, operator_of(node)))
+
+
+def _gradients(problem: Problem, built: Built) -> dict[str, np.ndarray]:
+    """The gradients of a problem that a builder made, in double on the interpreter; 0 where there is none.
+
+    :raises RefgradError: the interpreter does not run it.
+    """
+    wide = problem.wide_cotangents
+    fed = {built.cotangents[name]: value for name, value in wide.items() if name in built.cotangents}
+    names = {value.name for value in built.model.graph.input}
+    feeds = widened({**built.constants, **problem.feeds}) | fed
+    results = (
+        NumpyBackend()
+        .prepare(built.model, precision="float64")
+        .run({name: value for name, value in feeds.items() if name in names})
+    )
+    return {
+        name: np.asarray(results[built.gradients[name]])
+        if name in built.gradients
+        else np.zeros(problem.at[name].shape)
+        for name in problem.wrt
+    }
 
 
 class _Asked:
     """Central differences of a part, held against a gradient of it."""
 
-    def __init__(self, question: Question, gradients: Mapping[str, np.ndarray], seed: int) -> None:
-        self._question, self._gradients = question, gradients
-        self._at, self._cotangents = question.at, question.wide_cotangents
-        self._evaluate, self._seed = forward(question), seed
+    def __init__(self, problem: Problem, gradients: Mapping[str, np.ndarray], seed: int) -> None:
+        self._problem, self._gradients = problem, gradients
+        self._at, self._cotangents = problem.at, problem.wide_cotangents
+        self._evaluate, self._seed = forward(problem), seed
 
     def contradicted(self, names: Sequence[str]) -> tuple[str, float, float] | None:
         """The first input by which the gradient is wrong, with the expected derivative and the actual one."""
@@ -317,24 +507,32 @@ class _Asked:
                 return name, told.due, told.found
         return None
 
+    def contradicted_together(self) -> tuple[str, float, float] | None:
+        """A direction along which the gradients together are no derivative, though each element is one at its kink."""
+        if not kinks_of(self._problem.model):
+            return None
+        rng = np.random.default_rng([self._seed, 6])
+        gradients = {name: np.asarray(value, np.float64) for name, value in self._gradients.items()}
+        return contradiction(self._evaluate, self._at, self._cotangents, gradients, _ALLOWED, rng)
+
     def _kinks(self, name: str) -> tuple[np.ndarray, bool]:
         """A mask of the elements at a kink, and whether it has all: of very many, some are looked at, drawn by chance."""
-        question, x = self._question, self._at[name]
+        problem, x = self._problem, self._at[name]
         where = np.zeros(x.shape, bool)
-        if not np.isfinite(self._gradients[name]).all() or not kinks_of(question.model):
+        if not np.isfinite(self._gradients[name]).all() or not kinks_of(problem.model):
             return where, True
-        prepared = in_float64(question.model, question.wrt)
+        prepared = in_float64(problem.model, problem.wrt)
 
         def among(places: np.ndarray) -> np.ndarray | None:
-            return kinked_among(question.model, prepared, self._at, name, question.cotangents, places)
+            return kinked_among(problem.model, prepared, self._at, name, problem.cotangents, places)
 
         try:
-            found = among(np.ones(x.shape, bool))
-            if found is not None:
-                return found, True
+            kinks = among(np.ones(x.shape, bool))
+            if kinks is not None:
+                return kinks, True
             where.flat[np.random.default_rng([self._seed, 4]).permutation(x.size)[:_LOOKED]] = True
-            found = among(where)
-            return where if found is None else found, False
+            kinks = among(where)
+            return where if kinks is None else kinks, False
         except (RefgradError, ValueError):  # it does not run beside the point
             return np.zeros(x.shape, bool), True
 
@@ -346,18 +544,18 @@ class _Asked:
             direction.flat[index] = length = rms(x) or 1.0
             sides = one_sided(self._evaluate, self._at, {name: direction}, self._cotangents, STEPS[1])
             low, high = sorted(side.value / length for side in sides)
-            found = float(gradient.flat[index])
+            slope = float(gradient.flat[index])
             slack = sum(side.error for side in sides) / length + _TOLD * max(abs(low), abs(high))
-            if not low - slack <= found <= high + slack:
-                return (low if found < low else high), found
+            if not low - slack <= slope <= high + slack:
+                return (low if slope < low else high), slope
         return None
 
     def is_right(self, names: Sequence[str]) -> bool:
         """True if differences along one direction for all of these inputs agree; each moves so far that none hides another."""
         asked = [self._asked(name) for name in names]
-        sizes = [one.size for one in asked if one.size]
+        sizes = [part.size for part in asked if part.size]
         least = max(min(sizes, default=1.0), _APART * max(sizes, default=1.0))
-        told = self._told([one.times(min(1.0, least / one.size)) if one.size else one for one in asked])
+        told = self._told([part.times(min(1.0, least / part.size)) if part.size else part for part in asked])
         return told is not None and told.is_right
 
     def _asked(self, name: str, still: np.ndarray | None = None) -> _Along:
@@ -372,19 +570,23 @@ class _Asked:
 
         def moved(at: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
             return self._evaluate(
-                {**self._at, **{one.name: self._at[one.name] + at[_STEP] * one.direction for one in asked}}
+                {**self._at, **{part.name: self._at[part.name] + at[_STEP] * part.direction for part in asked}}
             )
 
-        said = settled(moved, {_STEP: np.zeros(())}, _STEP, np.ones(()), self._cotangents, NAME)
-        if not isinstance(said, Directional):
+        observation = settled(moved, {_STEP: np.zeros(())}, _STEP, np.ones(()), self._cotangents, NAME)
+        if not isinstance(observation, Directional):
             return None
-        found = sum(one.derivative for one in asked)
-        if not np.isfinite(found):
-            return _Answer(False, said.value, found)
-        size = sum(one.size for one in asked) + abs(said.value)
-        if not said.error <= _TOLD * size:
+        derivative = sum(part.derivative for part in asked)
+        if not np.isfinite(derivative):
+            return _Answer(False, observation.value, derivative)
+        size = sum(part.size for part in asked) + abs(observation.value)
+        if not observation.error <= _TOLD * size:
             return None
-        return _Answer(abs(found - said.value) <= 4 * said.error + _ALLOWED * size, said.value, found)
+        return _Answer(
+            abs(derivative - observation.value) <= 4 * observation.error + _ALLOWED * size,
+            observation.value,
+            derivative,
+        )
 
 
 @dataclass(frozen=True)
@@ -407,6 +609,15 @@ class _Answer:
     found: float
 
 
+def _moving(model: ModelProto, wrt: Collection[str]) -> dict[str, frozenset[str]]:
+    """The values that depend on these inputs and initializers, each with those that it depends on."""
+    moving = {name: frozenset([name]) for name in wrt}
+    for node in model.graph.node:
+        if sources := frozenset().union(*(moving.get(name, ()) for name in reads_of(node))):
+            moving |= dict.fromkeys(filter(None, node.output), sources)
+    return moving
+
+
 def _has_open_sizes(value: ValueInfoProto) -> bool:
     tensor = value.type.tensor_type
     return not tensor.HasField("shape") or any(not dim.HasField("dim_value") for dim in tensor.shape.dim)
@@ -424,5 +635,7 @@ def _direction(x: np.ndarray, gradient: np.ndarray, rng: np.random.Generator) ->
     size, moved = rms(gradient), np.abs(drawn[np.isfinite(gradient) & (gradient != 0)])
     if not size or not moved.size or not np.isfinite(gradient).all():
         return drawn
-    made: np.ndarray = drawn + np.where(np.abs(x) <= _MASK, gradient, 0.0) * (_ALONG / size * float(np.median(moved)))
-    return made
+    direction: np.ndarray = drawn + np.where(np.abs(x) <= _MASK, gradient, 0.0) * (
+        _ALONG / size * float(np.median(moved))
+    )
+    return direction

@@ -20,13 +20,14 @@ from refgrad.conformance.case import is_float
 from refgrad.conformance.locating.judge import Judge
 from refgrad.conformance.locating.recordings import Recording
 from refgrad.conformance.locating.sides import Live, Side, side_of
-from refgrad.conformance.locating.tensors import tensors_of
+from refgrad.conformance.locating.tensors import judged_together, settled, tensors_of
 from refgrad.conformance.locating.verdicts import UNDECIDED, WRONG, Comparison, seen_of
 from refgrad.conformance.locating.work import Progress, Work
-from refgrad.conformance.questions.feeds import SIZE
-from refgrad.conformance.questions.point import Point, inputs_of, with_values
+from refgrad.conformance.problems.feeds import SIZE
+from refgrad.conformance.problems.point import Point, inputs_of, with_values
+from refgrad.conformance.problems.systems.surroundings import surroundings
 from refgrad.errors import FeedError, OptionError, choices
-from refgrad.protos.malformed import explained
+from refgrad.model.checks.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate
 
 # The types of an input that a recorded array is cast to: the recording may have been made in double.
@@ -89,7 +90,7 @@ def compare(
     try:
         for one in work:
             one.run()
-        tensors = tuple(tensors_of(judge, work, asked=wrt is not None))
+        tensors = judged_together(list(tensors_of(judge, work, asked=wrt is not None)), work)
         for one in work:
             one.forget()
         if search:
@@ -97,11 +98,14 @@ def compare(
                 one.search(
                     [tensor for tensor in tensors if seen_of(tensor, place).verdict in (WRONG, UNDECIDED)], place
                 )
+            tensors = settled(tensors, work)
     finally:
         for side in sides:
             if isinstance(side, Live):
                 side.close()
-    return Comparison(tensors, work[0].told(), work[1].told(), point.described, seed, judge.said)
+    named = [name for side in sides if isinstance(side, Live) for name in side.names]
+    versions = surroundings(named)
+    return Comparison(tensors, work[0].told(), work[1].told(), point.described, seed, judge.said, versions)
 
 
 def _feeds_of(
@@ -146,6 +150,8 @@ def _cotangents(point: Point, recorded: Sequence[Recording], kind: str | Mapping
                 raise FeedError(
                     f"The {which}cotangent of {output!r} has the shape {held.shape} instead of {value.shape}."
                 )
+            if not np.isfinite(held.astype(np.float64)).all():
+                raise FeedError(f"The cotangent of {output!r} is not finite. Give finite numbers: --cotangent random.")
             value = held.astype(value.dtype)
         elif kind == "ones" or (recorded and not kind):
             value = np.ones_like(value)

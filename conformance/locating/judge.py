@@ -7,13 +7,14 @@ up or down by chance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from refgrad.conformance.judge.elementwise import Effects, allowed_error
 from refgrad.conformance.locating.recordings import Match
 from refgrad.conformance.oracles.comparison import (
     AGREED,
@@ -21,36 +22,31 @@ from refgrad.conformance.oracles.comparison import (
     EXACT,
     FLOAT64_BITS,
     INCONCLUSIVE,
-    SENSITIVE,
     against_directions,
     outside_of_both,
 )
 from refgrad.conformance.oracles.differences import estimates
-from refgrad.conformance.questions.evidence import Directional
-from refgrad.conformance.questions.feeds import SIZE
-from refgrad.conformance.questions.kinked import kinked, kinked_among, kinks_of
-from refgrad.conformance.questions.point import Point, Truth, by_name, fed_alone, in_float64, largest, limits
-from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS
+from refgrad.conformance.oracles.joint import contradiction
+from refgrad.conformance.problems.feeds import SIZE
+from refgrad.conformance.problems.kinked import kinked, kinked_among, kinks_of
+from refgrad.conformance.problems.observation import Directional
+from refgrad.conformance.problems.point import Point, Truth, by_name, fed_alone, in_float64, largest
+from refgrad.conformance.problems.rounding import limits
 from refgrad.errors import BackendError, choices
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient as differentiate
 
-# The numbers of random roundings that are tried in turn, until one settles the verdict. Each rounding runs the gradient model
-# once, which is slow for a large model.
-MORE_DRAWS = (FEW_DRAWS, 2 * FEW_DRAWS, DRAWS)
 # The elements of a tensor that are looked at one by one, if there are more. `Judge.outside` takes so many that are furthest
 # off, and as many by chance; `Judge.at_kinks` takes so many by chance.
 LOOKED = 64
-# The bits that a rounding is coarser by, to see if a kink is near. oracles/comparison.py has the same number for this.
-_COARSER = 4
 # The disputed tensors in which central differences check the judge. Any further ones count as confirmed.
 _CONFIRMED = 4
 # The elements of an input that are sorted into those at a kink and others. If there are more, LOOKED of them stand for all.
 # `kinked_among` needs up to 511 tests for 256 elements, and gives up after 512.
 _TOLD_APART = 256
-# No more roundings are tried if an error, or a gradient that may be noise, is this many times larger than the effect of the
-# roundings so far. In `is_far` the factor for a tensor of n elements is at least √n. It was 100, and came down in the commit
-# that cut the time of a comparison of twelve layers to a third (benchmarks/locating_scale.py measures such a model).
+# No more roundings are tried if an error is this many times larger than the effect of the roundings so far. In `is_far` the
+# factor for a tensor of n elements is at least √n. It was 100, and came down in the commit that cut the time of a comparison of
+# twelve layers to a third (benchmarks/locating_scale.py measures such a model).
 _BEYOND = 10.0
 # The same factor for the norm of the error of at least _MANY elements. It is smaller because chance evens out over them.
 _TOGETHER, _MANY = 3.0, 16
@@ -141,46 +137,54 @@ class Judge:
         furthest.flat[np.argsort(-off, axis=None, kind="stable")[:LOOKED]] = True
         return outside_of_both(self.truth, name, got, tolerance, rng, (furthest | self._looked(where)) & where)
 
+    def contradicted(self, got: Mapping[str, np.ndarray], tolerance: float) -> str:
+        """A text about a direction along which these gradients are no derivative all together; "" if there is none.
+
+        Element by element they may still lie between the derivatives of both sides (`contradiction`).
+        """
+        point, expected = self.point, self.truth.gradients
+        if not self.has_kinks or not self.differing(got):
+            return ""
+        rng = np.random.default_rng([self.seed, 6])
+        arrays = {name: np.asarray(got[name], np.float64) for name in expected if name in got}
+        found = contradiction(point.evaluate, point.wide, point.cotangent_of, arrays, tolerance, rng, expected)
+        if found is None:
+            return ""
+        direction, due, slope = found
+        return f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
+
+    def differing(self, got: Mapping[str, np.ndarray]) -> list[str]:
+        """The names of the gradients that differ from the judge's by more than rounding in double."""
+        pairs = {
+            name: (np.asarray(got[name], np.float64), due) for name, due in self.truth.gradients.items() if name in got
+        }
+        with np.errstate(invalid="ignore"):
+            return [
+                name
+                for name, (value, due) in pairs.items()
+                if value.shape == due.shape and float(np.max(np.abs(value - due), initial=0.0)) > EXACT * largest(due)
+            ]
+
     def _looked(self, where: np.ndarray) -> np.ndarray:
         looked = np.zeros(where.shape, bool)
         looked.flat[np.random.default_rng([self.seed, 5]).permutation(np.flatnonzero(where))[:LOOKED]] = True
         return looked
 
-    def explanations(self, match: Match, tolerance: float, bits: int) -> Iterator[tuple[np.ndarray, str]]:
-        """The explained error of each element, with more and more explanations, each with a note for the reader."""
-        truth, names = self.truth, match.names
-        size = max((largest(truth.gradients[name]) for name in names), default=0.0)
-        floor = max(limits(self.point.dtype(name))[1] * truth.gradients[name].size ** 0.5 for name in names)
-        room = np.full(match.shape, max(tolerance * size, floor))
-        yield room, ""
-        room = room + match.made_of({name: SENSITIVE * np.abs(truth.moved(name, bits)) for name in names}, sizes=True)
-        yield room, ""
-        wider = room
-        for draws in MORE_DRAWS:
-            wider = room + match.made_of({n: SENSITIVE * truth.spread(n, bits, draws) for n in names}, sizes=True)
-            yield wider, ""
-        if self.has_kinks:
-            wider = wider + match.made_of({n: truth.spread(n, bits - _COARSER) for n in names}, sizes=True)
-            yield wider, "a kink is near: rounding moves single elements far"
-            many = {n: SENSITIVE * truth.spread(n, bits, MANY_DRAWS) for n in names}
-            wider = np.maximum(wider, room + match.made_of(many, sizes=True))
-            yield wider, "a kink is near: rounding moves single elements far"
-        for draws in MORE_DRAWS:
-            apart = {n: SENSITIVE * truth.spread_apart(n, bits, draws) for n in names}
-            yield wider + match.made_of(apart, sizes=True), ""
+    def effects(self, match: Match, left_out: np.ndarray) -> Effects:
+        """How far rounding moves the elements of a matched tensor; 0 for those that are left out."""
 
-    def is_noise(self, match: Match, size: float) -> bool:
-        """True if the gradient in double is no more than its own rounding."""
-        truth, names = self.truth, match.names
-        moved = match.made_of({name: np.abs(truth.moved(name, FLOAT64_BITS)) for name in names}, sizes=True)
-        if size <= SENSITIVE * largest(moved):
-            return True
-        for draws in MORE_DRAWS:
-            spread = {name: truth.spread(name, FLOAT64_BITS, draws) for name in names}
-            most = SENSITIVE * largest(match.made_of(spread, sizes=True))
-            if size <= most or size > _BEYOND * most:
-                return size <= most
-        return False
+        def combined(sizes: Callable[[str], np.ndarray]) -> np.ndarray:
+            return np.where(left_out, 0.0, match.made_of({name: sizes(name) for name in match.names}, sizes=True))
+
+        return Effects.of(self.truth, combined)
+
+    def tolerated(self, match: Match, tolerance: float) -> float:
+        """The error that is allowed in every element of a matched tensor, by a tolerance of the largest finite element."""
+        gradients = {name: self.truth.gradients[name] for name in match.names}
+        size = max((largest(value[np.isfinite(value)]) for value in gradients.values()), default=0.0)
+        # Results below the smallest normal number of the type are not accurate.
+        floor = max(limits(self.point.dtype(name))[1] * value.size**0.5 for name, value in gradients.items())
+        return float(max(tolerance * size, floor))
 
 
 def is_far(error: np.ndarray, drawn: np.ndarray) -> bool:
@@ -209,13 +213,10 @@ def is_exact(judge: Judge, name: str, found: np.ndarray | None) -> bool:
     size = largest(due[np.isfinite(due)])
     if bool(np.all(error <= EXACT * max(size, largest(got[np.isfinite(got)])))):
         return True
-    room = EXACT * size + SENSITIVE * np.abs(judge.truth.moved(name, FLOAT64_BITS))
-    for draws in MORE_DRAWS:
-        allowed = room + SENSITIVE * judge.truth.spread(name, FLOAT64_BITS, draws)
-        if np.all(error <= allowed):
-            return True
-        if is_far(error - room, allowed - room):
-            break
+    plain = np.full(error.shape, EXACT * size)
+    allowed, _ = allowed_error(error, plain, Effects.on(judge.truth, name), FLOAT64_BITS, gives_up=is_far)
+    if np.all(error <= allowed):
+        return True
     beyond = ~(error <= allowed)
     if not np.array_equal(judge.at_kinks(name, beyond), beyond):
         return False

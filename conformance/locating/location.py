@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto
 
 from refgrad.backends import Backend
 from refgrad.conformance.locating.repair import Errors, RepairTrial
+from refgrad.conformance.locating.repeating import Unsteady, identity_model, run_steadily
 from refgrad.conformance.locating.replay import Progress, Replay, Replayed, wrong_nodes
+from refgrad.conformance.locating.sides import guarded
 from refgrad.conformance.locating.windows import NodeGroup, groups, optimisation
-from refgrad.conformance.systems.executors import get_executor
-from refgrad.protos.malformed import explained
+from refgrad.conformance.problems.systems.executors import get_executor
+from refgrad.model.checks.malformed import explained
 
 _MOST = 12  # nodes that are tried at each turn
 
@@ -36,7 +38,8 @@ class Located:
     that are wrong for themselves and whose repair changes nothing in the results. `failed` says why the executor does not run
     the model. `is_right` says whether the results are right as they are, except for rounding, and `unexplained` whether an
     error is left that no node has. `unjudged` are nodes that cannot be judged. `groups` are nodes that are wrong together
-    alone, as where an executor fuses them, and `optimisation` says which pass it comes with.
+    alone, as where an executor fuses them, and `optimisation` says which pass it comes with. `unsteady` says that runs with
+    the same inputs differ; then no node is blamed for what it did in one run.
     """
 
     error: float
@@ -50,12 +53,31 @@ class Located:
     optimisation: str = ""
     is_right: bool = True
     unexplained: bool = False
+    unsteady: Unsteady | None = None
 
     @property
     def left(self) -> float:
         """The error of the results when every culprit is repaired."""
-        lefts = [one.left for one in self.culprits] + [one.left for one in self.groups]
+        lefts = [part.left for part in self.culprits] + [part.left for part in self.groups]
         return lefts[-1] if lefts else self.error
+
+    def beside(self, other: Located) -> Located:
+        """The findings in a gradient, and those in the model itself in nodes that the gradient has not."""
+        known = {one.found.outputs for one in self.culprits}
+        more = tuple(one for one in other.culprits if one.found.outputs not in known)
+        groups = tuple(one for one in other.groups if one.nodes not in {mine.nodes for mine in self.groups})
+        worst = max(self, other, key=lambda located: located.error)
+        if self.is_right:
+            return other
+        return replace(
+            self,
+            error=worst.error,
+            rounding=worst.rounding,
+            culprits=self.culprits + more,
+            groups=self.groups + groups,
+            unexplained=self.unexplained or other.unexplained,
+            optimisation=self.optimisation or other.optimisation,
+        )
 
 
 @explained
@@ -87,17 +109,23 @@ def locate(
     >>> found.is_right, found.judged, found.culprits
     (True, 2, ())
     """
-    backend = get_executor(executor) if isinstance(executor, str) else executor
+    backend = guarded(get_executor(executor) if isinstance(executor, str) else executor)
     replay = Replay(model, feeds)
     trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
     if failed and (nothing := _runs_nothing(backend)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
-    found = replay.run(backend, progress)
-    wrong = [one for one in found if not one.within and (one.is_wrong or one.inside)]
-    wrong = [one for one in wrong_nodes(found) if one in wrong] + [one for one in wrong if not one.is_wrong]
-    unjudged = tuple(one for one in found if one.why)
-    judged = len(found) - len(unjudged)
+    if not failed:
+        _, unsteady = run_steadily(backend, model, feeds)
+        if unsteady is not None:
+            focus = error.worst
+            allowed = error.allowed.get(focus, 0.0)
+            return Located(error.largest, allowed, is_right=False, unexplained=True, unsteady=unsteady)
+    replayed = replay.run(backend, progress)
+    wrong = [node for node in replayed if not node.within and (node.is_wrong or node.inside)]
+    wrong = [node for node in wrong_nodes(replayed) if node in wrong] + [node for node in wrong if not node.is_wrong]
+    unjudged = tuple(node for node in replayed if node.why)
+    judged = len(replayed) - len(unjudged)
     focus = error.worst
     rounding = error.allowed.get(focus, 0.0)
     if not failed and error.is_rounding:
@@ -106,8 +134,8 @@ def locate(
     together: tuple[NodeGroup, ...] = ()
     passes = ""
     if not left.is_rounding:
-        known = {one.found.position for one in culprits}
-        together = tuple(one for one in groups(replay.model, feeds, backend) if known.isdisjoint(one.positions))
+        known = {node.found.position for node in culprits}
+        together = tuple(node for node in groups(replay.model, feeds, backend) if known.isdisjoint(node.positions))
         passes = optimisation(replay.model, feeds, backend)
     explained = left.is_rounding or (bool(together) and together[-1].is_proved)
     return Located(
@@ -118,12 +146,9 @@ def locate(
 
 def _runs_nothing(backend: Backend) -> str:
     """Why an executor does not even run a model of one Identity; "" where it does."""
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [value], [result])
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    model, feeds = identity_model()
     try:
-        backend.prepare(model).run({"x": np.ones(1, np.float32)})
+        backend.prepare(model).run(feeds)
     except Exception as error:
         return f"it does not run a model of one Identity either: {error}"
     return ""
@@ -139,19 +164,19 @@ def _proved(
     left, pending, acquitted = error, list(wrong), list[Replayed]()
     while pending and not left.is_rounding:
         few = pending if len(pending) <= _MOST else pending[:1]  # of many, the one that is furthest off
-        tried = [(trial.run([*repaired, one])[0], one) for one in few]
-        best, one = min(tried, key=lambda pair: pair[0].total)
+        tried = [(trial.run([*repaired, node])[0], node) for node in few]
+        best, node = min(tried, key=lambda pair: pair[0].total)
         if best.total >= left.total and not np.isinf(left.total):
             if len(pending) > _MOST:
                 acquitted.append(pending.pop(0))
                 continue
             together = trial.run([*repaired, *pending])[0]  # neither helps without the others
             if together.total < left.total:
-                culprits += [Culprit(one, together.at(focus)) for one in pending]
+                culprits += [Culprit(node, together.at(focus)) for node in pending]
                 pending, left = [], together
             break
-        pending.remove(one)
-        repaired.append(one)
+        pending.remove(node)
+        repaired.append(node)
         left = best
-        culprits.append(Culprit(one, left.at(focus)))
+        culprits.append(Culprit(node, left.at(focus)))
     return culprits, acquitted + pending, left

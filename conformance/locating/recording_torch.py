@@ -37,7 +37,7 @@ def record(
     names = list(inputs) if isinstance(inputs, Mapping) else [f"input_{k}" for k in range(len(inputs))]
     given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
     if odd := [name for name, value in zip(names, given, strict=True) if not isinstance(value, torch.Tensor)]:
-        raise OptionError(f"The inputs {choices(odd)} are no tensors, and tensors are due.")
+        raise OptionError(f"Expected tensors, got other values for the inputs {choices(odd)}.")
     leaves = [
         value.detach().clone().requires_grad_(True) if torch.is_floating_point(value) else value for value in given
     ]
@@ -49,7 +49,7 @@ def record(
         raise OptionError(f"The module raised {raised(error)}.") from error
     outputs = list(_tensors(made, torch))
     if not outputs:
-        raise OptionError(f"The module returned {of_type(made)}, and tensors are due.")
+        raise OptionError(f"Expected tensors, got {of_type(made)} from the module.")
     if model is not None:
         declared = [value.name for value in model.graph.input]
         names = declared[: len(names)] if len(declared) >= len(names) and not set(names) <= set(declared) else names

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,87 +20,93 @@ from onnx import ModelProto, TensorProto
 
 from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, OptionError, choices
+from refgrad.model.external import array_of
+from refgrad.model.values import array_in, read_value
+from refgrad.parameters.origins import Computed, Copy, Folded, Rows, Source
+from refgrad.parameters.states import read_state_dict
+from refgrad.parameters.weights import weights
 from refgrad.protos.arrays import read_arrays
-from refgrad.protos.external import array_of
 from refgrad.protos.inputs import read_bytes
 from refgrad.protos.memory import allowed
-from refgrad.protos.values import array_in, read_value
-from refgrad.transforms.origins import Computed, Copy, Folded, Rows, Source
-from refgrad.transforms.states import read_state_dict
-from refgrad.transforms.weights import weights
 
-_SUFFIXES, _PREFIXES = ("_grad", ".grad", "/grad"), ("grad/", "grad.", "grad_", "d_")
+_SUFFIXES = ("_grad", ".grad", "/grad", ":grad", "_gradient", ".gradient")
+_PREFIXES = ("grad/", "grad.", "grad:", "grad_", "gradient/", "g:", "d:", "d_", "∂")
+_SHORT = ("d", "g")  # before a name that is known, as in dx
 _ALIKE = 2e-2  # relative to the norm: two gradients that are closer than this are of the same tensor
 _APART = 8.0  # times as far off is the next one, or nobody can tell
 _BLOCKS = (1, 2, 3, 4, 6, 8)  # into which rows are cut: gates, q, k and v, two directions
 _RANK = 5
 _PARALLEL, _SPREAD = 0.9999, 1e-2  # cosines of rows, and how far their factors are apart, of a layer that is folded
 _PAIRS = 1 << 23  # of elements with one norm: more are not followed
+_ADDED = 0.05  # how far a factor of a sum may be from 0 or 1
+_BETWEEN = re.compile(r"[./:]+")  # the words of a name
 _NEARLY = 0.9  # the cosine of two gradients that belong together by their shape
 NAME = "name"
+_MERGED = "the model may have one initializer for several tensors of this size: record the values of the weights too"
 
 
 @dataclass(frozen=True)
 class Recording:
     """Tensors by name: `gradients`, by the name of what each is the gradient of, and `values`.
 
-    A gradient is called `<name>_grad`, `<name>.grad` or `grad/<name>`. Where no name says so, `unmarked` is true, and whatever
-    is no output of the model is a gradient.
+    A gradient is called `<name>_grad`, `<name>.grad`, `grad/<name>`, `g:<name>` or the like; `dx` is one where there is an `x`.
+    Where no name says so, whatever is no output of the model is a gradient.
     """
 
     label: str
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
     gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
-    unmarked: bool = False
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)  # as they were recorded
 
     def __str__(self) -> str:
         return self.label
 
     @classmethod
-    def of(cls, tensors: Mapping[str, np.ndarray], label: str) -> Recording:
-        """A recording of these tensors.
+    def of(cls, tensors: Mapping[str, np.ndarray], label: str, model: ModelProto | None = None) -> Recording:
+        """A recording of these tensors, of a model whose names they may have.
 
         :raises FeedError: a gradient of whole or complex numbers or of texts, or two of one name that differ.
         """
+        graph = ModelProto().graph if model is None else model.graph
+        outputs = {value.name for value in graph.output}
+        known = outputs | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        stems = {name: _stem(name, known, tensors.keys()) for name in tensors}
         values: dict[str, np.ndarray] = {}
         gradients: dict[str, np.ndarray] = {}
         for name, value in tensors.items():
-            stem = _stem(name)
+            stem = stems[name]
             if stem is None:
                 values[name] = value
             elif not is_float(value):
                 raise FeedError(
                     f"{label}: {name!r} has the type {value.dtype}. Gradients are real numbers with a fraction."
                 )
-            elif stem in gradients and not np.array_equal(gradients[stem], value, equal_nan=True):
+            elif model is not None and stem in gradients and not np.array_equal(gradients[stem], value, equal_nan=True):
                 raise FeedError(f"{label} has two gradients of {stem!r} that differ: {name!r} is one. Leave one.")
             else:
                 gradients[stem] = value
         if gradients:
-            return cls(label, values, gradients)
-        floats = {name: value for name, value in values.items() if is_float(value)}
-        return cls(label, {n: v for n, v in values.items() if n not in floats}, floats, unmarked=True)
+            return cls(label, values, gradients, tensors)
+        unmarked = {name: value for name, value in values.items() if is_float(value) and name not in outputs}
+        return cls(label, {n: v for n, v in values.items() if n not in unmarked}, unmarked, tensors)
 
     def for_model(self, model: ModelProto) -> Recording:
-        """The recording, where what has the name of an output of the model is a value and no gradient."""
-        if not self.unmarked:
-            return self
-        outputs = {value.name for value in model.graph.output}
-        return Recording(
-            self.label,
-            {**self.values, **{name: value for name, value in self.gradients.items() if name in outputs}},
-            {name: value for name, value in self.gradients.items() if name not in outputs},
-        )
+        """The recording for a model, whose names tell which tensors are gradients."""
+        return Recording.of(self.tensors, self.label, model) if self.tensors else self
 
 
-def _stem(name: str) -> str | None:
+def _stem(name: str, known: Collection[str], recorded: Collection[str]) -> str | None:
+    """The name of the tensor that a recorded one is the gradient of, None if it is a value."""
+    if name in known:
+        return None
     for suffix in _SUFFIXES:
         if name.endswith(suffix) and name != suffix:
             return name.removesuffix(suffix)
     for prefix in _PREFIXES:
         if name.startswith(prefix) and name != prefix:
             return name.removeprefix(prefix)
-    return None
+    short = next((name[1:] for mark in _SHORT if name.startswith(mark) and name[1:] in {*known, *recorded}), None)
+    return short or None
 
 
 def read_recording(path: str | Path) -> Recording:
@@ -109,14 +117,14 @@ def read_recording(path: str | Path) -> Recording:
     """
     file = Path(path)
     if file.is_dir():
-        found = dict(_of_folder(file))
+        arrays = dict(_of_folder(file))
     elif file.suffix == ".safetensors":
-        found = read_state_dict(file)
+        arrays = read_state_dict(file)
     else:
-        found = read_arrays(file, "Recordings")
-    if not found:
+        arrays = read_arrays(file, "Recordings")
+    if not arrays:
         raise FeedError(f"{str(file)!r} holds no tensors.")
-    return Recording.of(found, str(file))
+    return Recording.of(arrays, str(file))
 
 
 def _of_folder(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -149,12 +157,35 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Match:
-    """Of which of our gradients a recorded one is made, and how: "name", "transposed", "merged", ..."""
+    """How a recorded gradient is made of our gradients: "name", "transposed", "merged", ...
+
+    `added` are further recorded gradients, which are added to the first: the model has one tensor for all of them.
+    """
 
     recorded: str
     how: str
     shape: tuple[int, ...]
     pieces: tuple[_Piece, ...]
+    added: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The recorded gradients that are compared, in words."""
+        if len(self.added) > 1:
+            return f"{self.recorded} and {len(self.added)} more"
+        return " + ".join((self.recorded, *self.added))
+
+    def in_recording(self, gradients: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The recorded gradient: the sum of all that belong to it. None if one of them is missing."""
+        parts = [gradients.get(name) for name in (self.recorded, *self.added)]
+        if len(parts) == 1:
+            return parts[0]
+        arrays = [np.asarray(part, np.float64) for part in parts if part is not None]
+        if len(arrays) < len(parts):
+            return None
+        kind = max((part.dtype for part in parts if part is not None), key=lambda dtype: -dtype.itemsize)
+        total: np.ndarray = np.sum([array.reshape(arrays[0].shape) for array in arrays], axis=0)
+        return total.astype(kind)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,15 +194,15 @@ class Match:
 
     def made_of(self, arrays: Mapping[str, np.ndarray], sizes: bool = False) -> np.ndarray:
         """Our gradients in the form of the recorded one; with `sizes` what bounds of their elements amount to."""
-        made = np.zeros(math.prod(self.shape))
+        combined = np.zeros(math.prod(self.shape))
         for piece in self.pieces:
             factor = np.abs(piece.factor) if sizes else piece.factor
             ours = factor * arrays[piece.name].reshape(-1)[piece.ours]
             if isinstance(piece.at, slice):
-                made[piece.at] += ours
+                combined[piece.at] += ours
             else:
-                np.add.at(made, piece.at, ours)
-        return made.reshape(self.shape)
+                np.add.at(combined, piece.at, ours)
+        return combined.reshape(self.shape)
 
 
 def identity(name: str, shape: tuple[int, ...]) -> Match:
@@ -206,6 +237,11 @@ class Matched:
     left: dict[str, str]
     computed: tuple[str, ...] = ()
 
+    @property
+    def known(self) -> set[str]:
+        """The recorded gradients that are matched, alone or in a sum."""
+        return {name for match in self.found.values() for name in (match.recorded, *match.added)}
+
     def of(self, names: Iterable[str]) -> set[str]:
         """The `names` that no recorded gradient is made of."""
         covered = {name for match in self.found.values() for name in match.names}
@@ -217,7 +253,7 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
 
     :param due: our gradients, by what they are of.
     """
-    made = Matched({}, {})
+    matched = Matched({}, {})
     recorded = dict(recording.gradients)
     for name, value in recorded.items():
         if name not in due:
@@ -225,28 +261,122 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
         is_alike = np.squeeze(value).shape == np.squeeze(due[name]).shape
         is_of_another = name in recording.values and recording.values[name].shape == value.shape
         if is_alike or (value.size != due[name].size and not is_of_another):  # then it has the wrong shape
-            made.found[name] = identity(name, value.shape if is_alike else due[name].shape)
+            matched.found[name] = identity(name, value.shape if is_alike else due[name].shape)
+    for name, ours in _renamed(recorded, {key: due[key] for key in matched.of(due)}).items():
+        matched.found[name] = replace(identity(ours, due[ours].shape), recorded=name, how="its name ends alike")
     state = {name: value for name, value in recording.values.items() if value.dtype.kind == "f"}
     if recorded.keys() & state.keys():
-        _by_values(model, state, due, made, recorded.keys())
+        _by_values(model, state, due, matched, recorded.keys())
     held = {tensor.name for tensor in model.graph.initializer}
-    for name in [name for name, one in made.found.items() if one.how == NAME and name in held]:
+    for name in [name for name, known_match in matched.found.items() if known_match.how == NAME and name in held]:
         if _is_folded(recorded[name], due[name]):
-            del made.found[name]
-            made.left[name] = (
+            del matched.found[name]
+            matched.left[name] = (
                 "it differs by a factor for each row, as a folded layer does: record the values of the weights too"
             )
-    open_ours = {name: value for name, value in due.items() if name in made.of(due)}
-    open_theirs = {name: value for name, value in recorded.items() if name not in made.found and name not in made.left}
+    open_ours = {name: value for name, value in due.items() if name in matched.of(due)}
+    _by_sums(model, recording, due, matched)
+    open_theirs = {
+        name: value for name, value in recorded.items() if name not in matched.known and name not in matched.left
+    }
     if open_theirs and open_ours:
-        _by_content(open_theirs, open_ours, made)
+        _by_content(open_theirs, open_ours, matched)
         if not recorded.keys() & state.keys():  # what has values and fits none is of another tensor
             weights_of = {t.name: array_of(t) for t in model.graph.initializer if t.name in open_ours}
-            _by_elimination(open_theirs, open_ours, weights_of, made)
-    for name, value in recorded.items():
-        if name not in made.found:
-            made.left.setdefault(name, f"no gradient of the model has its {value.size} elements and its values")
-    return made
+            _by_elimination(open_theirs, open_ours, weights_of, matched)
+    for name in recorded:
+        if name not in matched.known:
+            matched.left.setdefault(name, "no gradient of the model has its size and its values")
+    return matched
+
+
+def _renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The names of ours by recorded ones that end alike, such as module.fc.weight and fc.weight, if one fits one alone."""
+    words = {name: tuple(filter(None, _BETWEEN.split(name))) for name in (*theirs, *ours)}
+
+    def alike(one: str, another: str) -> bool:
+        short, long = sorted((words[one], words[another]), key=len)
+        return bool(short) and long[-len(short) :] == short
+
+    fits = {
+        name: [key for key in ours if alike(name, key) and np.squeeze(ours[key]).shape == np.squeeze(value).shape]
+        for name, value in theirs.items()
+        if name not in ours
+    }
+    counts = Counter(key for keys in fits.values() for key in keys)
+    return {name: keys[0] for name, keys in fits.items() if len(keys) == 1 and counts[keys[0]] == 1}
+
+
+# By sums: an exporter merges initializers that are equal, as the ones and zeros of fresh normalizations are
+
+
+def _by_sums(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray], matched: Matched) -> None:
+    """Match the sum of several recorded gradients with ours, if the model has one initializer for all of them."""
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name in [name for name in due if name in held]:
+        theirs = [key for key, match in matched.found.items() if match.names == (name,)]
+        own = name if name in theirs else None
+        if own is not None and matched.found[own].how == NAME and _is_near(recording.gradients[own], due[name]):
+            continue
+        candidates = [key for key in _candidates(recording, held[name], due, matched) if key != own]
+        parts = [key for key in dict.fromkeys((own, *theirs, *candidates)) if key is not None]
+        values = [recording.gradients[key].astype(np.float64).reshape(-1) for key in parts]
+        if len(parts) < 2 or all(np.array_equal(values[0], value) for value in values[1:]):
+            continue  # what shares one tensor in torch has its gradient under each name
+        if not (chosen := _summands(parts, values, due[name].reshape(-1))):
+            has_values = all(key in recording.values for key in parts)
+            chosen = parts if has_values else []
+            if not has_values and own is not None and np.unique(array_of(held[name])).size == 1:
+                del matched.found[own]
+                matched.left[own] = _MERGED
+        if len(chosen) > 1:
+            for key in chosen:
+                matched.found.pop(key, None)
+                matched.left.pop(key, None)
+            how = f"the sum of {len(chosen)}, which are equal in the model"
+            whole = _Piece(name, slice(None), slice(None))
+            matched.found[chosen[0]] = Match(chosen[0], how, due[name].shape, (whole,), tuple(chosen[1:]))
+
+
+def _candidates(
+    recording: Recording, tensor: TensorProto, due: Mapping[str, np.ndarray], matched: Matched
+) -> list[str]:
+    """The recorded gradients that may be a part of the gradient by an initializer: of its size, and its values if recorded."""
+    gradient = due[tensor.name]
+    weight = array_of(tensor)
+    found = []
+    for key, value in recording.gradients.items():
+        if key in due or value.size != gradient.size or np.squeeze(value).shape != np.squeeze(gradient).shape:
+            continue
+        if key in matched.found and matched.found[key].names != (tensor.name,):
+            continue
+        known = recording.values.get(key)
+        if known is None or _is_equal(known, weight):
+            found.append(key)
+    return found
+
+
+def _is_equal(recorded: np.ndarray, weight: np.ndarray) -> bool:
+    """True if a recorded value is an initializer, but for axes of size 1 and the type."""
+    return np.array_equal(np.squeeze(recorded), np.squeeze(weight).astype(recorded.dtype))
+
+
+def _summands(parts: Sequence[str], values: Sequence[np.ndarray], due: np.ndarray) -> list[str]:
+    """The recorded gradients whose sum is ours: all of them, or the ones to which least squares give the factor 1."""
+    if _is_near(np.sum(values, axis=0), due):
+        return list(parts)
+    factors = np.linalg.lstsq(np.stack(values, axis=1), due, rcond=None)[0]
+    if len(parts) > due.size or np.any(np.minimum(np.abs(factors), np.abs(factors - 1)) > _ADDED):
+        return []
+    chosen = [k for k, factor in enumerate(factors) if factor > 0.5]
+    is_sum = bool(chosen) and _is_near(np.sum([values[k] for k in chosen], axis=0), due)
+    return [parts[k] for k in chosen] if is_sum else []
+
+
+def _is_near(theirs: np.ndarray, ours: np.ndarray) -> bool:
+    """True if a recorded gradient is ours up to what a wrong digit may do."""
+    left, right = theirs.astype(np.float64).reshape(-1), ours.reshape(-1)
+    return left.shape == right.shape and bool(np.linalg.norm(left - right) <= _ALIKE * np.linalg.norm(right))
 
 
 # By the values of the weights
@@ -256,7 +386,7 @@ def _by_values(
     model: ModelProto,
     state: Mapping[str, np.ndarray],
     due: Mapping[str, np.ndarray],
-    made: Matched,
+    matched: Matched,
     recorded: Collection[str],
 ) -> None:
     """Follow the way from the recorded weights to the initializers backwards: adjoints of equal elements add up."""
@@ -264,12 +394,14 @@ def _by_values(
         sources = weights(model, state)
     except OptionError:  # nothing in the model is made of them
         return
-    made.computed = tuple(name for name, weight in sources.items() if weight.kind == "unexplained")
+    matched.computed = tuple(name for name, weight in sources.items() if weight.kind == "unexplained")
+    held = {tensor.name: array_of(tensor) for tensor in model.graph.initializer if tensor.name in due}
+    alike = {n for n, value in held.items() if any(_is_equal(state[key], value) for key in recorded if key in state)}
     pieces: dict[str, list[_Piece]] = {}
     hows: dict[str, list[str]] = {}
     for name, weight in sources.items():
         source = weight.source
-        if source is None or name not in due:
+        if source is None or name not in due or (isinstance(source, Computed) and name in alike):
             continue
         for key, piece in _adjoint(name, source, state):
             pieces.setdefault(key, []).append(piece)
@@ -277,7 +409,7 @@ def _by_values(
     for key, parts in pieces.items():
         if key not in recorded:
             continue
-        made.found[key] = Match(key, " and ".join(dict.fromkeys(hows[key])), state[key].shape, tuple(parts))
+        matched.found[key] = Match(key, " and ".join(dict.fromkeys(hows[key])), state[key].shape, tuple(parts))
 
 
 def _adjoint(name: str, source: Source, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, _Piece]]:
@@ -359,18 +491,18 @@ class _Block:
     norm: float
 
 
-def _by_content(theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], made: Matched) -> None:
+def _by_content(theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], matched: Matched) -> None:
     """Equal up to what a wrong digit may do: whole first, transposed and reshaped, then in blocks of rows."""
     for whole in (True, False):
-        left = {name: value for name, value in theirs.items() if name not in made.found}
-        free = {name: value for name, value in ours.items() if name in made.of(ours)}
+        left = {name: value for name, value in theirs.items() if name not in matched.known}
+        free = {name: value for name, value in ours.items() if name in matched.of(ours)}
         pool: dict[tuple[int, ...], list[_Block]] = {}
         for name, value in free.items():
             for block in _blocks(name, value, whole):
                 pool.setdefault(block.value.shape, []).append(block)
         for name, value in left.items():
-            if (found := _made_of_blocks(name, value, pool, whole)) is not None:
-                made.found[name] = found
+            if (block_match := _made_of_blocks(name, value, pool, whole)) is not None:
+                matched.found[name] = block_match
 
 
 def _made_of_blocks(
@@ -400,10 +532,12 @@ def _nearest(value: np.ndarray, blocks: Iterable[_Block]) -> _Block | None:
     if not norm or not math.isfinite(norm):
         return None
     near = (block for block in blocks if abs(block.norm - norm) <= _ALIKE * norm)
-    found = sorted(((float(np.linalg.norm(one.value - value)) / norm, one) for one in near), key=lambda pair: pair[0])
-    if not found or found[0][0] > _ALIKE:
+    by_distance = sorted(
+        ((float(np.linalg.norm(one.value - value)) / norm, one) for one in near), key=lambda pair: pair[0]
+    )
+    if not by_distance or by_distance[0][0] > _ALIKE:
         return None
-    (distance, best), others = found[0], found[1:]
+    (distance, best), others = by_distance[0], by_distance[1:]
     for further, other in others:
         if further > _APART * max(distance, 1e-7):
             break
@@ -437,23 +571,23 @@ def _forms(squeezed: np.ndarray, folded: bool) -> list[np.ndarray]:
 
 
 def _by_elimination(
-    theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], held: Mapping[str, np.ndarray], made: Matched
+    theirs: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], held: Mapping[str, np.ndarray], matched: Matched
 ) -> None:
     """Match a recorded gradient with ours, wrong or not, if only these two have their shape and they are about parallel.
 
     It may be the gradient of a logarithm whose exponential the exporter computed: then it is ours times the weight.
     """
-    free = made.of(ours)
-    left = [name for name in theirs if name not in made.found]
+    free = matched.of(ours)
+    left = [name for name in theirs if name not in matched.found]
     for name in left:
         same = [key for key in left if _sizes(theirs[key]) == _sizes(theirs[name])]
         fits = [key for key in free if _sizes(ours[key]) == _sizes(theirs[name])]
         if len(same) == 1 and len(fits) == 1:
             forced = _by_force(name, theirs[name], fits[0], ours[fits[0]], held.get(fits[0]))
             if _is_parallel(theirs[name], forced.made_of(ours)):
-                made.found[name] = forced
+                matched.found[name] = forced
         elif fits and not np.any(theirs[name]):
-            made.left[name] = f"it is zero throughout, and fits {choices(sorted(fits))}"
+            matched.left[name] = f"it is zero throughout, and fits {choices(sorted(fits))}"
 
 
 def _is_parallel(theirs: np.ndarray, ours: np.ndarray) -> bool:

@@ -18,26 +18,27 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from refgrad import interruption
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
 from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay
-from refgrad.conformance.locating.scripts import building, running
+from refgrad.conformance.locating.scripts import building, rebuilding, running
 from refgrad.conformance.locating.sides import Live, in_precision
 from refgrad.conformance.locating.values import ModelValues, described
-from refgrad.conformance.questions.evidence import Built
-from refgrad.conformance.questions.feeds import widened
-from refgrad.conformance.questions.point import in_float64
-from refgrad.conformance.questions.question import Question
-from refgrad.conformance.systems.builders import CrashError
-from refgrad.conformance.tracing.watching import label_of
-from refgrad.errors import FeedError, RefgradError
+from refgrad.conformance.problems.feeds import widened
+from refgrad.conformance.problems.observation import Built
+from refgrad.conformance.problems.point import in_float64
+from refgrad.conformance.problems.problem import Problem
+from refgrad.conformance.problems.systems.builders import CrashError
+from refgrad.conformance.problems.systems.surroundings import surroundings
+from refgrad.errors import FeedError, RefgradError, raised
 from refgrad.escaping import code, markdown
-from refgrad.protos.external import array_of
-from refgrad.protos.files import new_folder
-from refgrad.protos.malformed import explained
-from refgrad.protos.printing import onnx_text
-from refgrad.protos.walk import reads_of
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of
+from refgrad.model.printing import onnx_text
+from refgrad.model.writing import new_folder
+from refgrad.protos.traverse import reads_of
 from refgrad.reverse.gradient import gradient as differentiate
 
 _TRIES = 200  # smaller models that are tried
@@ -75,6 +76,7 @@ class Reduced:
     due: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
     gradient: ModelProto | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     fed: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -110,7 +112,7 @@ def reduce(
     model, feeds = in_precision(model, feeds, side.recast)
     search = _Search(side, seed, progress)
     failure = search.first(model, feeds, wrt, outputs)
-    reduced = Reduced(failure, str(side), 0)
+    reduced = Reduced(failure, str(side), 0, versions=surroundings(side.names))
     try:
         for smaller in search.smaller(failure):
             reduced.failure = smaller
@@ -138,14 +140,14 @@ class _Search:
         outputs: Sequence[str] | None,
     ) -> Failure:
         """The first failure of the side, cut out of the model."""
-        found = bisect(model, feeds, self._side.build, self._seed)
-        if found.faults:
-            return self._of_rule(found.faults[0], model, feeds)
+        bisected = bisect(model, feeds, self._side.build, self._seed, wrt=wrt)
+        if bisected.faults:
+            return self._of_rule(self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
         refused: RefgradError | None = None
         try:
-            question = _question(model, feeds, wrt, outputs, self._seed)
-            built = self._side.build(question)
-            fed = built.feeds(question.feeds, question.cotangents)
+            problem = _problem(model, feeds, wrt, outputs, self._seed)
+            built = self._side.build(problem)
+            fed = built.feeds(problem.feeds, problem.cotangents)
             located = locate(built.model, fed, self._side.backend)
             if not located.is_right:
                 return self._of_kernel(located, built.model, fed)
@@ -159,12 +161,36 @@ class _Search:
             "with which it fails (--feeds)."
         )
 
+    def _of_whole(
+        self,
+        faults: Sequence[Fault],
+        model: ModelProto,
+        feeds: Mapping[str, Any],
+        wrt: Sequence[str] | None,
+        outputs: Sequence[str] | None,
+    ) -> Fault:
+        """The fault that the whole model shows: the one with its message, or else the first."""
+        try:
+            self._side.build(_problem(model, feeds, wrt, outputs, self._seed))
+        except (RefgradError, CrashError) as error:
+            whole = _skeleton(str(error))
+            return next((fault for fault in faults if _skeleton(fault.message) == whole), faults[0])
+        except Exception as error:  # a builder that is a function raises anything
+            whole = _skeleton(f"it raised {raised(error)}")
+            return next((fault for fault in faults if _skeleton(fault.message) == whole), faults[0])
+        return faults[0]
+
     def _of_rule(self, fault: Fault, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
         values = ModelValues(model, feeds)
         part, fed = _cut(values, [n for n in values.model.graph.node if label_of(n) in fault.nodes])
         return Failure(RULE, fault.kind, fault.operators, fault.nodes, fault.message, part, fed)
 
     def _of_kernel(self, located: Located, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
+        if located.unsteady is not None:
+            raise FeedError(
+                f"Nothing can be reduced: {self._side.backend.name} is not the same in every run, so a smaller model may be "
+                f"right by chance. {located.unsteady}."
+            )
         values = ModelValues(model, feeds)
         nodes = list(values.model.graph.node)
         message = located.failed
@@ -193,9 +219,9 @@ class _Search:
                 self.tried += 1
                 if self._progress is not None:
                     self._progress("reduce", self.tried, _TRIES)
-                made = self._failing(failure, model, feeds)
-                if made is not None:
-                    failure, again = made, True
+                smaller_failure = self._failing(failure, model, feeds)
+                if smaller_failure is not None:
+                    failure, again = smaller_failure, True
                     yield failure
                     break
 
@@ -203,17 +229,17 @@ class _Search:
         """The failure of a smaller model, if it is the same one."""
         try:
             if failure.kind == RULE:
-                found = bisect(model, feeds, self._side.build, self._seed).faults
-                if not found:
+                faults = bisect(model, feeds, self._side.build, self._seed).faults
+                if not faults:
                     return None
-                how, operators, message = found[0].kind, found[0].operators, found[0].message
+                how, operators, message = faults[0].kind, faults[0].operators, faults[0].message
             else:
                 how, message = _outcome(model, feeds, self._side.backend)
                 operators = failure.operators
         except (RefgradError, ValueError):
             return None
-        made = Failure(failure.kind, how, operators, failure.nodes, message, model, feeds)
-        return made if how and made.signature == failure.signature else None
+        smaller_failure = Failure(failure.kind, how, operators, failure.nodes, message, model, feeds)
+        return smaller_failure if how and smaller_failure.signature == failure.signature else None
 
     def measure(self, reduced: Reduced) -> None:
         """Compute the results that the smallest model should give, and the ones that it gives."""
@@ -225,28 +251,28 @@ class _Search:
             like = NumpyBackend().prepare(failure.model).run(failure.feeds)
             reduced.due = {name: np.asarray(value).astype(np.asarray(like[name]).dtype) for name, value in due.items()}
             try:
-                found = self._side.backend.prepare(failure.model).run(failure.feeds)
-                reduced.found = {name: np.asarray(value) for name, value in found.items()}
+                outputs = self._side.backend.prepare(failure.model).run(failure.feeds)
+                reduced.found = {name: np.asarray(value) for name, value in outputs.items()}
             except RefgradError:
                 pass
             return
         _declare(failure.model, NumpyBackend().prepare(failure.model).run(failure.feeds))
-        question = _question(failure.model, failure.feeds, None, None, self._seed)
-        reduced.wrt = question.wrt
+        problem = _problem(failure.model, failure.feeds, None, None, self._seed)
+        reduced.wrt = problem.wrt
         try:
-            right = Built.of(differentiate(failure.model, question.wrt, list(question.cotangents)))
+            right = Built.of(differentiate(failure.model, problem.wrt, list(problem.cotangents)))
             wide = NumpyBackend().prepare(right.model, precision="float64")
-            due = right.named(wide.run(widened(right.feeds(question.feeds, question.cotangents))))
-            reduced.due = {name: value.astype(question.at[name].dtype) for name, value in due.items()}
+            due = right.named(wide.run(widened(right.feeds(problem.feeds, problem.cotangents))))
+            reduced.due = {name: value.astype(problem.at[name].dtype) for name, value in due.items()}
         except RefgradError:  # refgrad refuses it too
             pass
         try:
-            built = self._side.build(question)
-            reduced.fed = built.feeds(question.feeds, question.cotangents)
+            built = self._side.build(problem)
+            reduced.fed = built.feeds(problem.feeds, problem.cotangents)
             reduced.found = built.named(NumpyBackend().prepare(built.model).run(reduced.fed))
             reduced.gradient = built.model
         except (RefgradError, CrashError):
-            reduced.fed = dict(question.feeds)
+            reduced.fed = dict(problem.feeds)
 
 
 def _declare(model: ModelProto, results: Mapping[str, Any]) -> None:
@@ -268,13 +294,13 @@ def _outcome(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> t
     return ("" if errors.is_rounding else WRONG), ""
 
 
-def _question(
+def _problem(
     model: ModelProto,
     feeds: Mapping[str, Any],
     wrt: Sequence[str] | None,
     outputs: Sequence[str] | None,
     seed: int,
-) -> Question:
+) -> Problem:
     """The gradient by every float, with random cotangents."""
     floats = {t.name for t in model.graph.initializer if array_of(t).dtype.kind == "f"}
     named = [*(n for n, v in feeds.items() if np.asarray(v).dtype.kind == "f"), *sorted(floats)]
@@ -283,7 +309,7 @@ def _question(
     rng = np.random.default_rng([seed, 0])
     names = outputs or [n for n, v in plain.items() if np.asarray(v).dtype.kind == "f"]
     cotangents = {n: np.asarray(rng.standard_normal(results[n].shape)).astype(plain[n].dtype) for n in names}
-    return Question("reduced", model, tuple(wrt or named), dict(feeds), cotangents, seed)
+    return Problem("reduced", model, tuple(wrt or named), dict(feeds), cotangents, seed)
 
 
 def _cut(values: ModelValues, nodes: Sequence[NodeProto]) -> tuple[ModelProto, dict[str, np.ndarray]]:
@@ -326,8 +352,8 @@ def _simplicity(array: np.ndarray) -> tuple[int, int]:
 
 
 def _of_size(array: np.ndarray, size: int, smaller: int) -> np.ndarray:
-    made: np.ndarray = array[tuple(slice(smaller) if n == size else slice(None) for n in array.shape)]
-    return made
+    cut: np.ndarray = array[tuple(slice(smaller) if n == size else slice(None) for n in array.shape)]
+    return cut
 
 
 def _renamed(array: np.ndarray, size: int, smaller: int) -> np.ndarray:
@@ -339,15 +365,17 @@ def _with(
     model: ModelProto, feeds: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> tuple[ModelProto, dict[str, np.ndarray]]:
     """The model with other feeds and initializers."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    del made.graph.initializer[:], made.graph.input[:]
-    made.graph.input.extend(described(name, arrays[name]) for name in feeds)
-    made.graph.initializer.extend(
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    del changed.graph.initializer[:], changed.graph.input[:], changed.graph.value_info[:]  # of other sizes
+    for value in changed.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    changed.graph.input.extend(described(name, arrays[name]) for name in feeds)
+    changed.graph.initializer.extend(
         numpy_helper.from_array(np.ascontiguousarray(arrays[t.name]).reshape(arrays[t.name].shape), t.name)
         for t in model.graph.initializer
     )
-    return made, {name: arrays[name] for name in feeds}
+    return changed, {name: arrays[name] for name in feeds}
 
 
 # The files that are written
@@ -361,11 +389,11 @@ def write(reduced: Reduced, folder: Path) -> None:
 
     :raises OutputFileError: the folder exists, or cannot be written.
     """
-    with new_folder(folder) as made:
-        (made / "model.onnx").write_bytes(reduced.runs.SerializeToString())
+    with new_folder(folder) as written_folder:
+        (written_folder / "model.onnx").write_bytes(reduced.runs.SerializeToString())
         if reduced.failure.kind == RULE:
-            (made / "forward.onnx").write_bytes(reduced.failure.model.SerializeToString())
-        data = made / "test_data_set_0"
+            (written_folder / "forward.onnx").write_bytes(reduced.failure.model.SerializeToString())
+        data = written_folder / "test_data_set_0"
         data.mkdir()
         inputs = [v.name for v in reduced.runs.graph.input if v.name in reduced.fed]
         for k, name in enumerate(inputs):
@@ -379,9 +407,12 @@ def write(reduced: Reduced, folder: Path) -> None:
             outputs = [value.name for value in reduced.failure.model.graph.output]
             script = building(reduced.side, reduced.wrt, outputs)
         else:
-            script = running(reduced.side, reduced.failure.kind == RULE)
-        (made / "reproduce.py").write_text(script, encoding="utf-8")
-        (made / "REPORT.md").write_text(report(reduced), encoding="utf-8")
+            outputs = [value.name for value in reduced.failure.model.graph.output]
+            is_rule = reduced.failure.kind == RULE
+            script = rebuilding(reduced.side, reduced.wrt, outputs) if is_rule else ""
+            script = script or running(reduced.side, is_rule)
+        (written_folder / "reproduce.py").write_text(script, encoding="utf-8")
+        (written_folder / "REPORT.md").write_text(report(reduced), encoding="utf-8")
 
 
 def _outputs(reduced: Reduced) -> dict[str, str]:
@@ -411,11 +442,13 @@ def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
         + (", interrupted." if reduced.interrupted else "."),
         f"```\n{onnx_text(failure.model, code).strip()}\n```",
     ]
+    versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())
     rows = []
     for name, due in reduced.due.items():
-        found = reduced.found.get(name)
-        rows.append(f"- {written(name)}: due {_numbers(due)}, found {'nothing' if found is None else _numbers(found)}")
-    return "\n\n".join([*parts, "\n".join(rows), "`python reproduce.py` shows it."]) + "\n"
+        got = reduced.found.get(name)
+        rows.append(f"- {written(name)}: expected {_numbers(due)}, found {'nothing' if got is None else _numbers(got)}")
+    shows = "`python reproduce.py` shows it, and exits with 1 as long as it is there."
+    return "\n\n".join([*parts, "\n".join(rows), shows, written(f"Versions: {versions}.")]) + "\n"
 
 
 def _numbers(value: np.ndarray) -> str:

@@ -16,10 +16,9 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
 from refgrad.conformance.locating.replay import Replay, Replayed, distance, wrong_types
 from refgrad.conformance.locating.values import described, is_text
-from refgrad.conformance.questions.point import limits
-from refgrad.conformance.questions.rounding import Perturbed
+from refgrad.conformance.problems.rounding import Perturbed, limits
 from refgrad.errors import RefgradError
-from refgrad.protos.walk import nested, refill
+from refgrad.protos.traverse import nested, refill
 
 _ROUNDINGS = 8.0  # how much further off than rounding by chance results may be that count as right
 _DRAWS = 2  # of rounding by chance

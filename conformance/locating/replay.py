@@ -22,9 +22,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
-from refgrad.conformance.locating.values import described, is_text
-from refgrad.conformance.questions.rounding import ADDING_UP
-from refgrad.conformance.tracing.watching import (
+from refgrad.conformance.judge.nan.watching import (
     Compute,
     Watching,
     bodies,
@@ -32,15 +30,18 @@ from refgrad.conformance.tracing.watching import (
     first_output,
     label_of,
 )
+from refgrad.conformance.locating.values import described, is_text
+from refgrad.conformance.problems.rounding import ADDING_UP
 from refgrad.errors import RefgradError
-from refgrad.protos.external import array_of
-from refgrad.protos.inlining import inline_functions
+from refgrad.model.external import array_of
+from refgrad.model.inlining.inline import inline_functions
 from refgrad.tables.randomness import may_draw, operator_of
 
 Progress = Callable[[int, int], None]
 DRAWS = 3  # of the inputs, each moved by a rounding
 _FACTOR = 8.0  # of what moving the inputs by one rounding moves: a kernel rounds more than once
 _QUANTIZING = frozenset((("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")))
+_QUANTIZED = ("QLinear", "QGemm", "QuantizeWithOrder", "QOrdered")
 _STEPS = frozenset(2**k for k in range(32))  # the rounds of a loop in which a node of its body is judged
 
 
@@ -86,10 +87,11 @@ class Replayed:
             return f"{self.label} is not judged: {self.why}"
         if self.at is None:
             return f"{self.label} is right"
-        output, place, due, found = self.at
-        said = "is wrong" if self.is_wrong else "is right"
-        where = f"{output!r} has {found:.9g} at {list(place)} instead of {due:.9g}"
-        return f"{self.label} {said}: {where}; rounding explains {self.allowed:.2g}"
+        output, place, due, got = self.at
+        verdict = "is wrong" if self.is_wrong else "is right"
+        where = f"{output!r} has {got:.9g} at {list(place)} instead of {due:.9g}"
+        steps = f", {self.error:g} steps apart" if self.allowed == 1 and self.error == round(self.error) else ""
+        return f"{self.label} {verdict}: {where}{steps}; rounding explains {self.allowed:.2g}"
 
 
 class Replay:
@@ -127,33 +129,38 @@ class Replay:
         return seen.found
 
     def judged(
-        self, node: NodeProto, values: Mapping[str, Any], results: Mapping[str, Any], executor: Backend, said: Replayed
+        self,
+        node: NodeProto,
+        values: Mapping[str, Any],
+        results: Mapping[str, Any],
+        executor: Backend,
+        replayed: Replayed,
     ) -> tuple[Replayed, dict[str, np.ndarray]]:
         """The verdict on one node, and its right results; no results if it is not judged.
 
         :param values: the values that it reads. :param results: the interpreter's results, in the types of the model.
         """
         if may_draw(node):
-            return replace(said, why="it draws random numbers"), {}
+            return replace(replayed, why="it draws random numbers"), {}
         try:
             model, feeds = self._alone(node, values, results)
             truth = _Truth(model, feeds, node)
         except LookupError as error:
-            return replace(said, why=f"{error.args[0]}"), {}
+            return replace(replayed, why=f"{error.args[0]}"), {}
         except RefgradError as error:
-            return replace(said, why=f"the interpreter does not run it alone: {error}"), {}
+            return replace(replayed, why=f"the interpreter does not run it alone: {error}"), {}
         right = {name: _like(due, results[name]) for name, due in truth.due.items()}
         try:
             prepared = executor.prepare(model)
-            found = prepared.run(feeds)
+            outputs = prepared.run(feeds)
         except RefgradError as error:
-            return replace(said, failed=str(error)), right
-        if typed := wrong_types(prepared, found):
-            return replace(said, failed=next(iter(typed.values()))), right
-        worst = said
+            return replace(replayed, failed=str(error)), right
+        if typed := wrong_types(prepared, outputs):
+            return replace(replayed, failed=next(iter(typed.values()))), right
+        worst = replayed
         for output in truth.due:
-            one = _compared(said, output, np.asarray(found[output]), truth)
-            worst = one if one.failed or one.ratio > worst.ratio or worst.at is None else worst
+            compared = _compared(replayed, output, np.asarray(outputs[output]), truth)
+            worst = compared if compared.failed or compared.ratio > worst.ratio or worst.at is None else worst
             if worst.failed:
                 break
         return worst, right
@@ -165,26 +172,26 @@ class Replay:
 
         :raises LookupError: it reads or makes something that is no tensor.
         """
-        made = ModelProto()
-        made.ir_version = self.model.ir_version
-        made.opset_import.extend(self.model.opset_import)
-        made.graph.name = "node"
-        made.graph.node.append(node)
+        alone = ModelProto()
+        alone.ir_version = self.model.ir_version
+        alone.opset_import.extend(self.model.opset_import)
+        alone.graph.name = "node"
+        alone.graph.node.append(node)
         feeds: dict[str, np.ndarray] = {}
         for name, value in values.items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise LookupError(f"{name!r} is no tensor")
             array = np.asarray(value)
             if name in self._constants:
-                made.graph.initializer.append(numpy_helper.from_array(array, name))
+                alone.graph.initializer.append(numpy_helper.from_array(array, name))
             else:
                 feeds[name] = array
-                made.graph.input.append(described(name, array))
+                alone.graph.input.append(described(name, array))
         for name, value in results.items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise LookupError(f"{name!r} is no tensor")
-            made.graph.output.append(described(name, np.asarray(value)))
-        return made, feeds
+            alone.graph.output.append(described(name, np.asarray(value)))
+        return alone, feeds
 
 
 class _Seen:
@@ -215,23 +222,25 @@ class _Seen:
         operator = f"{domain}.{op_type}" if domain else op_type
         outputs = tuple(filter(None, node.output))
         values = {name: value for name, value in zip(node.input, inputs, strict=False) if name} | dict(outer)
-        made = {name: value for name, value in zip(node.output, results, strict=False) if name}
-        said = Replayed(-1 if position is None else position, label_of(node), operator, outputs)
+        results_by_name = {name: value for name, value in zip(node.output, results, strict=False) if name}
+        replayed = Replayed(-1 if position is None else position, label_of(node), operator, outputs)
         if is_inner:
-            said = replace(said, step=step - 1)
-        one, right = replay.judged(node, values, made, self._executor, said)
+            replayed = replace(replayed, step=step - 1)
+        judged, right = replay.judged(node, values, results_by_name, self._executor, replayed)
         if position is None:
             worst = self._body.get(key)
-            if worst is None or (one.is_wrong and one.ratio > worst.ratio):
-                self._body[key] = one
+            if worst is None or (judged.is_wrong and judged.ratio > worst.ratio):
+                self._body[key] = judged
             return results
         if self._progress is not None:
             self._progress(position, len(replay.nodes))
-        inner = [replace(found, within=one.name, position=position) for found in self._body.values()]
-        one = replace(one, inside=tuple(wrong_nodes(inner)))
-        if one.is_wrong or one.inside:
-            replay.repairs[position] = right or {name: np.asarray(value) for name, value in made.items()}
-        self.found += [one, *inner]
+        inner = [
+            replace(inner_replayed, within=judged.name, position=position) for inner_replayed in self._body.values()
+        ]
+        judged = replace(judged, inside=tuple(wrong_nodes(inner)))
+        if judged.is_wrong or judged.inside:
+            replay.repairs[position] = right or {name: np.asarray(value) for name, value in results_by_name.items()}
+        self.found += [judged, *inner]
         return results
 
 
@@ -278,15 +287,15 @@ class _Truth:
         """The least error of each element that rounding explains: roundings of the element and of the largest one."""
         due = np.asarray(self.due[output])
         if not is_float(due):
-            room = 1.0 if operator_of(self._node) in _QUANTIZING else 0.0
+            room = 1.0 if _rounds_to_steps(self._node) else 0.0
             return np.full(due.shape, room)
         kind = helper.tensor_dtype_to_np_dtype(self._types[output])
         eps, tiny = max(self._eps, _eps(kind)), _limits(kind)[1]
         with np.errstate(all="ignore"):
             size = np.abs(due)
             largest = np.max(size, where=np.isfinite(size), initial=0.0)
-            made: np.ndarray = _bounded(4 * eps * size + 4 * eps * largest + 2 * tiny)
-        return made
+            least: np.ndarray = _bounded(4 * eps * size + 4 * eps * largest + 2 * tiny)
+        return least
 
     def allowed(self, output: str) -> np.ndarray:
         """The error of each element that rounding explains."""
@@ -304,9 +313,14 @@ class _Truth:
         return _bounded(room)
 
 
+def _rounds_to_steps(node: NodeProto) -> bool:
+    """True for operators whose integers are quotients that were rounded: a step up or down is rounding."""
+    return operator_of(node) in _QUANTIZING or node.op_type.startswith(_QUANTIZED)
+
+
 def _bounded(room: np.ndarray) -> np.ndarray:
-    made: np.ndarray = np.where(np.isfinite(room), room, np.inf)
-    return made
+    bounded: np.ndarray = np.where(np.isfinite(room), room, np.inf)
+    return bounded
 
 
 def _like(due: Any, result: Any) -> np.ndarray:
@@ -315,20 +329,20 @@ def _like(due: Any, result: Any) -> np.ndarray:
     return right.astype(like.dtype) if right.dtype != like.dtype else right
 
 
-def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> Replayed:
+def _compared(replayed: Replayed, output: str, got: np.ndarray, truth: _Truth) -> Replayed:
     due = np.asarray(truth.due[output])
-    if found.shape != due.shape:
-        return replace(said, failed=f"{output!r} has the shape {list(found.shape)} instead of {list(due.shape)}")
-    if not found.size:
-        return said
-    error = distance(found, due)
-    if is_text(due) or is_text(found):
+    if got.shape != due.shape:
+        return replace(replayed, failed=f"{output!r} has the shape {list(got.shape)} instead of {list(due.shape)}")
+    if not got.size:
+        return replayed
+    error = distance(got, due)
+    if is_text(due) or is_text(got):
         place = tuple(int(k) for k in np.unravel_index(int(np.argmax(error)), error.shape))
-        told = f"{output!r} has {found[place]!r} at {list(place)} instead of {due[place]!r}"
-        return replace(said, failed=told if error[place] else "")
+        told = f"{output!r} has {got[place]!r} at {list(place)} instead of {due[place]!r}"
+        return replace(replayed, failed=told if error[place] else "")
     with np.errstate(all="ignore"):
-        wide, right = found.astype(np.float64), due.astype(np.float64)
-        limit = np.abs(right) > _limits(found.dtype)[2]  # it does not fit the type
+        wide, right = got.astype(np.float64), due.astype(np.float64)
+        limit = np.abs(right) > _limits(got.dtype)[2]  # it does not fit the type
         error = np.where(limit & np.isinf(wide), 0.0, error)
         allowed = truth.least(output)
         if not np.all(error <= allowed):
@@ -337,17 +351,17 @@ def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> 
     at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     place = tuple(int(k) for k in at)
     return replace(
-        said, ratio=float(ratio[at]), error=float(error[at]), allowed=float(allowed[at]),
+        replayed, ratio=float(ratio[at]), error=float(error[at]), allowed=float(allowed[at]),
         at=(output, place, float(right[at]), float(wide[at])),
     )  # fmt: skip
 
 
-def distance(found: np.ndarray, due: np.ndarray) -> np.ndarray:
+def distance(got: np.ndarray, due: np.ndarray) -> np.ndarray:
     """How far each element is from the expected one: infinite where only one of the two is NaN, and for another text."""
-    if is_text(found) or is_text(due):
-        return np.where(found == due, 0.0, np.inf)
+    if is_text(got) or is_text(due):
+        return np.where(got == due, 0.0, np.inf)
     with np.errstate(all="ignore"):
-        wide, right = found.astype(np.float64), due.astype(np.float64)
+        wide, right = got.astype(np.float64), due.astype(np.float64)
         same = (wide == right) | (np.isnan(wide) & np.isnan(right))
         error = np.where(same, 0.0, np.abs(wide - right))
         return np.where(np.isnan(error), np.inf, error)
@@ -355,22 +369,22 @@ def distance(found: np.ndarray, due: np.ndarray) -> np.ndarray:
 
 def wrong_types(prepared: Prepared, results: Mapping[str, Any]) -> dict[str, str]:
     """The results that have another type than the one that is declared for them, and what to say of each."""
-    found = {}
+    reasons = {}
     for value in prepared.outputs:
         result = results.get(value.name)
         if value.dtype is None or not isinstance(result, np.ndarray | np.generic) or is_text(np.asarray(result)):
             continue
         if result.dtype != value.dtype and np.dtype(value.dtype).kind != "O":
-            found[value.name] = f"{value.name!r} has the type {result.dtype} instead of {value.dtype}"
-    return found
+            reasons[value.name] = f"{value.name!r} has the type {result.dtype} instead of {value.dtype}"
+    return reasons
 
 
 def _with_inputs(model: ModelProto) -> ModelProto:
     """The model whose constants can be fed."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    made.graph.input.extend(described(t.name, array_of(t)) for t in model.graph.initializer)
-    return made
+    extended = ModelProto()
+    extended.CopyFrom(model)
+    extended.graph.input.extend(described(t.name, array_of(t)) for t in model.graph.initializer)
+    return extended
 
 
 def _by_a_rounding(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -380,22 +394,22 @@ def _by_a_rounding(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     wide = value.astype(np.float64)
     if np.array_equal(wide, np.round(wide)):
         return wide
-    made: np.ndarray = wide * (1 + _eps(value.dtype) * rng.choice((-1.0, 1.0), wide.shape))
-    return made
+    rounded: np.ndarray = wide * (1 + _eps(value.dtype) * rng.choice((-1.0, 1.0), wide.shape))
+    return rounded
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     """The rounding of a float type, its smallest normal number and its largest; of others none, none and infinity."""
     if dtype.kind != "f" and dtype != ml_dtypes.bfloat16:
         return 0.0, 0.0, math.inf
-    found: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    return float(found.eps), float(found.smallest_normal), float(found.max)
+    info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(info.eps), float(info.smallest_normal), float(info.max)
 
 
 def _eps(dtype: np.dtype[Any]) -> float:
     return _limits(dtype)[0]
 
 
-def wrong_nodes(found: Sequence[Replayed]) -> list[Replayed]:
+def wrong_nodes(replayed: Sequence[Replayed]) -> list[Replayed]:
     """Those that are wrong, the one that is furthest off first."""
-    return sorted((one for one in found if one.is_wrong), key=lambda one: (not one.failed, -one.ratio))
+    return sorted((node for node in replayed if node.is_wrong), key=lambda node: (not node.failed, -node.ratio))

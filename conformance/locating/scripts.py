@@ -45,6 +45,26 @@ def building(side: str, wrt: Sequence[str], outputs: Sequence[str]) -> str:
     return "".join((_TO_BUILD, _BEGINNING, asked, call, _TOLD))
 
 
+def rebuilding(side: str, wrt: Sequence[str], outputs: Sequence[str]) -> str:
+    """Return a program that asks a builder for the gradient of forward.onnx again, and compares; "" if it cannot be asked.
+
+    :param side: builder@executor.
+    """
+    builder = side.partition("@")[0]
+    if builder in _BUILDERS:
+        asked, call = _asked(wrt=list(wrt), outputs=list(outputs)), _BUILDERS[builder]
+    elif ":" in builder and not builder.startswith("onnxruntime:"):
+        module, _, function = builder.partition(":")
+        asked = _asked(wrt=list(wrt), outputs=list(outputs), module=module, builder=function)
+        call = _OF_A_FUNCTION
+    else:
+        return ""
+    names = _TENSORS.replace("outputs = list(due)", "names = list(due)")
+    return "".join(
+        (_TO_REBUILD, _BEGINNING, names, asked, call.replace("model.onnx", "forward.onnx"), _REBUILT, _COMPARED)
+    )
+
+
 def _asked(**values: object) -> str:
     """The line with all data of a program."""
     return f"asked = {python(values)}\n"
@@ -53,8 +73,9 @@ def _asked(**values: object) -> str:
 # The parts of the programs. None of them is filled in. An error may have names of the model in it, so characters that a
 # terminal obeys are replaced before it is printed.
 
-_TO_RUN = '"""Run model.onnx with the inputs of test_data_set_0, and compare with what is due."""\n'
+_TO_RUN = '"""Run model.onnx with the inputs of test_data_set_0, and compare with the expected outputs."""\n'
 _TO_BUILD = '"""Ask a builder for the gradient of model.onnx, as it was asked when it failed."""\n'
+_TO_REBUILD = '"""Ask a builder for the gradient of forward.onnx, run it, and compare with the expected outputs."""\n'
 _BEGINNING = r"""
 import os
 import sys
@@ -88,13 +109,33 @@ outputs = list(due)
 model = onnx.load("model.onnx")
 """
 _COMPARED = """
-for name, value in zip(outputs, found):
-    print(ascii(name), "due:", due[name].ravel()[:8], "found:", np.asarray(value).ravel()[:8])
-    if value.shape == due[name].shape:
-        print("largest error:", np.abs(value.astype(float) - due[name].astype(float)).max(initial=0.0))
+actual, failed = read("actual"), False
+for name, value in zip(outputs, map(np.asarray, found)):
+    print(ascii(name), "expected:", due[name].ravel()[:8], "found:", value.ravel()[:8])
+    if value.shape != due[name].shape:
+        print("shape:", value.shape, "instead of", due[name].shape)
+        failed = True
+        continue
+    if value.dtype.kind not in "fiub":
+        failed |= not np.array_equal(value, due[name])
+        continue
+    with np.errstate(all="ignore"):
+        errors = [np.abs(one.astype(float) - due[name].astype(float)) for one in (value, actual.get(name, value))]
+    errors = [np.where(np.isnan(one), np.inf, one).max(initial=0.0) for one in errors]
+    print("largest error:", errors[0], "when it was reported:", errors[1])
+    failed |= bool(errors[0] > errors[1] / 2 or 0 < errors[0] == errors[1])  # both may be infinite
+print("The fault is still there." if failed else "The fault is gone.")
+sys.exit(int(failed))
 """
 _TOLD = """
 print("it made", ascii([value.name for value in made.graph.output] if hasattr(made, "graph") else made))
+"""
+
+_REBUILT = """
+from onnx.reference import ReferenceEvaluator
+
+outputs = names
+found = ReferenceEvaluator(made).run(outputs, feeds)
 """
 
 _REFERENCE = """from onnx.reference import ReferenceEvaluator

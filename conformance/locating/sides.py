@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,22 @@ from refgrad.backends.base import ModelLike, graph_inputs, graph_outputs, load_m
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.running.sources import in_dtype
 from refgrad.conformance.locating.recordings import Recording, read_recording
-from refgrad.conformance.questions.evidence import Built
-from refgrad.conformance.questions.question import Question
-from refgrad.conformance.running.sources import in_dtype
-from refgrad.conformance.systems import executors
-from refgrad.conformance.systems.builders import CrashError, attempt, get_builder
-from refgrad.errors import AnswerError, BackendError, BuilderError, OptionError, WorkerError, choices
+from refgrad.conformance.problems.observation import Built
+from refgrad.conformance.problems.problem import Problem
+from refgrad.conformance.problems.systems import executors
+from refgrad.conformance.problems.systems.builders import CrashError, attempt, get_builder
+from refgrad.errors import (
+    AnswerError,
+    BackendError,
+    BuilderError,
+    OptionError,
+    RefgradError,
+    WorkerError,
+    choices,
+    raised,
+)
 from refgrad.worker import SECONDS, Worker
 
 PRECISIONS = ("float16", "bfloat16", "float32", "float64")
@@ -31,14 +41,14 @@ _FORMS = (
     "Give builder@executor, such as refgrad@ort-cpu or package.module:function@numpy:float64, or a recording: a .npz or "
     ".safetensors file, or a folder of .pb files"
 )
-Build = Callable[[Question], Built]
+Build = Callable[[Problem], Built]
 
 
 @dataclass(frozen=True)
 class Live:
     """A builder, the executor that runs its gradient, and the float type that both compute in, "" for the model's own.
 
-    Both are names of the suite, "package.module:attribute", or objects: a function of a `Question`, a `Backend`.
+    Both are names of the suite, "package.module:attribute", or objects: a function of a `Problem`, a `Backend`.
     """
 
     builder: str | Build
@@ -58,11 +68,16 @@ class Live:
         executor = self.executor if isinstance(self.executor, str) else self.executor.name
         return f"{builder}@{executor}" + (f":{self.precision}" if self.precision else "")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The builder and the executor, if they have names."""
+        return tuple(one for one in (self.builder, self.executor) if isinstance(one, str))
+
     @cached_property
     def backend(self) -> Backend:
         """The backend that runs models: the interpreter or a given `Backend` here, any other in a process of its own."""
         if isinstance(self.executor, Backend):
-            return self.executor
+            return guarded(self.executor)
         if self.executor != INTERPRETER:
             return Apart(self.executor)
         return _InDouble() if self.precision == "float64" else NumpyBackend()
@@ -83,7 +98,7 @@ class Live:
         if (worker := self.__dict__.get("_worker")) is not None:
             worker.close()
 
-    def build(self, question: Question) -> Built:
+    def build(self, problem: Problem) -> Built:
         """The gradient that the builder makes.
 
         :raises BuilderError: it refuses.
@@ -91,11 +106,11 @@ class Live:
         :raises CrashError: it raised, or its process ended.
         """
         if not isinstance(self.builder, str):
-            return self.builder(question)
+            return self.builder(problem)
         if self.builder.startswith("refgrad"):
-            return attempt(self.builder, question)
+            return attempt(self.builder, problem)
         try:
-            made: Built = self._worker.call(attempt, self.builder, question)
+            made: Built = self._worker.call(attempt, self.builder, problem)
             return made
         except WorkerError as error:
             kinds: dict[str, type[Exception]] = {"BuilderError": BuilderError, "AnswerError": AnswerError}
@@ -165,9 +180,25 @@ class Apart(Backend):
 
         :raises BackendError: it does not run the model, dies or takes too long.
         """
+        return self.in_turn(model, [feeds], outputs, options)[0]
+
+    def in_turn(
+        self,
+        model: ModelProto,
+        feeds: Sequence[Mapping[str, Any]],
+        outputs: Iterable[str] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[dict[str, Any]]:
+        """The outputs of several runs in one session.
+
+        :raises BackendError: the executor does not run the model, dies or takes too long.
+        """
         asked = None if outputs is None else list(outputs)
+        fed = [dict(one) for one in feeds]
         try:
-            made: dict[str, Any] = self._worker.call(executors.run, self.name, model, dict(feeds), asked, **options)
+            made: list[dict[str, Any]] = self._worker.call(
+                executors.run_in_turn, self.name, model, fed, asked, **options
+            )
             return made
         except WorkerError as error:
             raise BackendError(str(error) if error.raised else f"it {error.verdict}: {error}") from error
@@ -175,6 +206,45 @@ class Apart(Backend):
     def close(self) -> None:
         """End the process."""
         self._worker.close()
+
+
+def guarded(backend: Backend) -> Backend:
+    """The backend, with errors and wrong answers as errors of refgrad: a stranger's object raises and returns anything."""
+    is_known = isinstance(backend, NumpyBackend | Apart | _Guarded) or type(backend).__module__.startswith("refgrad.")
+    return backend if is_known else _Guarded(backend)
+
+
+class _Guarded(Backend):
+    """A stranger's backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.name, self._backend = backend.name, backend
+
+    def description(self) -> str:
+        """The backend's own."""
+        return self._backend.description()
+
+    def prepare(self, model: ModelLike, **options: Any) -> Prepared:
+        """Prepare the model.
+
+        :raises BackendError: the backend raises anything.
+        """
+        proto = load_model(model)
+        try:
+            return _PreparedGuarded(self._backend.prepare(proto, **options), proto, self.name)
+        except RefgradError:
+            raise
+        except Exception as error:
+            raise BackendError(f"{self.name} raised {raised(error)} while it prepared the model.") from error
+
+
+class _PreparedGuarded(Prepared):
+    def __init__(self, prepared: Prepared, model: ModelProto, name: str) -> None:
+        self._prepared, self._model, self._name = prepared, model, name
+        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        return executors.answer(self._name, self._prepared, self._model, feeds, outputs)
 
 
 class _InDouble(NumpyBackend):

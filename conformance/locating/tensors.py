@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from refgrad.conformance.locating.judge import MORE_DRAWS, Judge, is_far
+from refgrad.conformance.judge.elementwise import Effects, allowed_error
+from refgrad.conformance.locating.judge import Judge, is_far
+from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Match, Recording, identity
-from refgrad.conformance.locating.verdicts import GRADIENT, OUTPUT, RIGHT, UNDECIDED, WRONG, Seen, Tensor
+from refgrad.conformance.locating.verdicts import (
+    CONVENTION,
+    GRADIENT,
+    OUTPUT,
+    RIGHT,
+    UNDECIDED,
+    WRONG,
+    Seen,
+    Tensor,
+    seen_of,
+)
 from refgrad.conformance.locating.work import Work
-from refgrad.conformance.oracles.comparison import SENSITIVE
-from refgrad.conformance.questions.point import largest, limits, rounding
-from refgrad.conformance.questions.rounding import Drawn
+from refgrad.conformance.problems.point import largest, rounding
+from refgrad.conformance.problems.rounding import Drawn, limits
 from refgrad.protos.types import FLOATS
+
+_DECIDES = "Another --seed, or :float64 behind the side, decides"
 
 
 def tensors_of(judge: Judge, work: Sequence[Work], asked: bool) -> Iterator[Tensor]:
@@ -45,19 +59,67 @@ def tensors_of(judge: Judge, work: Sequence[Work], asked: bool) -> Iterator[Tens
             yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))
 
 
+def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ...]:
+    """The tensors, judged beside each other.
+
+    Conventions that are no derivative when all elements move at once are wrong; a value that leaves its type is the cause.
+    """
+    judged = list(tensors)
+    for place, one in enumerate(work):
+        if said := one.contradicted(judged, place):
+            for k, tensor in enumerate(judged):
+                seen = seen_of(tensor, place)
+                if seen.verdict == CONVENTION:
+                    judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=f"{seen.reason}, but {said}"))
+        for k, seen in one.explained(judged, place).items():
+            judged[k] = _with(judged[k], place, seen)
+    return tuple(judged)
+
+
+def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ...]:
+    """The tensors after the search: undecided if each node is right, and wrong if nodes are proved to be."""
+    judged = list(tensors)
+    for place, one in enumerate(work):
+        for k, tensor in enumerate(judged):
+            seen = seen_of(tensor, place)
+            if one.has_no_wrong_node and seen.verdict == WRONG and not seen.cause:
+                said = f"{seen.reason}; but each node of it is right for its inputs: roundings may add up. {_DECIDES}"
+                judged[k] = _with(tensor, place, replace(seen, verdict=UNDECIDED, reason=said))
+            elif one.has_proved_node and seen.verdict == UNDECIDED and not one.draws():
+                said = f"{seen.reason}; but nodes are wrong, and it is right once they are repaired"
+                judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=said))
+    return tuple(judged)
+
+
+def _with(tensor: Tensor, place: int, seen: Seen) -> Tensor:
+    return replace(tensor, a=seen) if place == 0 else replace(tensor, b=seen)
+
+
 def _row(judge: Judge, work: Sequence[Work], match: Match) -> Tensor:
     held = []
     for one in work:
         if isinstance(one.side, Recording):
-            held.append(one.gradients.get(match.recorded))
+            held.append(match.in_recording(one.gradients))
         elif all(name in one.gradients for name in match.names):
             wrong = [n for n in match.names if one.gradients[n].shape != judge.truth.gradients[n].shape]
             held.append(one.gradients[wrong[0]] if wrong else match.made_of(one.gradients))
         else:
             held.append(None)
-    seen = [one.seen(match.recorded, value, match) for one, value in zip(work, held, strict=True)]
-    apart = _apart(held, match.made_of(judge.truth.gradients))
-    return Tensor(match.recorded, GRADIENT, match.names, match.how, seen[0], seen[1], apart)
+    due = match.made_of(judge.truth.gradients)
+    seen = [
+        _shown(one.seen(match.recorded, value, match), value, match.made_of(one.truth_of_side.truth.gradients))
+        for one, value in zip(work, held, strict=True)
+    ]
+    apart = _apart(held, due)
+    return Tensor(match.title, GRADIENT, match.names, match.how, seen[0], seen[1], apart)
+
+
+def _shown(seen: Seen, got: np.ndarray | None, due: np.ndarray) -> Seen:
+    """The verdict, with the elements of a wrong tensor that are furthest off, and its picture."""
+    if seen.verdict != WRONG or got is None:
+        return seen
+    value = got.reshape(due.shape) if got.size == due.size else got
+    return replace(seen, elements=elements_of(value, due), maps=maps_of(value, due))
 
 
 def _apart(held: Sequence[np.ndarray | None], due: np.ndarray) -> float | None:
@@ -75,6 +137,8 @@ def _apart(held: Sequence[np.ndarray | None], due: np.ndarray) -> float | None:
 def _output(work: Work, name: str) -> Seen:
     """The verdict on a result of the model itself."""
     judge = work.truth_of_side
+    if moved := work.moves([name]):
+        return moved
     point, found, due = judge.point, work.outputs[name], judge.outputs[name]
     if found.shape != due.shape:
         return Seen(WRONG, f"it has the shape {list(found.shape)} instead of {list(due.shape)}")
@@ -84,27 +148,27 @@ def _output(work: Work, name: str) -> Seen:
     error = np.where(np.isnan(error), np.inf, error)
     size = largest(due[np.isfinite(due)])
     tolerance = max(rounding(len(point.model.graph.node), point), 16 * limits(found.dtype)[0])
-    allowed = np.full(due.shape, tolerance * size)
-    if not np.all(error <= allowed):
-        plain = allowed
-        for spread in _spreads(judge, name):
-            allowed = plain + SENSITIVE * spread
-            if np.all(error <= allowed) or is_far(error - plain, allowed - plain):
-                break
+    plain = np.full(due.shape, tolerance * size)
+    allowed, _ = allowed_error(error, plain, _effects(judge, name), judge.truth.bits, gives_up=is_far)
     worst = np.unravel_index(int(np.argmax(error / np.maximum(allowed, 1e-300))), error.shape) if error.size else ()
     numbers = (float(error[worst] / (size or 1)), float(allowed[worst] / (size or 1))) if error.size else (0.0, 0.0)
     if np.all(error <= allowed):
         return Seen(RIGHT, "", *numbers)
     place = [int(k) for k in worst]
-    return Seen(WRONG, f"{place} is {float(wide[worst]):.6g} instead of {float(due[worst]):.6g}", *numbers)
+    if drawn := work.draws():
+        return Seen(UNDECIDED, drawn, *numbers)
+    seen = Seen(WRONG, f"{place} is {float(wide[worst]):.6g} instead of {float(due[worst]):.6g}", *numbers)
+    return _shown(seen, found, due)
 
 
-def _spreads(judge: Judge, name: str) -> Iterator[np.ndarray]:
-    """How far rounding moves a result of the model, by ever more draws."""
-    point = judge.point
-    model = point.model
+def _effects(judge: Judge, name: str) -> Effects:
+    """How far random rounding moves a result of the model."""
+    point, due = judge.point, judge.outputs[name]
     fed = {key: value for key, value in point.wide.items() if key in point.feeds}
-    drawn = Drawn(model, fed, {name: name}, {name: judge.outputs[name]}, judge.truth.bits)
-    for draws in MORE_DRAWS:
+    drawn = Drawn(point.model, fed, {name: name}, {name: due}, judge.truth.bits)
+
+    def spread(bits: int, draws: int) -> np.ndarray:
         drawn.until(draws)
-        yield drawn.spread(name)
+        return drawn.spread(name)
+
+    return Effects(lambda bits: np.zeros(due.shape), spread, spread, has_kinks=False)

@@ -9,10 +9,10 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.tracing.watching import Compute, Watcher, Watching, WatchingInDouble, constants_of
-from refgrad.protos.external import array_of
-from refgrad.protos.inlining import inline_functions
-from refgrad.protos.walk import reads_of
+from refgrad.conformance.judge.nan.watching import Compute, Watcher, Watching, WatchingInDouble, constants_of
+from refgrad.model.external import array_of
+from refgrad.model.inlining.inline import inline_functions
+from refgrad.protos.traverse import reads_of
 
 
 class ModelValues:

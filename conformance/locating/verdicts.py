@@ -5,25 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from refgrad.conformance.judge.nan.nonfinite import Origin
 from refgrad.conformance.locating.bisection import Bisected
 from refgrad.conformance.locating.location import Located
-from refgrad.conformance.tracing.nonfinite import Birth
+from refgrad.conformance.locating.repeating import Unsteady
+from refgrad.conformance.problems.ranges import OutOfRange
 from refgrad.markup import BAD, html_table
 
-# The verdicts on a tensor of one side
+# The verdicts on a tensor of one side. repeating.py has two more, for executors whose runs differ.
 RIGHT, WRONG, CONVENTION, UNDECIDED, MISSING = "right", "wrong", "a convention", "undecided", "missing"
 # The kinds of a tensor: a result of the model, and a gradient
 OUTPUT, GRADIENT = "output", "gradient"
 
 
 @dataclass(frozen=True)
+class Element:
+    """An element that is off: its place, the expected number and the actual one."""
+
+    at: tuple[int, ...]
+    expected: float
+    found: float
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Pictures of a tensor as a matrix, made smaller: the expected numbers, the actual ones and the difference."""
+
+    expected: tuple[tuple[float, ...], ...]
+    found: tuple[tuple[float, ...], ...]
+    difference: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Seen:
-    """The verdict on a tensor of one side: right, wrong, a convention at a kink, undecided or missing, and the reason."""
+    """The verdict on a tensor of one side, such as `RIGHT`, and the reason. If it is wrong, `cause` is what made it so, if that
+    is known, `elements` are those that are furthest off, and `maps` show all of them.
+    """
 
     verdict: str
     reason: str = ""
     error: float | None = None
     allowed: float | None = None
+    cause: str = ""
+    elements: tuple[Element, ...] = ()
+    maps: Maps | None = None
 
 
 @dataclass(frozen=True)
@@ -66,15 +91,17 @@ def seen_of(tensor: Tensor, place: int) -> Seen:
 
 @dataclass(frozen=True)
 class Sided:
-    """The findings about one side: why it has no gradient, its wrong rules, its wrong kernels, the origins of NaN."""
+    """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ."""
 
     label: str
     failed: str = ""
     rules: Bisected | None = None
     kernels: Located | None = None
-    born: tuple[Birth, ...] = ()
+    origins: tuple[Origin, ...] = ()
     unmatched: Mapping[str, str] = field(default_factory=dict)
     matched: int = 0
+    unsteady: Unsteady | None = None
+    ranges: tuple[OutOfRange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +114,7 @@ class Comparison:
     feeds: str
     seed: int
     judge: str
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -15,12 +15,12 @@ from onnx import ModelProto, NodeProto
 
 from refgrad.backends import Backend
 from refgrad.backends.base import Prepared
+from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.values import ModelValues
-from refgrad.conformance.tracing.watching import label_of
 from refgrad.errors import RefgradError
-from refgrad.protos.walk import reads_of
+from refgrad.protos.traverse import reads_of
 
 _MOST = 400  # windows that are run
 LEVELS = ("disabled", "basic", "extended", "all")

@@ -7,17 +7,21 @@ executor is not (`locate`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.judge.elementwise import BEYOND, HIDDEN, ZERO, within_rounding
+from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.locating.bisection import Bisected, bisect
+from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
 from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
+from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
 from refgrad.conformance.locating.verdicts import (
     CONVENTION,
@@ -32,22 +36,17 @@ from refgrad.conformance.locating.verdicts import (
     Tensor,
     seen_of,
 )
-from refgrad.conformance.oracles.comparison import DISAGREED, KINK
-from refgrad.conformance.questions.evidence import Built
-from refgrad.conformance.questions.feeds import widened
-from refgrad.conformance.questions.point import largest, limits, rounding
-from refgrad.conformance.questions.question import Question
-from refgrad.conformance.systems.builders import CrashError
-from refgrad.conformance.tracing.nonfinite import Birth, births
+from refgrad.conformance.oracles.comparison import DISAGREED, EXACT, KINK
+from refgrad.conformance.problems.feeds import widened
+from refgrad.conformance.problems.observation import Built
+from refgrad.conformance.problems.point import largest, rounding
+from refgrad.conformance.problems.problem import Problem
+from refgrad.conformance.problems.ranges import OutOfRange, changing
+from refgrad.conformance.problems.rounding import limits
+from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.errors import OptionError, RefgradError, choices, raised
 
 Progress = Callable[[str, int, int], None]
-
-# The verdict is "undecided" if rounding explains more than this part of the largest element, and the norm of the error is more
-# than this part of the norm of the gradient. docs/locating.md names this limit, docs/check.md the same one of `refgrad check`.
-_FEW = 1e-2
-# The place in `Judge.explanations` of the first one with random roundings.
-_FEW_DRAWN = 2
 
 
 class Work:
@@ -61,11 +60,15 @@ class Work:
         self.matched = Matched({}, {})
         self.truth_of_side: Judge = judge
         self.wrong_in_double: list[str] = []
+        self._not_zero: list[str] = []
+        self.unsteady: Unsteady | None = None
+        self._moving: dict[str, float] = {}
+        self.ranges: tuple[OutOfRange, ...] = ()
         self._built: Built | None = None
         self._feeds: dict[str, Any] = {}
         self._bisected: Bisected | None = None
         self._located: Located | None = None
-        self._born: tuple[Birth, ...] = ()
+        self._origins: tuple[Origin, ...] = ()
 
     # What it has
 
@@ -96,19 +99,30 @@ class Work:
         if model is not point.model:
             self.truth_of_side = judge = recast(judge, model, feeds)
             point = judge.point
-        question = Question("model", model, tuple(point.names), feeds, by_output(point), judge.seed)
+        problem = Problem("model", model, tuple(point.names), feeds, by_output(point), judge.seed)
         self._tell("build", 0, 1)
-        self._built = built = side.build(question)
-        self._feeds = built.feeds(feeds, question.cotangents)
+        self._built = built = side.build(problem)
+        self._feeds = built.feeds(feeds, problem.cotangents)
         in_double = built.named(NumpyBackend().prepare(built.model, precision="float64").run(widened(self._feeds)))
         self.wrong_in_double = [
             name for name, value in judge.truth.gradients.items() if not is_exact(judge, name, in_double.get(name))
         ]
+        self._not_zero = [name for name, value in judge.truth.gradients.items() if np.any(value)]
+        if not self.wrong_in_double and judge.contradicted(in_double, EXACT):
+            self.wrong_in_double = judge.differing(in_double)
         self._tell("run", 0, 1)
-        made = built.named(side.backend.prepare(built.model).run(self._feeds))
+        results, self.unsteady = run_steadily(side.backend, built.model, self._feeds)
+        made = built.named(results)
         zero = {name: np.zeros_like(point.wide[name]) for name in point.names if name not in built.gradients}
         self.gradients = made | zero
-        self.outputs = {n: np.asarray(v) for n, v in side.backend.prepare(model).run(feeds).items()}
+        results, unsteady = run_steadily(side.backend, model, feeds)
+        self.outputs = {n: np.asarray(v) for n, v in results.items()}
+        if self.unsteady is not None:
+            moved = self.unsteady.results
+            self._moving |= {name: moved[made] for name, made in built.gradients.items() if made in moved}
+        if unsteady is not None:
+            self._moving |= unsteady.results
+        self.unsteady = self.unsteady or unsteady
 
     # What it is worth
 
@@ -117,11 +131,14 @@ class Work:
         judge = self.truth_of_side
         if theirs is None:
             return Seen(MISSING, self.failed or "it has no such tensor")
+        if moved := self.moves(match.names):
+            return moved
         due = match.made_of(judge.truth.gradients)
         if theirs.shape != due.shape:
             is_recorded = isinstance(self.side, Recording)  # many leave out axes of size 1
             if not is_recorded or np.squeeze(theirs).shape != np.squeeze(due).shape:
-                return Seen(WRONG, f"it has the shape {list(theirs.shape)} instead of {list(due.shape)}")
+                said = f"it has the shape {list(theirs.shape)} instead of {list(due.shape)}"
+                return Seen(WRONG, said, cause=self._cause(theirs, due, match))
             theirs = theirs.reshape(due.shape)
         open_ = ~np.isfinite(due)
         bad = ~np.isfinite(theirs.astype(np.float64)) & ~open_
@@ -133,35 +150,57 @@ class Work:
             return replace(seen, reason=f"{seen.reason}; {said}" if seen.reason else said)
         return seen
 
+    def contradicted(self, tensors: Sequence[Tensor], place: int) -> str:
+        """A text about the gradients with a convention that are no derivative all together; "" if they are one."""
+        judge, got = self.truth_of_side, {}
+        for tensor in tensors:
+            value = self.gradients.get(tensor.name)
+            is_whole = tensor.kind == GRADIENT and tensor.of == (tensor.name,) and value is not None
+            if is_whole and seen_of(tensor, place).verdict in (RIGHT, CONVENTION):
+                got[tensor.name] = np.asarray(value, np.float64)
+        kinds = {seen_of(tensor, place).verdict for tensor in tensors if tensor.name in got and tensor.kind == GRADIENT}
+        if CONVENTION not in kinds:
+            return ""
+        return judge.contradicted(got, rounding(len(judge.gradient.graph.node), judge.point))
+
+    def moves(self, names: Iterable[str]) -> Seen | None:
+        """The verdict on a tensor of these names, if runs with the same inputs differ in it."""
+        apart = max((self._moving[name] for name in names if name in self._moving), default=None)
+        if self.unsteady is None or apart is None:
+            return None
+        told = (
+            f"two runs with the same inputs are {apart:.2g} apart"
+            if np.isfinite(apart)
+            else "a later run gives something else"
+        )
+        return Seen(self.unsteady.kind, told, apart)
+
     def _judged(self, theirs: np.ndarray, due: np.ndarray, match: Match, open_: np.ndarray) -> Seen:
         judge = self.truth_of_side
         wide = theirs.astype(np.float64)
         error, size = np.abs(wide - due), largest(due)
         bits = max(min(1 - round(float(np.log2(limits(theirs.dtype)[0]))), judge.truth.bits), 2)
         tolerance = max(rounding(len(judge.gradient.graph.node), judge.point), 16 * limits(theirs.dtype)[0])
-        explained, plain, note = np.zeros(0), np.zeros(0), ""
-        for level, (room, why) in enumerate(judge.explanations(match, tolerance, bits)):
-            explained, note = np.where(open_, 0.0, room), why
-            if np.all((error <= explained) & np.isfinite(explained)):
-                break
-            if level < _FEW_DRAWN:
-                plain = explained
-            elif self._is_exactly_wrong(match) or (not judge.has_kinks and is_far(error - plain, explained - plain)):
-                return self._disputed(wide, due, error, explained, match, tolerance)
-        else:
-            return self._disputed(wide, due, error, explained, match, tolerance)
+        found = within_rounding(
+            error,
+            due,
+            judge.effects(match, open_),
+            judge.tolerated(match, tolerance),
+            bits,
+            coarser=judge.has_kinks,
+            gives_up=lambda left, drawn: self._is_exactly_wrong(match) or (not judge.has_kinks and is_far(left, drawn)),
+        )
+        if found.outcome == BEYOND:
+            return self._disputed(wide, due, error, found.allowed, match, tolerance)
         most = float(error.max(initial=0.0))
-        numbers = most / size if size else 0.0, largest(explained) / size if size else tolerance
+        numbers = most / size if size else 0.0, largest(found.allowed) / size if size else tolerance
         if self._is_exactly_wrong(match):
             return Seen(
                 WRONG, "rounding could hide it, but in double this side's own gradient model is wrong", *numbers
             )
-        if size <= largest(explained) and judge.is_noise(match, size):
-            return Seen(RIGHT, "it is zero up to rounding", *numbers)
-        hidden = largest(explained) > _FEW * size and float(np.linalg.norm(error)) > _FEW * float(np.linalg.norm(due))
-        if hidden:
-            return Seen(UNDECIDED, note or "rounding hides more than 1 % of it", *numbers)
-        return Seen(RIGHT, "", *numbers)
+        if found.outcome == HIDDEN:
+            return Seen(UNDECIDED, found.note, *numbers)
+        return Seen(RIGHT, f"it is {ZERO}" if found.outcome == ZERO else "", *numbers)
 
     def _is_exactly_wrong(self, match: Match) -> bool:
         return isinstance(self.side, Live) and any(name in self.wrong_in_double for name in match.names)
@@ -177,7 +216,10 @@ class Work:
     ) -> Seen:
         """An error that rounding does not explain: a fault, a kink's convention in some elements, or nobody can tell."""
         judge, size = self.truth_of_side, largest(due)
-        beyond = ~((error <= explained) & np.isfinite(explained))
+        beyond = (error > judge.tolerated(match, tolerance)) & ~((error <= explained) & np.isfinite(explained))
+        beyond |= ~(error < np.inf)
+        if not beyond.any():
+            beyond = ~((error <= explained) & np.isfinite(explained))
         with np.errstate(all="ignore"):
             worst = np.unravel_index(int(np.argmax(np.where(beyond, error / explained, -1.0))), error.shape)
         place = [int(k) for k in worst]
@@ -202,6 +244,8 @@ class Work:
                 if apart and not (beyond & ~mask).any():
                     return Seen(WRONG, f"at a kink, but outside of the derivatives of both sides: {apart}", *numbers)
                 said += f"; {np.count_nonzero(mask)} elements at a kink are not counted" if not apart else f"; {apart}"
+        if drawn := self.draws():
+            return Seen(UNDECIDED, f"{said}; {drawn}", *numbers)
         verdicts = {judge.confirmed(name) for name in match.names if name in judge.point.wide}
         if DISAGREED in verdicts:
             return Seen(UNDECIDED, f"{said}; but central differences contradict the judge's gradient too", *numbers)
@@ -212,13 +256,55 @@ class Work:
             return Seen(
                 UNDECIDED, f"{said}; there are initializers that perhaps {why}: {choices(computed, 3)}", *numbers
             )
-        return Seen(WRONG, said, *numbers)
+        return Seen(WRONG, said, *numbers, self._cause(wide, due, match))
+
+    def draws(self) -> str:
+        """A text about random numbers in the model, which another system draws otherwise; "" if there are none."""
+        operators = self.truth_of_side.point.draws
+        is_judge = isinstance(self.side, Live) and type(self.side.backend).__module__ == NumpyBackend.__module__
+        if not operators or is_judge:
+            return ""
+        told = f"no two systems draw the same random numbers ({choices(operators)})"
+        return f"{told}. Turn them off to compare: training_mode=False"
+
+    def _cause(self, got: np.ndarray, due: np.ndarray, match: Match) -> str:
+        """The change that makes the right gradient this one, if it is a usual one."""
+        point, gradients = self.truth_of_side.point, self.truth_of_side.truth.gradients
+        shapes = [np.shape(array) for array in (*point.feeds.values(), *self.truth_of_side.outputs.values())]
+        return cause_of(got, due, match.recorded if match.added else match.names[0], gradients, shapes)
 
     def forget(self) -> None:
         """Give back what the verdicts needed: the search needs memory too."""
         self.outputs, self.gradients = {}, {}
         self.truth_of_side.forget()
         self.judge.forget()
+
+    def explained(self, tensors: Sequence[Tensor], place: int) -> dict[int, Seen]:
+        """The verdicts on what is not right because a value leaves its type, by the positions of the tensors."""
+        doubtful = {
+            k: seen_of(t, place) for k, t in enumerate(tensors) if seen_of(t, place).verdict in (WRONG, UNDECIDED)
+        }
+        if not doubtful:
+            return {}
+        point = self.truth_of_side.point
+        if self._built is None:
+            model, feeds, names = self.judge.gradient, {**point.feeds, **point.cotangents}, point.names
+        else:
+            model, feeds, names = self._built.model, self._feeds, self._built.gradients
+        left = {(one.output, one.kind): one for one in changing(model, feeds)}
+        for one in changing(point.model, point.feeds):
+            before = left.get((one.output, one.kind), replace(one, changes=()))
+            changes = {changed.name: changed for changed in (*before.changes, *one.changes)}
+            left[one.output, one.kind] = replace(before, changes=tuple(changes.values()))
+        self.ranges = tuple(left.values())
+        found = {}
+        for k, seen in doubtful.items():
+            of = {names.get(name, name) for name in tensors[k].of}
+            for cause in self.ranges:
+                if of & {changed.name for changed in cause.changes}:
+                    found[k] = replace(seen, cause=f"{cause.kind} of {cause.output!r}")
+                    break
+        return found
 
     # Where it goes wrong
 
@@ -231,25 +317,62 @@ class Work:
         if self._built is None or self.wrong_in_double:
             self._tell("rules", 0, 1)
             name = str(side).partition("@")[0]
-            self._bisected = bisect(point.model, point.feeds, side.build, judge.seed, name, self.wrong_in_double)
+            wrong_names = self.wrong_in_double
+            right = [name for name in self._not_zero if name not in wrong_names]
+            self._bisected = bisect(
+                point.model, point.feeds, side.build, judge.seed, name, wrong_names, list(point.names), right
+            )
         if self._built is None:
             return
         wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
+        if self.draws():
+            return
+        if self.unsteady is not None:  # to look at one run would blame what happened to be wrong in it
+            return
         if wrong or not self.wrong_in_double or self.failed:
             model = self._built.model
             feeds = self._feeds
             if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
                 self._located = locate(model, feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
-            if wrong and (self._located is None or self._located.is_right) and any(t.kind == OUTPUT for t in wrong):
-                self._located = locate(point.model, point.feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
+            if any(tensor.kind == OUTPUT for tensor in wrong):  # a node may be needed by outputs alone
+                of_model = locate(point.model, point.feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
+                self._located = of_model if self._located is None else self._located.beside(of_model)
         if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
-            self._born = births(self._built.model, self._feeds, side.backend, point.model)
+            self._origins = origins(self._built.model, self._feeds, side.backend, point.model)
+
+    @property
+    def has_proved_node(self) -> bool:
+        """True if the repair of nodes takes the whole error away."""
+        return self._located is not None and bool(self._located.culprits) and not self._located.unexplained
+
+    @property
+    def has_no_wrong_node(self) -> bool:
+        """True if the search looked at each node, and found nothing that explains what is off."""
+        located = self._located
+        if (
+            located is None
+            or not located.is_right
+            or located.acquitted
+            or located.unjudged
+            or self.ranges
+            or self._origins
+        ):
+            return False
+        return not self.wrong_in_double and self.unsteady is None
 
     def told(self) -> Sided:
         """The findings about this side."""
         return Sided(
-            str(self.side), self.failed, self._bisected, self._located, self._born, self.matched.left, len(self.matched.found)
-        )  # fmt: skip
+            str(self.side),
+            self.failed,
+            self._bisected,
+            self._located,
+            self._origins,
+            self.matched.left,
+            len(self.matched.found),
+            self.unsteady,
+            self.ranges,
+        )
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self._progress is not None:

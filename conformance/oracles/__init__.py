@@ -1,4 +1,4 @@
-"""Oracles know a gradient without its rules. Each says whether it applies to a question, and how far to trust it."""
+"""Oracles know a gradient without its rules. Each says whether it applies to a problem, and how far to trust it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import importlib
 import pkgutil
 from functools import cache
 
-from refgrad.conformance.questions.evidence import (
+from refgrad.conformance.problems.observation import (
     Built,
     Directional,
     Elementwise,
-    Evidence,
+    NotApplicable,
+    Observation,
     Oracle,
     Property,
-    Silent,
 )
 from refgrad.errors import OptionError, choices, did_you_mean
 
-__all__ = ["Built", "Directional", "Elementwise", "Evidence", "Oracle", "Property", "Silent", "get_oracle", "oracles"]
+__all__ = [
+    "Built",
+    "Directional",
+    "Elementwise",
+    "NotApplicable",
+    "Observation",
+    "Oracle",
+    "Property",
+    "get_oracle",
+    "oracles",
+]
 
 
 @cache

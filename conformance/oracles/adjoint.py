@@ -15,9 +15,9 @@ from refgrad.conformance.oracles.comparison import EXACT
 from refgrad.conformance.oracles.complex_step import Tangent
 from refgrad.conformance.oracles.differences import STEPS, Forward, direction_at, forward
 from refgrad.conformance.oracles.field import ROUNDED, Field, product
-from refgrad.conformance.questions.evidence import Built, Oracle, Property, Silent
-from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms
-from refgrad.conformance.questions.question import Question
+from refgrad.conformance.problems.observation import Built, NotApplicable, Oracle, Property
+from refgrad.conformance.problems.point import ShapeMovedError, in_float64, rms
+from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import BackendError, RefgradError
 from refgrad.reverse.assembly import noted
 
@@ -31,22 +31,22 @@ _TELLING = 1e-2  # with a larger error the derivative is not known
 Arrays = Mapping[str, np.ndarray]
 
 
-def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
-    rng = np.random.default_rng([question.seed, 4])
-    at = question.at
-    direction = {name: direction_at(at[name], rng) for name in question.wrt if at[name].size}
+def _examine(problem: Problem, built: Built) -> Sequence[Property | NotApplicable]:
+    rng = np.random.default_rng([problem.seed, 4])
+    at = problem.at
+    direction = {name: direction_at(at[name], rng) for name in problem.wrt if at[name].size}
     if not any(np.any(u) for u in direction.values()):
-        return [Silent(NAME, "no input has an element that can move")]
+        return [NotApplicable(NAME, "no input has an element that can move")]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
+        warnings.simplefilter("ignore")  # onnx.reference makes NumPy warn
         try:
-            field = Field(question, built)
-            moved, errors, how = _moved(question, at, direction)
-            return [_identity(question, built, field, at, direction, moved, errors, how, rng)]
+            field = Field(problem, built)
+            moved, errors, how = _moved(problem, at, direction)
+            return [_identity(problem, built, field, at, direction, moved, errors, how, rng)]
         except _UnknownError as error:
-            return [Silent(NAME, str(error))]
+            return [NotApplicable(NAME, str(error))]
         except (RefgradError, ShapeMovedError) as error:
-            return [Silent(NAME, f"the gradient does not run in float64: {error}")]
+            return [NotApplicable(NAME, f"the gradient does not run in float64: {error}")]
 
 
 class _UnknownError(Exception):
@@ -54,7 +54,7 @@ class _UnknownError(Exception):
 
 
 def _identity(
-    question: Question,
+    problem: Problem,
     built: Built,
     field: Field,
     at: Mapping[str, Any],
@@ -65,38 +65,38 @@ def _identity(
     rng: np.random.Generator,
 ) -> Property:
     """The worst of the cotangents."""
-    found = []
+    properties = []
     for _ in range(COTANGENTS):
-        v = {name: rng.standard_normal(c.shape) for name, c in question.cotangents.items()}
+        v = {name: rng.standard_normal(c.shape) for name, c in problem.cotangents.items()}
         gradient = field(at, v)
         forwards, backwards = product(moved, v), product(gradient, direction)
         size = max(abs(forwards), sum(float(np.linalg.norm(gradient[name])) * rms(u) for name, u in direction.items()))
         error, slack = abs(forwards - backwards), EXACT * size + product(errors, {n: np.abs(x) for n, x in v.items()})
         if slack < error < np.inf:  # is it rounding?
-            rounded = Field(question, built, ROUNDED)(at, v)
+            rounded = Field(problem, built, ROUNDED)(at, v)
             slack += _SENSITIVE * abs(product(rounded, direction) - backwards)
         if not np.isfinite(error):
             error, size = np.inf, 1.0
         note = f"<v, J·u> = {forwards:.6g} by {how}, <Jᵀ·v, u> = {backwards:.6g}"
-        found.append(Property(NAME, error / size if size else 0.0, slack / size if size else EXACT, note))
-    return max(found, key=lambda one: one.error / one.allowed)
+        properties.append(Property(NAME, error / size if size else 0.0, slack / size if size else EXACT, note))
+    return max(properties, key=lambda tested: tested.error / tested.allowed)
 
 
-def _moved(question: Question, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays, str]:
+def _moved(problem: Problem, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays, str]:
     """J·u by output, how far off each element may be, and what found it."""
     moved: Arrays
     errors: Arrays
     try:
-        tangent = Tangent(question)
+        tangent = Tangent(problem)
         moved = tangent.along(direction)
         errors = {name: tangent.rounding * np.abs(x) for name, x in moved.items()}
         how = "complex step"
     except KinkError as error:
         raise _UnknownError(str(error)) from error
     except (NotAnalyticError, BackendError):
-        moved, errors = _by_differences(question, at, direction)
+        moved, errors = _by_differences(problem, at, direction)
         how = "differences"
-        exact = _by_forward_mode(question, at, direction)
+        exact = _by_forward_mode(problem, at, direction)
         if exact is not None and all(_is_within(exact[name] - moved[name], errors[name]) for name in moved):
             moved, errors = exact, {name: _ROUNDING * np.abs(x) for name, x in exact.items()}
             how = "forward mode, which differences confirm"
@@ -105,13 +105,13 @@ def _moved(question: Question, at: Mapping[str, Any], direction: Arrays) -> tupl
     return moved, errors, how
 
 
-def _by_forward_mode(question: Question, at: Mapping[str, Any], direction: Arrays) -> Arrays | None:
-    """J·u by refgrad's own rules, transposed: exact, and no witness by itself. None where refgrad refuses."""
+def _by_forward_mode(problem: Problem, at: Mapping[str, Any], direction: Arrays) -> Arrays | None:
+    """J·u by refgrad's own rules, transposed: exact, and no oracle by itself. None where refgrad refuses."""
     try:
-        made = refgrad.jvp(question.model, question.wrt, list(question.cotangents))
-        moves, moved = noted(made, "directions"), noted(made, "derivatives")
-        still = {moves[name]: np.zeros(at[name].shape) for name in question.wrt}
-        results = in_float64(made).run({**at, **still, **{moves[name]: u for name, u in direction.items()}})
+        tangent_model = refgrad.jvp(problem.model, problem.wrt, list(problem.cotangents))
+        moves, moved = noted(tangent_model, "directions"), noted(tangent_model, "derivatives")
+        still = {moves[name]: np.zeros(at[name].shape) for name in problem.wrt}
+        results = in_float64(tangent_model).run({**at, **still, **{moves[name]: u for name, u in direction.items()}})
     except RefgradError:
         return None
     return {output: results[name] for output, name in moved.items()}
@@ -122,15 +122,15 @@ def _is_within(apart: np.ndarray, errors: np.ndarray) -> bool:
     return float(np.linalg.norm(apart)) <= _ESTIMATED * float(np.linalg.norm(errors))
 
 
-def _by_differences(question: Question, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays]:
+def _by_differences(problem: Problem, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays]:
     """J·u as a whole by central differences with Richardson's extrapolation, by the step that leaves the smallest error."""
     best: tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
     why = "the model does not run near this point"
-    function = forward(question)
+    function = forward(problem)
     for step in STEPS:
         try:
             far, near = (_quotient(function, at, direction, h) for h in (step, step / 2))
-            left, right = one_sided(function, at, direction, question.wide_cotangents, step)
+            left, right = one_sided(function, at, direction, problem.wide_cotangents, step)
         except (ShapeMovedError, BackendError) as error:
             why = str(error)
             continue

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from refgrad.conformance.case import qualified
-from refgrad.conformance.oracles.program import execute
-from refgrad.protos.walk import captured, subgraphs
+from refgrad.conformance.oracles.evaluator import execute
+from refgrad.conformance.oracles.operators import erf
 from refgrad.tables import extensions
 
 STEP = 1e-20  # h: no difference is taken, so nothing cancels (Squire & Trapp 1998)
@@ -42,20 +44,14 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-def call(node: Any, inputs: Values, around: Mapping[str, Any] | None = None) -> Values:
+def call(node: Any, inputs: Values) -> Values:
     """The outputs of a node of onnx.reference, complex where they depend on a complex input.
-
-    :param around: the values that its subgraphs may read, for a node that has some.
 
     :raises KinkError: the real part lies on a border.
     :raises NotAnalyticError: the operator, or this form of it, is not in the table.
     """
-    if around is not None:
-        graphs = [inner for attribute in node.onnx_node.attribute for inner in subgraphs(attribute)]
-        read = [around.get(name) for graph in graphs for name in captured(graph)]
-        _refuse(not any(map(_is_complex, (*inputs, *read))), node.op_type)
     if not any(map(_is_complex, inputs)):
-        return execute(node, inputs, around)
+        return execute(node, inputs)
     name = qualified(node.onnx_node)
     if name in STEADY:
         _off_border(node, inputs)
@@ -65,7 +61,13 @@ def call(node: Any, inputs: Values, around: Mapping[str, Any] | None = None) -> 
     if name in FORWARDS:
         try:
             results = FORWARDS[name](node, *inputs)
-        except (ValueError, TypeError, IndexError, AttributeError) as error:  # a form of an older opset
+        except (
+            ArithmeticError,
+            AttributeError,
+            IndexError,
+            TypeError,
+            ValueError,
+        ) as error:  # a form of an older opset
             raise NotAnalyticError(f"this form of {name} has no complex forward: {error}") from error
         return results if isinstance(results, tuple) else (results,)
     entry = extensions.FORWARDS.get((node.onnx_node.domain, node.op_type))
@@ -106,10 +108,15 @@ _COMPARED = frozenset(_words("Equal Greater GreaterOrEqual Less LessOrEqual"))
 _ROUNDED = frozenset(_words("Floor Ceil"))
 
 
+_PICKING = frozenset(_words("ArgMax ArgMin Hardmax"))
+
+
 def _off_border(node: Any, inputs: Values) -> None:
     if node.op_type in _COMPARED:
         a, b = inputs
         _away(np.asarray(a) - b, 0)
+    elif node.op_type in _PICKING and np.ndim(inputs[0]):
+        _measure(np.diff(np.sort(inputs[0].real, axis=node.axis), axis=node.axis))
     elif node.op_type in _ROUNDED:
         _away(inputs[0] - np.round(inputs[0].real), 0)
     elif node.op_type == "Round":
@@ -118,10 +125,35 @@ def _off_border(node: Any, inputs: Values) -> None:
         _away(inputs[0], 0)
 
 
+_distances: ContextVar[list[float] | None] = ContextVar("distances", default=None)
+
+
+@contextmanager
+def measured() -> Iterator[list[float]]:
+    """Collect how far the forwards are from their borders, each time one is called in the block.
+
+    A distance is in the units of the value that is compared with a border.
+    """
+    found: list[float] = []
+    before = _distances.set(found)
+    try:
+        yield found
+    finally:
+        _distances.reset(before)
+
+
+def _measure(apart: Any) -> None:
+    """Collect the smallest of some distances, where they are measured."""
+    found = _distances.get()
+    if found is not None:
+        found.append(float(np.min(np.abs(apart), initial=math.inf)))
+
+
 def _away(x: np.ndarray, *borders: Any) -> None:
     """Refuse a point that moves off a border."""
     for border in borders:
         moved = x - border
+        _measure(moved.real)
         if np.any((moved.real == 0) & (moved.imag != 0)):
             raise KinkError("the point is a kink")
 
@@ -216,6 +248,7 @@ PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
 
 def _root(x: np.ndarray, power: float = 0.5) -> Any:
     """A root, which has no derivative at 0: there the real part is only (h·u)²."""
+    _measure(x.real)
     if np.any((x.real <= STEP) & (x != 0)):
         raise KinkError("the point is a kink: the root of 0")
     return np.sqrt(x) if power == 0.5 else x**power
@@ -249,14 +282,6 @@ def _softplus(x: np.ndarray) -> Any:
     return np.where(x.real > 0, x, 0) + np.log1p(np.exp(np.where(x.real > 0, -x, x)))
 
 
-def erf(z: np.ndarray) -> Any:
-    """The integral 2/√π·∫ e^(−t²) dt, from Re z on by Gauss's quadrature (Abramowitz & Stegun 7.1.1)."""
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    points = z.real[..., None] + 0.5j * z.imag[..., None] * (1 + nodes)
-    along = np.sum(weights * np.exp(-points * points), axis=-1) * 0.5j * z.imag
-    return np.vectorize(math.erf, otypes=[np.float64])(z.real) + 2 / math.sqrt(math.pi) * along
-
-
 def _power(x: np.ndarray, y: np.ndarray) -> Any:
     if not np.any(np.imag(y)):
         base, exponent = np.broadcast_arrays(x, np.real(y))
@@ -269,8 +294,9 @@ def _power(x: np.ndarray, y: np.ndarray) -> Any:
 def _modulo(node: Any, x: np.ndarray, y: np.ndarray) -> Any:
     quotient = x.real / y.real
     whole = np.trunc(quotient) if node.fmod else np.floor(quotient)
-    _away((x - whole * y), 0)
-    return x - whole * y
+    rest = x - whole * y
+    _away(rest, 0, np.copysign(y.real, rest.real))
+    return rest
 
 
 def _extreme(best: Callable[..., Any]) -> Forward:
@@ -293,6 +319,11 @@ def _clip(node: Any, x: np.ndarray, low: Any = None, high: Any = None) -> Any:
             _away(x - bound, 0)
             x = np.where((x.real > np.real(bound)) == over, bound, x)
     return x
+
+
+def _range(node: Any, start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> Any:
+    count = math.ceil((limit.real - start.real) / delta.real)
+    return start + delta * np.arange(max(count, 0))
 
 
 def _along(node: Any, inputs: Values) -> tuple[int, ...] | None:
@@ -336,6 +367,7 @@ def _chosen(pick: Callable[..., Any]) -> Callable[..., Any]:
             return pick(x.real, axis=axes, keepdims=keep, initial=np.nan)
         best = pick(x.real, axis=axes, keepdims=True)
         is_best = x.real == best
+        _measure(np.where(is_best, np.inf, best - x.real))
         move = np.where(is_best, x.imag, 0)
         first = np.sum(move, axis=axes, keepdims=True) / np.sum(is_best, axis=axes, keepdims=True)
         if np.any(is_best & (x.imag != first)):
@@ -348,8 +380,9 @@ def _chosen(pick: Callable[..., Any]) -> Callable[..., Any]:
 
 def _top(node: Any, x: np.ndarray, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
     axis = getattr(node, "axis", -1)
-    ordered = np.sort(x.real, axis=axis)
-    if np.any(np.diff(ordered, axis=axis) == 0):
+    apart = np.diff(np.sort(x.real, axis=axis), axis=axis)
+    _measure(apart)
+    if np.any(apart == 0):
         raise KinkError("the point is a kink: two elements are equal")
     _, indices = execute(node, [x.real, *rest])
     return np.take_along_axis(x, indices, axis), indices
@@ -578,6 +611,7 @@ def _determinant(node: Any, x: np.ndarray) -> Any:
 def _unique(node: Any, x: np.ndarray) -> Any:
     _refuse(len(node.output) == 1 and node.sorted and node.axis is None, "Unique but for the sorted elements")
     values, first, of = np.unique(x.real, return_index=True, return_inverse=True)
+    _measure(np.diff(values))
     moves = x.imag.reshape(-1)
     if np.any(moves[first][of.reshape(-1)] != moves):
         raise KinkError("the point is a kink: two elements are equal")
@@ -634,6 +668,7 @@ FORWARDS: dict[str, Forward] = {
     "Erf": _numpy(erf),
     "Exp": _numpy(np.exp),
     "GRU": _recurrent("GRU"),
+    "Gelu": lambda node, x: execute(node, [x]),
     "GlobalLpPool": lambda node, x: _norm(x, node.p, _over_grid(x)),
     "GlobalMaxPool": lambda node, x: _chosen(np.max)(x, _over_grid(x), True),
     "HardSigmoid": lambda node, x: _between(node.alpha * x + node.beta, 0, 1),
@@ -654,6 +689,7 @@ FORWARDS: dict[str, Forward] = {
     "PRelu": lambda node, x, slope: _split(x, x, x * slope) if _is_complex(x) else np.where(x > 0, x, x * slope),
     "Pow": _numpy(_power),
     "RNN": _recurrent("RNN"),
+    "Range": _range,
     "Reciprocal": lambda node, x: 1 / x,
     "ReduceL1": _reduction(lambda x, axes, keep: _sum(_absolute(x), axes, keep)),
     "ReduceL2": _reduction(lambda x, axes, keep: _root(_sum(x * x, axes, keep))),

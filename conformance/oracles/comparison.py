@@ -1,4 +1,4 @@
-"""Is one gradient what one oracle says, up to what explains an error?"""
+"""Is one gradient what one oracle says along a direction, up to what explains an error? Or is there a kink?"""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from onnx import ModelProto
 
 from refgrad.conformance.oracles.central import STEP, directional, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
-from refgrad.conformance.questions.evidence import Directional, Elementwise
-from refgrad.conformance.questions.kinked import OPERATORS, kinks_of
-from refgrad.conformance.questions.point import (
+from refgrad.conformance.problems.kinked import OPERATORS
+from refgrad.conformance.problems.observation import Directional
+from refgrad.conformance.problems.point import (
     Point,
     ShapeMovedError,
     Truth,
     by_name,
     in_float64,
     largest,
-    limits,
     rms,
     without,
 )
-from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS
 from refgrad.errors import BackendError
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
@@ -31,13 +29,12 @@ NOT_FINITE = "elements are not finite"
 EXACT = 1e-6  # what float64 explains of a gradient
 
 _SETTLED = 1e-6  # the error of a difference, relative to its terms, below which it is not noise
-_TELLING = 1e-2  # with a larger error the answer is not known
+TELLING = 1e-2  # with a larger error the answer is not known
 SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
 FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
 _JUMP = 0.1  # of the distance between the derivatives of both sides: a larger error means a jump
 _ELEMENTS = 64  # that are looked at one by one
 _NEIGHBOURS = 4  # points beside a kink that are asked at most
-_COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 
 
 @dataclass(frozen=True)
@@ -62,89 +59,104 @@ class Judged:
         return order.index(self.verdict), (self.relative or 0.0) / (self.allowed or 1.0)
 
 
-def gravest(found: Iterable[Judged]) -> Judged:
+def gravest(judgements: Iterable[Judged]) -> Judged:
     """The gravest of several comparisons."""
-    return max(found, key=lambda judged: judged.gravity)
+    return max(judgements, key=lambda judged: judged.gravity)
+
+
+def element_text(got: np.ndarray, place: tuple[int, ...]) -> str:
+    """The value of an element, in words."""
+    return f"element {place} is {float(got[place]):.6g}" if place else f"it is {float(got[place]):.6g}"
 
 
 def against_directions(
     truth: Truth,
     name: str,
     got: np.ndarray,
-    found: Sequence[Directional],
+    directions: Sequence[Directional],
     tolerance: float,
     exact: bool = False,
-    sided: bool = True,
+    compare_sides: bool = True,
 ) -> Judged:
     """A gradient against derivatives along directions: the worst of them.
 
     :param exact: the gradient was computed in float64.
-    :param sided: an error may be a kink's: the derivatives from both sides are taken on the interpreter.
+    :param compare_sides: if they differ, compute the derivatives from both sides on the interpreter: it may be a kink.
     """
     expected = truth.point.wide[name].shape
     if got.shape != expected:
         return Judged(DISAGREED, note=f"shape {got.shape}, {name!r} has {expected}")
     if not np.all(np.isfinite(got)):
         return Judged(DISAGREED, note=f"{np.count_nonzero(~np.isfinite(got))} {NOT_FINITE}")
-    judged = [_along(truth, name, got, said, tolerance, exact, sided) for said in found]
+    judged = [_along(truth, name, got, direction, tolerance, exact, compare_sides) for direction in directions]
     return gravest(judged or [Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")])
 
 
 def _along(
-    truth: Truth, name: str, got: np.ndarray, said: Directional, tolerance: float, exact: bool, sided: bool
+    truth: Truth,
+    name: str,
+    got: np.ndarray,
+    observation: Directional,
+    tolerance: float,
+    exact: bool,
+    compare_sides: bool,
 ) -> Judged:
-    value, method = said.value, said.error
-    if abs(value) <= method and method > _SETTLED * said.scale:
+    value, method = observation.value, observation.error
+    if abs(value) <= method and method > _SETTLED * observation.scale:
         return Judged(INCONCLUSIVE, note="the derivatives are no more than their error")
-    derivative = float(np.sum(got * said.direction))
+    derivative = float(np.sum(got * observation.direction))
     if not np.any(got) and abs(value) <= method:
         return Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
     error = abs(derivative - value)
-    size = max(float(np.linalg.norm(got)) * rms(said.direction), abs(value))
+    size = max(float(np.linalg.norm(got)) * rms(observation.direction), abs(value))
     slack = tolerance * size + method
     if error > slack and name in truth.gradients:
-        moved = np.linalg.norm(truth.moved(name, FLOAT64_BITS if exact else truth.bits)) * rms(said.direction)
+        moved = np.linalg.norm(truth.moved(name, FLOAT64_BITS if exact else truth.bits)) * rms(observation.direction)
         slack += SENSITIVE * float(moved)
-    if error > slack and said.step:
-        slack += SENSITIVE * truth.noise / said.step
+    if error > slack and observation.step:
+        slack += SENSITIVE * truth.noise / observation.step
     numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
     if not error <= slack < np.inf:
-        nearer = _crossed(truth, said, derivative, tolerance * size, error) if sided else None
+        nearer = _crossed(truth, observation, derivative, tolerance * size, error) if compare_sides else None
         if nearer is not None:
             numbers = nearer, nearer / size, tolerance
             return Judged(AGREED, *numbers, "by smaller steps: larger ones cross the edges of a kink or of stairs")
-        note = f"{derivative:.6g} along a direction, {said.oracle} gives {value:.6g} ± {method:.1g}"
+        note = f"{derivative:.6g} along a direction, {observation.oracle} gives {value:.6g} ± {method:.1g}"
         wrong = Judged(DISAGREED, *numbers, note)
-        return _at_a_kink(truth, said, derivative, tolerance * size, wrong) if sided else wrong
+        return _at_a_kink(truth, observation, derivative, tolerance * size, wrong) if compare_sides else wrong
     if slack > size and abs(value) <= method:
         return Judged(AGREED, *numbers, "both are zero up to rounding")
-    if slack - tolerance * size > _TELLING * size:
+    if slack - tolerance * size > TELLING * size:
         return Judged(INCONCLUSIVE, *numbers, "rounding or a kink hides more than 1% of it")
     return Judged(AGREED, *numbers)
 
 
-def _crossed(truth: Truth, said: Directional, derivative: float, slack: float, error: float) -> float | None:
+def _crossed(truth: Truth, observation: Directional, derivative: float, slack: float, error: float) -> float | None:
     """The error by a smaller step whose difference is exact enough to tell and agrees with the gradient; None without one.
 
     Differences of stairs, and of what repeats itself, may settle on the slope of the whole where the steps fit it.
     """
     point = truth.point
-    for step in (s / 2 for s in STEPS[1:] if s < said.step):
+    for step in (s / 2 for s in STEPS[1:] if s < observation.step):
         try:
-            near = directional(point.evaluate, point.wide, {said.name: said.direction}, point.cotangent_of, step)
+            near = directional(
+                point.evaluate, point.wide, {observation.name: observation.direction}, point.cotangent_of, step
+            )
         except (ShapeMovedError, BackendError):
             continue
         off = abs(derivative - near.value)
-        if _TELLING * error > slack + near.error >= off:
+        if TELLING * error > slack + near.error >= off:
             return off
     return None
 
 
-def _at_a_kink(truth: Truth, said: Directional, derivative: float, slack: float, wrong: Judged) -> Judged:
+def _at_a_kink(truth: Truth, observation: Directional, derivative: float, slack: float, wrong: Judged) -> Judged:
     """KINK if the one-sided derivatives differ there and bracket the answer; INCONCLUSIVE if they fail; else `wrong`."""
     point = truth.point
     try:
-        left, right = one_sided(point.evaluate, point.wide, {said.name: said.direction}, point.cotangent_of, said.step)
+        left, right = one_sided(
+            point.evaluate, point.wide, {observation.name: observation.direction}, point.cotangent_of, observation.step
+        )
     except (ShapeMovedError, BackendError) as error:
         return replace(wrong, verdict=INCONCLUSIVE, note=str(error))
     low, high = sorted((left.value, right.value))
@@ -153,134 +165,6 @@ def _at_a_kink(truth: Truth, said: Directional, derivative: float, slack: float,
         both = f"the derivative is {left.value:.4g} from the left, {right.value:.4g} from the right"
         return replace(wrong, verdict=KINK, note=both)
     return wrong
-
-
-def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance: float, exact: bool = False) -> Judged:
-    """A gradient against the gradient of another autodiff, element by element."""
-    if got.shape != said.gradient.shape:
-        return Judged(DISAGREED, note=f"shape {got.shape}, {said.oracle} has {said.gradient.shape}")
-    if not np.all(np.isfinite(said.gradient)):
-        return Judged(INCONCLUSIVE, note=f"the gradient of {said.oracle} is not finite")
-    error, size = np.abs(got - said.gradient), largest(said.gradient)
-    explained = np.full(error.shape, (tolerance + said.error) * max(size, largest(got)))
-    if not _within(error, explained) and said.name in truth.gradients:
-        bits = FLOAT64_BITS if exact else truth.bits
-        explained += SENSITIVE * np.abs(truth.moved(said.name, bits))
-        explained = _with_spread(truth, said.name, bits, error, explained)
-    worst = _worst(error, explained)
-    numbers = _numbers(error, explained, worst, size)
-    if _within(error, explained):
-        return Judged(AGREED, *numbers) if size else Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
-    return Judged(DISAGREED, *numbers, f"{_element(got, worst)}, {said.oracle} has {said.gradient[worst]:.6g}")
-
-
-def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, own_draws: bool = False) -> Judged:
-    """A gradient in the model's types against the float64 one, element by element.
-
-    An error is explained by the tolerance, relative to the largest element, and by how far rounding moves this element itself.
-
-    :param own_draws: the executor draws random numbers of its own.
-    """
-    point, expected = truth.point, truth.gradients[name]
-    if got.shape != expected.shape:
-        return Judged(DISAGREED, note=f"shape {got.shape}, the float64 gradient has {expected.shape}")
-    kind = point.dtype(name)
-    if got.dtype not in (kind, np.dtype(np.float64)):
-        return Judged(DISAGREED, note=f"dtype {got.dtype}, {name!r} has {kind}")
-    if not np.all(np.isfinite(expected)):
-        return Judged(INCONCLUSIVE, note="the float64 gradient is not finite")
-    difference = got.astype(np.float64) - expected
-    error, size = np.abs(difference), largest(expected)
-    # Results below the smallest normal number of the type are not accurate.
-    underflow = limits(kind)[1] * max(got.size, 1) ** 0.5
-    if largest(error) <= max(tolerance * size, underflow):
-        most = largest(error)
-        return Judged(AGREED, most, most / size if size else 0.0, tolerance, "" if size else "both are zero")
-    explained = np.full(error.shape, max(tolerance * size, underflow))
-    explained += SENSITIVE * np.abs(truth.moved(name, truth.bits))
-    near_a_kink = False
-    explained = _with_spread(truth, name, truth.bits, error, explained)
-    if not _within(error, explained):
-        explained += truth.spread(name, truth.bits - _COARSER)
-        near_a_kink = True
-    if not _within(error, explained):  # terms that cancel each other exactly do so no more where each is rounded
-        explained += SENSITIVE * truth.spread_apart(name, truth.bits)
-    if not _within(error, explained) and kinks_of(point.model):  # few draws may miss a unit that rounding switches
-        explained = np.maximum(explained, SENSITIVE * truth.spread(name, truth.bits, MANY_DRAWS))
-    worst = _worst(error, explained)
-    numbers = _numbers(error, explained, worst, size)
-    if not _within(error, explained):
-        if point.draws and own_draws:
-            return Judged(
-                INCONCLUSIVE, *numbers, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
-            )
-        if truth.element_out_of_range and _confinement_explains(truth, name, error, explained):
-            return Judged(INCONCLUSIVE, *numbers, truth.element_out_of_range)
-        return Judged(DISAGREED, *numbers, f"{_element(got, worst)}, in float64 it is {expected[worst]:.6g}")
-    if size <= largest(explained) and _is_noise(truth, name, size):
-        return Judged(AGREED, *numbers, "both are zero up to rounding")
-    note = "rounding hides more than 1% of it" if largest(explained) > _TELLING * size else ""
-    note = "a kink is near: rounding moves single elements far" if near_a_kink else note
-    hidden = note and np.linalg.norm(difference) > _TELLING * np.linalg.norm(expected)
-    return Judged(INCONCLUSIVE if hidden else AGREED, *numbers, note)
-
-
-def _with_spread(truth: Truth, name: str, bits: int, error: np.ndarray, explained: np.ndarray) -> np.ndarray:
-    """The explained errors; with the spread of the gradient under rounding, by few draws and then by more, if need be."""
-    found = explained
-    for draws in (FEW_DRAWS, DRAWS):
-        if _within(error, found):
-            break
-        found = explained + SENSITIVE * truth.spread(name, bits, draws)
-    return found
-
-
-def _is_noise(truth: Truth, name: str, size: float) -> bool:
-    """True if the float64 gradient is no more than its own rounding."""
-    return size <= SENSITIVE * largest(truth.moved(name, FLOAT64_BITS)) or size <= SENSITIVE * largest(
-        truth.spread(name, FLOAT64_BITS)
-    )
-
-
-def _within(error: np.ndarray, explained: np.ndarray) -> bool:
-    """True if each error is explained. One that is not a number never is, nor is any error that is explained without limit."""
-    return bool(np.all((error <= explained) & (explained < np.inf)))
-
-
-def _worst(error: np.ndarray, explained: np.ndarray) -> tuple[int, ...]:
-    """The place of the error that is largest in relation to its explanation."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        part = np.where(error == 0, 0.0, error / explained)
-    part = np.where(np.isnan(part), np.inf, part)
-    return tuple(map(int, np.unravel_index(np.argmax(part), part.shape)))
-
-
-def _numbers(
-    error: np.ndarray, explained: np.ndarray, worst: tuple[int, ...], size: float
-) -> tuple[float, float, float]:
-    """The error of an element, the same relative to the largest element, and what explains it."""
-    if not size:
-        return float(error[worst]), np.inf, float(explained[worst])
-    return float(error[worst]), float(error[worst] / size), float(explained[worst] / size)
-
-
-def _element(got: np.ndarray, place: tuple[int, ...]) -> str:
-    return f"element {place} is {float(got[place]):.6g}" if place else f"it is {float(got[place]):.6g}"
-
-
-def _confinement_explains(truth: Truth, name: str, error: np.ndarray, explained: np.ndarray) -> bool:
-    """True if each element with an error moves too where intermediate results stay within the range of their type."""
-    expected = truth.gradients[name]
-    try:
-        confined = truth.confined(name)
-    except BackendError:
-        return True
-    moved = np.zeros(expected.shape, bool)
-    for value in confined:
-        if value.shape != expected.shape:
-            return True
-        moved |= ~(np.abs(value - expected) <= explained)
-    return bool(np.all(moved | (error <= explained)))
 
 
 def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, tolerance: float) -> set[str]:
@@ -308,13 +192,13 @@ def _agreeing(
         there = Truth(point, model, by_name(in_float64(model).run(point.wide | point.seeds), point.names))
     except BackendError:
         return set()
-    said = estimates(point.evaluate, point.wide, names, point.cotangent_of, rng, directions=1)
-    found = {one.name: one for one in said if isinstance(one, Directional)}
+    observations = estimates(point.evaluate, point.wide, names, point.cotangent_of, rng, directions=1)
+    differences = {estimate.name: estimate for estimate in observations if isinstance(estimate, Directional)}
     judged = {
-        name: against_directions(there, name, there.gradients[name], [one], tolerance, exact=True)
-        for name, one in found.items()
+        name: against_directions(there, name, there.gradients[name], [estimate], tolerance, exact=True)
+        for name, estimate in differences.items()
     }
-    return {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
+    return {name for name, estimate in judged.items() if estimate.verdict == AGREED and not estimate.note}
 
 
 def bent(
@@ -364,7 +248,7 @@ def outside_of_both(
         off = slack + (left.error + right.error) / length
         place = tuple(map(int, np.unravel_index(index, wide.shape)))
         if not off - slack <= _JUMP * (high - low) + slack:
-            return f"the output jumps at {_element(wide, place)}"
+            return f"the output jumps at {element_text(wide, place)}"
         if not low - off <= wide.flat[index] <= high + off:
-            return f"{_element(wide, place)}, the derivatives of both sides are {low:.4g} and {high:.4g}"
+            return f"{element_text(wide, place)}, the derivatives of both sides are {low:.4g} and {high:.4g}"
     return ""

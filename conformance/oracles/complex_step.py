@@ -1,4 +1,4 @@
-"""Complex step: f(x + i·h·u) = f(x) + i·h·f′(x)·u + O(h²), so that no difference cancels (Squire & Trapp 1998)."""
+"""Complex step: f′(x)·u is the imaginary part of f(x + i·h·u)/h, up to O(h²). No difference cancels (Squire & Trapp 1998)."""
 
 from __future__ import annotations
 
@@ -9,108 +9,109 @@ import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, OtherForwardError, call
 from refgrad.conformance.oracles.differences import DIRECTIONS, KINKED, STILL, direction_at
-from refgrad.conformance.oracles.program import ROUNDED, SAME, ComplexProgram, departure, truth_of
-from refgrad.conformance.questions.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
-from refgrad.conformance.questions.point import ShapeMovedError, without
-from refgrad.conformance.questions.question import Question
+from refgrad.conformance.oracles.program import ROUNDED, SAME, ComplexProgram, distance_from_interpreter, truth_of
+from refgrad.conformance.problems.observation import COMPLEX_STEP, Directional, NotApplicable, Observation, Oracle
+from refgrad.conformance.problems.point import ShapeMovedError, without
+from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import RefgradError
 
 NAME = COMPLEX_STEP
-UNKNOWN = (KinkError, NotAnalyticError)  # why there is no complex step
-_ROUNDINGS = 16  # of each number that is added up, and of each node
+REFUSALS = (KinkError, NotAnalyticError)  # the model has no complex step at this point
+_ROUNDINGS = 16  # rounding errors per node, in units of the machine epsilon
 
 
 class Tangent:
-    """J·u of a question: the outputs' derivatives along a direction, by complex step.
+    """Derivatives of the outputs of a problem along a direction, J·u, by complex step.
 
     :raises BackendError: the interpreter does not run the model.
     """
 
-    def __init__(self, question: Question) -> None:
-        self._question, self._at, self._truth = question, question.at, truth_of(question)
-        self._programs: dict[bool, ComplexProgram] = {}
-        self._upgraded = False  # whether the last one that knew the model was of a newer opset
-        self.apart = 0.0  # how far its outputs are from the interpreter's
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._at, self._outputs = problem, problem.at, truth_of(problem)
+        self._programs: dict[bool, ComplexProgram] = {}  # in the model's opset, and upgraded to a newer one
+        self._upgraded = False  # the program that worked last
+        self._distance = 0.0  # the largest distance of a program's outputs from the interpreter's
 
     @property
     def rounding(self) -> float:
-        """The relative error of the terms of the sum."""
-        size = sum(v.size for v in self._question.cotangents.values())
-        size += sum(self._at[name].size for name in self._question.wrt)
+        """The relative rounding error of a directional derivative's terms."""
+        size = sum(v.size for v in self._problem.cotangents.values())
+        size += sum(self._at[name].size for name in self._problem.wrt)
         nodes = max((program.length for program in self._programs.values()), default=1)
-        return float(np.finfo(np.float64).eps * (_ROUNDINGS * nodes + np.sqrt(size)) + _ROUNDINGS * self.apart)
+        return float(np.finfo(np.float64).eps * (_ROUNDINGS * nodes + np.sqrt(size)) + _ROUNDINGS * self._distance)
 
     def along(self, direction: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The derivative of every output along `direction`, which names what moves.
+        """The derivative of every output.
 
-        :raises KinkError: there is none.
-        :raises NotAnalyticError: an operator on the way has no complex forward.
-        :raises OtherForwardError: the forwards compute another function than the interpreter.
-        :raises BackendError: onnx.reference fails.
+        :param direction: the directions u of the inputs that move, by name.
+        :raises KinkError: the point is at a kink.
+        :raises NotAnalyticError: no program has a complex step, because an operator has no complex forward or fails.
+        :raises OtherForwardError: likewise, and a program computes another function than the interpreter.
         """
-        reasons: list[Exception] = []
+        errors: list[Exception] = []
         for upgraded in (self._upgraded, not self._upgraded):
             try:
-                made = self._moved(direction, upgraded)
+                derivatives = self._along(direction, upgraded)
             except (RefgradError, ShapeMovedError, NotAnalyticError) as error:
-                reasons.append(error)
+                errors.append(error)
                 continue
             self._upgraded = upgraded
-            return made
-        departed = any(isinstance(reason, OtherForwardError) for reason in reasons)
-        raise (OtherForwardError if departed else NotAnalyticError)("; ".join(dict.fromkeys(map(str, reasons))))
+            return derivatives
+        is_other = any(isinstance(error, OtherForwardError) for error in errors)
+        raise (OtherForwardError if is_other else NotAnalyticError)("; ".join(dict.fromkeys(map(str, errors))))
 
-    def _moved(self, direction: Mapping[str, np.ndarray], upgraded: bool) -> dict[str, np.ndarray]:
+    def _along(self, direction: Mapping[str, np.ndarray], upgraded: bool) -> dict[str, np.ndarray]:
         if upgraded not in self._programs:
-            self._programs[upgraded] = ComplexProgram(self._question, KNOWN, upgraded)
+            self._programs[upgraded] = ComplexProgram(self._problem, KNOWN, call, upgraded)
         at = dict(self._at)
         for name, u in direction.items():
-            moved = np.empty(u.shape, np.complex128)
-            moved.real, moved.imag = at[name], STEP * u
-            at[name] = moved
-        results = self._programs[upgraded].through(at, call)
-        apart, why = departure(self._question, {n: np.real(y) for n, y in results.items()}, self._truth)
-        if apart > ROUNDED:
-            raise OtherForwardError(why)
-        self.apart = max(self.apart, apart if apart > SAME else 0.0)
+            shifted = np.empty(u.shape, np.complex128)
+            shifted.real, shifted.imag = at[name], STEP * u
+            at[name] = shifted
+        results = self._programs[upgraded].run(at)
+        real_parts = {name: np.real(y) for name, y in results.items()}
+        distance, difference = distance_from_interpreter(self._problem, real_parts, self._outputs)
+        if distance > ROUNDED:
+            raise OtherForwardError(difference)
+        self._distance = max(self._distance, distance if distance > SAME else 0.0)
         return {name: np.imag(y) / STEP for name, y in results.items()}
 
 
-def _testify(question: Question) -> Sequence[Evidence]:
-    rng = np.random.default_rng([question.seed, 3])
-    found: list[Evidence] = []
+def _observe(problem: Problem) -> Sequence[Observation]:
+    rng = np.random.default_rng([problem.seed, 3])
+    observations: list[Observation] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
+        warnings.simplefilter("ignore")  # onnx.reference makes NumPy warn
         try:
-            tangent = Tangent(question)
+            tangent = Tangent(problem)
         except (RefgradError, ShapeMovedError) as error:
-            return [Silent(NAME, str(error))]
-        at, cotangents = question.at, question.wide_cotangents
-        for name in question.wrt:
+            return [NotApplicable(NAME, str(error))]
+        at, cotangents = problem.at, problem.wide_cotangents
+        for name in problem.wrt:
             for _ in range(DIRECTIONS if at[name].size else 1):
-                kinked = question.kinked.get(name)
+                kinked = problem.kinked.get(name)
                 u = without(direction_at(at[name], rng), kinked)
                 if u.size and not np.any(u):
-                    found.append(Silent(NAME, STILL if kinked is None else KINKED, name))
+                    observations.append(NotApplicable(NAME, STILL if kinked is None else KINKED, name))
                     break
                 try:
-                    moved = tangent.along({name: u})
-                except (RefgradError, ShapeMovedError, *UNKNOWN) as error:
-                    found.append(Silent(NAME, str(error), name))
+                    derivatives = tangent.along({name: u})
+                except (RefgradError, ShapeMovedError, *REFUSALS) as error:
+                    observations.append(NotApplicable(NAME, str(error), name))
                     break
-                terms = [np.where(v == 0, 0.0, v * moved[output]) for output, v in cotangents.items()]
+                terms = [np.where(v == 0, 0.0, v * derivatives[output]) for output, v in cotangents.items()]
                 value = float(sum(np.sum(term) for term in terms))
                 if not np.isfinite(value):
-                    found.append(Silent(NAME, "the derivative is not finite", name))
+                    observations.append(NotApplicable(NAME, "the derivative is not finite", name))
                     break
                 scale = float(sum(np.sum(np.abs(term)) for term in terms))
-                found.append(Directional(NAME, name, u, value, tangent.rounding * scale, scale))
-    return found
+                observations.append(Directional(NAME, name, u, value, tangent.rounding * scale, scale))
+    return observations
 
 
 ORACLE = Oracle(
     NAME,
-    "the imaginary part of a forward in complex numbers, which takes no difference; a forward of its own, or onnx.reference's "
-    "where the operator is linear; trusted to rounding, where every operator is analytic or decides by the real part",
-    testify=_testify,
+    "the imaginary part of a forward in complex numbers, without any difference; forwards of its own, or onnx.reference's for "
+    "linear operators; exact up to rounding if every operator is analytic or decides by the real part",
+    observe=_observe,
 )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.oracles.central import FiniteDifference, directional
-from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
-from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms, without
-from refgrad.conformance.questions.question import Question
+from refgrad.conformance.problems.observation import Directional, NotApplicable, Observation, Oracle
+from refgrad.conformance.problems.point import ShapeMovedError, in_float64, rms, without
+from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import BackendError
 
 NAME = "differences"
@@ -26,18 +26,18 @@ KINKED = "every element that can move is at a kink"
 Forward = Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]]
 
 
-def forward(question: Question) -> Forward:
-    """The outputs of the question in float64, on the interpreter.
+def forward(problem: Problem) -> Forward:
+    """The outputs of the problem in float64, on the interpreter.
 
     :raises ShapeMovedError: an output has another shape there.
     :raises BackendError: the interpreter does not run it.
     """
-    prepared = in_float64(question.model, question.wrt)
-    outputs = tuple(question.cotangents)
+    prepared = in_float64(problem.model, problem.wrt)
+    outputs = tuple(problem.cotangents)
 
     def run(at: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
         results = prepared.run(at, outputs)
-        for name, cotangent in question.cotangents.items():
+        for name, cotangent in problem.cotangents.items():
             if results[name].shape != cotangent.shape:
                 raise ShapeMovedError(f"the shape of {name!r} changes along this direction")
         return results
@@ -45,11 +45,11 @@ def forward(question: Question) -> Forward:
     return run
 
 
-def along(question: Question, function: Forward, oracle: str, stream: int) -> list[Evidence]:
+def along(problem: Problem, function: Forward, oracle: str, stream: int) -> list[Observation]:
     """Differences of `function` along random directions, moving one input at a time."""
-    rng = np.random.default_rng([question.seed, stream])
-    still = question.kinked
-    return estimates(function, question.at, question.wrt, question.wide_cotangents, rng, oracle, still=still)
+    rng = np.random.default_rng([problem.seed, stream])
+    still = problem.kinked
+    return estimates(function, problem.at, problem.wrt, problem.wide_cotangents, rng, oracle, still=still)
 
 
 def estimates(
@@ -61,29 +61,30 @@ def estimates(
     oracle: str = NAME,
     directions: int = DIRECTIONS,
     still: Mapping[str, np.ndarray] | None = None,
-) -> list[Evidence]:
+) -> list[Observation]:
     """Differences of <cotangents, function> at a point, along random directions, moving one of `names` at a time.
 
     :param still: the elements of an input that do not move, those at a kink.
     """
-    found: list[Evidence] = []
+    observations: list[Observation] = []
     for name in names:
         if not at[name].size:
-            found.append(Directional(oracle, name, np.zeros(at[name].shape), 0.0, 0.0, 0.0))
+            observations.append(Directional(oracle, name, np.zeros(at[name].shape), 0.0, 0.0, 0.0))
             continue
         for _ in range(directions):
             kinked = (still or {}).get(name)
             direction = without(direction_at(at[name], rng), kinked)
             if not np.any(direction):
-                found.append(Silent(oracle, STILL if kinked is None else KINKED, name))
+                observations.append(NotApplicable(oracle, STILL if kinked is None else KINKED, name))
                 break
-            evidence = settled(function, at, name, direction, cotangents, oracle)
-            if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
-                alike = without(tied(at[name], direction), kinked)
-                if not np.array_equal(alike, direction, equal_nan=True):
-                    evidence = settled(function, at, name, alike, cotangents, oracle)
-            found.append(evidence)
-    return found
+            observation = settled(function, at, name, direction, cotangents, oracle)
+            if isinstance(observation, NotApplicable):
+                # where the shape depends on which elements are equal, they stay so
+                tied_direction = without(tied(at[name], direction), kinked)
+                if not np.array_equal(tied_direction, direction, equal_nan=True):
+                    observation = settled(function, at, name, tied_direction, cotangents, oracle)
+            observations.append(observation)
+    return observations
 
 
 def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -106,8 +107,8 @@ def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """The direction in which equal elements of `x` move by the same amount."""
     _, first, of = np.unique(x, return_index=True, return_inverse=True)
-    alike: np.ndarray = direction.reshape(-1)[first[of.reshape(x.shape)]]
-    return alike
+    direction_of_values: np.ndarray = direction.reshape(-1)[first[of.reshape(x.shape)]]
+    return direction_of_values
 
 
 def settled(
@@ -117,12 +118,12 @@ def settled(
     direction: np.ndarray,
     cotangents: Mapping[str, np.ndarray],
     oracle: str,
-) -> Evidence:
+) -> Observation:
     """The difference by the first step that settles it, or that with the smallest error.
 
     Where none does, because kinks are crossed, the nearest of the other estimates says how far off it may be.
     """
-    found: list[tuple[FiniteDifference, float]] = []
+    estimates_by_step: list[tuple[FiniteDifference, float]] = []
     why = "the model is not finite near this point"
     for step in STEPS:
         try:
@@ -131,25 +132,28 @@ def settled(
             why = str(error)  # a smaller step may stay where it runs
             continue
         if np.isfinite(difference.value):
-            found.append((difference, step))
+            estimates_by_step.append((difference, step))
             if difference.error <= max(_SETTLED * abs(difference.value), _SMALL * difference.scale):
                 break
-    if not found:
-        return Silent(oracle, why, name)
-    best, step = min(found, key=lambda pair: pair[0].error)
-    off = best.error
-    if off > _SETTLED * abs(best.value):
-        off = max(off, min((abs(other.value - best.value) for other, _ in found if other is not best), default=0.0))
-    return Directional(oracle, name, direction, best.value, off, best.scale, step)
+    if not estimates_by_step:
+        return NotApplicable(oracle, why, name)
+    best, step = min(estimates_by_step, key=lambda pair: pair[0].error)
+    uncertainty = best.error
+    if uncertainty > _SETTLED * abs(best.value):
+        uncertainty = max(
+            uncertainty,
+            min((abs(other.value - best.value) for other, _ in estimates_by_step if other is not best), default=0.0),
+        )
+    return Directional(oracle, name, direction, best.value, uncertainty, best.scale, step)
 
 
-def _testify(question: Question) -> Sequence[Evidence]:
-    return along(question, forward(question), NAME, 1)
+def _observe(problem: Problem) -> Sequence[Observation]:
+    return along(problem, forward(problem), NAME, 1)
 
 
 ORACLE = Oracle(
     NAME,
     "central differences in float64 on the interpreter, along random directions, with Richardson's extrapolation; trusted up "
     "to the error that the extrapolation and rounding leave",
-    testify=_testify,
+    observe=_observe,
 )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends import get_backend
-from refgrad.conformance.questions.evidence import Built
-from refgrad.conformance.questions.point import ShapeMovedError
-from refgrad.conformance.questions.question import Question
+from refgrad.conformance.problems.observation import Built
+from refgrad.conformance.problems.point import ShapeMovedError
+from refgrad.conformance.problems.problem import Problem
 
 ROUNDED = 50  # of 53 bits: a rounding that can be told from float64
 
@@ -22,25 +22,25 @@ class Field:
     :raises BackendError: the interpreter does not run it.
     """
 
-    def __init__(self, question: Question, built: Built, bits: int | None = None) -> None:
-        self._built, self._wrt = built, question.wrt
+    def __init__(self, problem: Problem, built: Built, bits: int | None = None) -> None:
+        self._built, self._wrt = built, problem.wrt
         self._prepared = get_backend("numpy").prepare(built.model, precision="float64", bits=bits)
 
     def __call__(self, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The gradient by every input of the question, zeros where the builder has none.
+        """The gradient by every input of the problem, zeros where the builder has none.
 
         :raises ShapeMovedError: a gradient has another shape than its input.
         :raises BackendError: the interpreter fails.
         """
         built = self._built
         known = built.named(self._prepared.run(built.feeds(at, cotangents), list(built.gradients.values())))
-        found = {}
+        gradients = {}
         for name in self._wrt:
             gradient = known.get(name, np.zeros(at[name].shape))
             if gradient.shape != at[name].shape:
                 raise ShapeMovedError(f"the gradient by {name!r} has the shape {gradient.shape}, not {at[name].shape}")
-            found[name] = gradient
-        return found
+            gradients[name] = gradient
+        return gradients
 
 
 def product(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:

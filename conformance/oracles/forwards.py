@@ -1,7 +1,7 @@
 """Is a registered forward the operator? It is compared with what the interpreter computes, on the cases of the operator.
 
-The complex step and the reference are silent where their forward is another function than the model. For a case of one node
-that silence would hide a mistake: either the forward or the kernel is wrong.
+The complex step and the reference do not apply where their forward is another function than the model. For a case of one node
+that would hide a mistake: either the forward or the kernel is wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from refgrad.backends.numpy import registry as kernels
 from refgrad.conformance.case import Case
 from refgrad.conformance.oracles.analytic import FORWARDS, KNOWN, KinkError, NotAnalyticError
 from refgrad.conformance.oracles.program import NOTHING, ROUNDED, ComplexProgram
-from refgrad.conformance.questions.point import in_float64, largest
-from refgrad.conformance.questions.question import ask
+from refgrad.conformance.problems.point import in_float64, largest
+from refgrad.conformance.problems.problem import ask
 from refgrad.errors import RefgradError
 from refgrad.tables import extensions, plugins
 from refgrad.tables.once import place, qualified, raised_at
@@ -48,21 +48,21 @@ def fault(case: Case, seed: int = 0) -> str | None:
     if node is None or not is_comparable(case, node):
         return None
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
+        warnings.simplefilter("ignore")  # onnx.reference makes NumPy warn
         try:
-            question = ask(case, seed)
-            program = ComplexProgram(question, KNOWN)
-            [step] = [one for one in program.nodes if list(one.output) == list(node.output)]
-            computed = in_float64(case.model, question.wrt).run(question.at, trace=True)
+            problem = ask(case, seed)
+            program = ComplexProgram(problem, KNOWN)
+            step = program.step(node)
+            computed = in_float64(case.model, problem.wrt).run(problem.at, trace=True)
         except (RefgradError, ValueError):
             return None
         entry = extensions.FORWARDS.get((node.domain, node.op_type))
-        given = {"": None, **program.constants, **question.at, **computed}
+        known = {"": None, **program.constants, **problem.at, **computed}
         calls = _of_a_package(entry, step) if entry is not None else [(FORWARDS[case.operator], True)]
-        found = [_compared(given, step, function, is_complex) for function, is_complex in calls]
-    why = next(filter(None, found), None)
+        faults = [_compared(known, step, function, is_complex) for function, is_complex in calls]
+    why = next(filter(None, faults), None)
     if why is None:
-        return "" if "" in found else None
+        return "" if "" in faults else None
     where = place(entry.function if entry is not None else FORWARDS[case.operator])
     kernel = kernels.find(node.domain, node.op_type, case.opset)
     other = "its function body" if kernel is None else f"its kernel {place(kernel.function)}"
@@ -73,7 +73,7 @@ Called = tuple[Callable[..., Any], bool]
 
 
 def _of_a_package(entry: extensions.Entry, step: Any) -> list[Called]:
-    """The forward as both witnesses call it: on numbers in double, and on complex ones where it takes them."""
+    """The forward as both oracles call it: on numbers in double, and on complex ones where it takes them."""
     attributes = {name: getattr(step, name) for name in (a.name for a in step.onnx_node.attribute)}
 
     def call(node: Any, *inputs: Any) -> Any:
@@ -82,9 +82,9 @@ def _of_a_package(entry: extensions.Entry, step: Any) -> list[Called]:
     return [(call, False), *([(call, True)] if entry.options["analytic"] else [])]
 
 
-def _compared(given: Mapping[str, Any], step: Any, function: Callable[..., Any], is_complex: bool) -> str | None:
+def _compared(known: Mapping[str, Any], step: Any, function: Callable[..., Any], is_complex: bool) -> str | None:
     """The fault in the results of a forward, as the rest of a sentence, "" or None: see `fault`."""
-    inputs = [_moved(given[name], is_complex) for name in step.input]
+    inputs = [_moved(known[name], is_complex) for name in step.input]
     try:
         results = function(step, *inputs)
     except _DELIBERATE:
@@ -97,7 +97,7 @@ def _compared(given: Mapping[str, Any], step: Any, function: Callable[..., Any],
     if len(results) < len(named):
         return f"returned {len(results)} outputs, and the node names {len(named)}"
     for name, result in zip(step.output, results, strict=False):
-        if name in given and (why := _difference(result, given[name])):
+        if name in known and (why := _difference(result, known[name])):
             return f"{why} for {name!r} on {numbers}"
     return ""
 
@@ -137,12 +137,12 @@ def _described(value: Any) -> str:
 
 def few(cases: Iterable[Case], count: int = 3) -> list[Case]:
     """The first cases of each operator in which a forward can be compared."""
-    found: dict[str, list[Case]] = {}
+    by_shape: dict[str, list[Case]] = {}
     for case in cases:
         node = case.subject
-        if node is not None and is_comparable(case, node) and len(found.setdefault(case.operator, [])) < count:
-            found[case.operator].append(case)
-    return [case for chosen in found.values() for case in chosen]
+        if node is not None and is_comparable(case, node) and len(by_shape.setdefault(case.operator, [])) < count:
+            by_shape[case.operator].append(case)
+    return [case for chosen in by_shape.values() for case in chosen]
 
 
 def is_comparable(case: Case, node: NodeProto) -> bool:

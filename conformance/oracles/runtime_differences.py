@@ -26,17 +26,19 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
+from refgrad import traits
 from refgrad.backends.onnxruntime import CpuBackend
 from refgrad.conformance.case import is_float
 from refgrad.conformance.oracles.central import FiniteDifference
 from refgrad.conformance.oracles.differences import DIRECTIONS, KINKED, STILL, direction_at, tied
-from refgrad.conformance.oracles.program import departure, in_bodies, truth_of, widen
-from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
-from refgrad.conformance.questions.point import ShapeMovedError, coarsest, with_defaults, without
-from refgrad.conformance.questions.question import Question
+from refgrad.conformance.oracles.program import distance_from_interpreter, in_bodies, truth_of
+from refgrad.conformance.oracles.widening import widen
+from refgrad.conformance.problems.observation import Directional, NotApplicable, Observation, Oracle
+from refgrad.conformance.problems.point import ShapeMovedError, coarsest, with_defaults, without
+from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import BackendError, RefgradError
+from refgrad.protos.traverse import nested, reads_of, versions_of
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import nested, reads_of, versions_of
 
 NAME = "runtime-differences"
 
@@ -51,11 +53,8 @@ _NOISY = 2.0**-20  # relative to the terms: more noise comes from a rounding to 
 _ROUNDINGS = 16  # how often the noise, or half a unit of each term, is explained
 _TELLING = 1e-2  # with a larger error, relative to the derivative, the answer is not known
 _DRAWN = 6  # directions of an input: along some the derivative is near 0
-_ROUNDING = frozenset(
-    ("Ceil", "DynamicQuantizeLinear", "Floor", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "Round")
-)
+_ROUNDING = (traits.STEPS - {"Sign"}) | traits.INTEGER_PRODUCTS | (traits.QUANTIZERS - {"BitCast", "DequantizeLinear"})
 _UNROUNDED = FLOATS | {TensorProto.BOOL}
-_OF_SHAPES = ("Shape", "Size")
 _SHIFTED = 16  # how many times the distance of two forwards their derivatives may differ, relative to the terms
 _NEAR = 2e-5  # two forwards of one function: by how much they may differ, relative to the largest element
 _NEAR_IN_DOUBLE = 1e-6
@@ -63,23 +62,23 @@ _ALIKE = 1e-12  # the same where both work in double throughout
 
 
 class _Forward:
-    """The outputs of a question on ONNX Runtime's CPU kernels.
+    """The outputs of a problem on ONNX Runtime's CPU kernels.
 
     :param in_double: whether every float becomes a double.
     :raises BackendError: ONNX Runtime does not take the model.
     """
 
-    def __init__(self, question: Question, in_double: bool) -> None:
+    def __init__(self, problem: Problem, in_double: bool) -> None:
         model = ModelProto()
-        model.CopyFrom(with_defaults(question.model, question.wrt))
+        model.CopyFrom(with_defaults(problem.model, problem.wrt))
         if in_double:
             widen(model.graph, versions_of(model))
-        self._shapes = {name: cotangent.shape for name, cotangent in question.cotangents.items()}
+        self._shapes = {name: cotangent.shape for name, cotangent in problem.cotangents.items()}
         # The operators themselves, and not what they are fused to.
         self._prepared = CpuBackend().prepare(model, threads=1, optimization="disabled")
         self._types = {value.name: value.dtype for value in self._prepared.inputs}
         self.steps = _STEPS_IN_DOUBLE if in_double else _STEPS
-        self.apart = 0.0  # from the interpreter, relative to the largest element
+        self.off_by = 0.0  # from the interpreter, relative to the largest element
         self.epsilon = float(np.finfo(np.float64).eps) if in_double else coarsest(model)
 
     def __call__(self, at: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -106,36 +105,36 @@ def _cast(value: Any, kind: np.dtype[Any] | None) -> Any:
     return value.astype(kind) if is_float(value) and kind is not None else value
 
 
-def _forward(question: Question) -> _Forward:
+def _forward(problem: Problem) -> _Forward:
     """The outputs in double where ONNX Runtime has them so, else in the types of the model.
 
     :raises BackendError: ONNX Runtime does not take the model, fails, or computes another function than the interpreter.
     """
-    truth = truth_of(question)
+    truth = truth_of(problem)
     with suppress(BackendError, ShapeMovedError):  # there are few kernels in double
-        return _same(_Forward(question, in_double=True), question, truth, _NEAR_IN_DOUBLE)
-    return _same(_Forward(question, in_double=False), question, truth, _NEAR)
+        return _same(_Forward(problem, in_double=True), problem, truth, _NEAR_IN_DOUBLE)
+    return _same(_Forward(problem, in_double=False), problem, truth, _NEAR)
 
 
-def _same(forward: _Forward, question: Question, truth: Mapping[str, np.ndarray], most: float) -> _Forward:
+def _same(forward: _Forward, problem: Problem, truth: Mapping[str, np.ndarray], most: float) -> _Forward:
     """`forward`, with its distance from the interpreter.
 
     :raises BackendError: it is more than `most`.
     """
-    apart, why = departure(question, forward(question.at), truth)
-    if apart > most:
+    off_by, why = distance_from_interpreter(problem, forward(problem.at), truth)
+    if off_by > most:
         raise BackendError(why)
     # Where something is in float32, a constant or a kernel inside, outputs may be nearer by chance.
-    forward.apart = apart if apart <= _ALIKE else max(apart, float(np.finfo(np.float32).eps))
+    forward.off_by = off_by if off_by <= _ALIKE else max(off_by, float(np.finfo(np.float32).eps))
     return forward
 
 
 class _Path:
     """φ(t) = Σ <cotangent, output> at point + t·direction, each value computed once."""
 
-    def __init__(self, forward: _Forward, question: Question, name: str, direction: np.ndarray) -> None:
-        self.forward, self._at, self._name, self._direction = forward, question.at, name, direction
-        self._cotangents = question.wide_cotangents
+    def __init__(self, forward: _Forward, problem: Problem, name: str, direction: np.ndarray) -> None:
+        self.forward, self._at, self._name, self._direction = forward, problem.at, name, direction
+        self._cotangents = problem.wide_cotangents
         self._known: dict[float, float] = {}
         self.size = 0.0  # the largest sum of |terms| of a total
 
@@ -160,7 +159,7 @@ class _Path:
         near, far = ((self(h) - 2 * self(0.0) + self(-h)) / h for h in (step / 2, step))
         jump = 2 * near - far  # between the derivatives of both sides: what shrinks with the step is gone
         rounding = _ROUNDINGS * max(noise, self.forward.epsilon / 2 * self.size) / step
-        shifted = _SHIFTED * self.forward.apart * self.size
+        shifted = _SHIFTED * self.forward.off_by * self.size
         return FiniteDifference(fine, abs(fine - coarse) + abs(jump) + rounding + shifted, self.size)
 
 
@@ -189,52 +188,53 @@ def _along(path: _Path) -> tuple[FiniteDifference, float] | str:
     return min(found, key=lambda pair: pair[0].error)
 
 
-def _testimony(question: Question, forward: _Forward, name: str) -> Iterator[Evidence]:
-    """The evidence about one input."""
-    x, still = question.at[name], question.kinked.get(name)
+def _along_random_directions(problem: Problem, forward: _Forward, name: str) -> Iterator[Observation]:
+    """The observations about one input."""
+    x, still = problem.at[name], problem.kinked.get(name)
     if not x.size:
         yield Directional(NAME, name, np.zeros(x.shape), 0.0, 0.0, 0.0)
         return
-    rng = np.random.default_rng([question.seed, 6])
-    told = 0
-    why = ""
+    rng = np.random.default_rng([problem.seed, 6])
+    count = 0
+    reason = ""
     for _ in range(_DRAWN):
         direction = without(direction_at(x, rng), still)
         if not np.any(direction):
-            yield Silent(NAME, STILL if still is None else KINKED, name)
+            yield NotApplicable(NAME, STILL if still is None else KINKED, name)
             return
-        found = _along(_Path(forward, question, name, direction))
-        if isinstance(found, str):  # where the shape depends on which elements are equal, they stay so
+        estimate = _along(_Path(forward, problem, name, direction))
+        if isinstance(estimate, str):  # where the shape depends on which elements are equal, they stay so
             direction = without(tied(x, direction), still)
-            found = _along(_Path(forward, question, name, direction))
-        if isinstance(found, str):
-            why = found
+            estimate = _along(_Path(forward, problem, name, direction))
+        if isinstance(estimate, str):
+            reason = estimate
             continue
-        one, step = found
-        if one.error > _TELLING * abs(one.value):
-            why = f"rounding, or a kink within its steps, hides the derivative: {one.value:.3g} ± {one.error:.1g}"
+        difference, step = estimate
+        if difference.error > _TELLING * abs(difference.value):
+            value = f"{difference.value:.3g} ± {difference.error:.1g}"
+            reason = f"rounding, or a kink within its steps, hides the derivative: {value}"
             continue
-        yield Directional(NAME, name, direction, one.value, one.error, one.scale, step)
-        told += 1
-        if told == DIRECTIONS:
+        yield Directional(NAME, name, direction, difference.value, difference.error, difference.scale, step)
+        count += 1
+        if count == DIRECTIONS:
             return
-    if not told:
-        yield Silent(NAME, why, name)
+    if not count:
+        yield NotApplicable(NAME, reason, name)
 
 
 def _rounded(model: ModelProto, names: Iterable[str]) -> dict[str, str]:
     """By the input: which operator rounds what comes from it, in the model with the bodies of its operators."""
     nodes = in_bodies(model).graph.node
-    found: dict[str, str] = {}
+    rounding: dict[str, str] = {}
     for name in names:
         moved = {name}
         for node in nodes:
-            if moved.isdisjoint(reads_of(node)) or node.op_type in _OF_SHAPES:
+            if moved.isdisjoint(reads_of(node)) or node.op_type in traits.SIZES:
                 continue
             moved.update(node.output)
             if (rounds := next(filter(_is_rounding, nested([node])), None)) is not None:
-                found.setdefault(name, rounds.op_type)
-    return found
+                rounding.setdefault(name, rounds.op_type)
+    return rounding
 
 
 def _is_rounding(node: NodeProto) -> bool:
@@ -244,25 +244,27 @@ def _is_rounding(node: NodeProto) -> bool:
 
 
 @np.errstate(all="ignore")
-def _testify(question: Question) -> Sequence[Evidence]:
+def _observe(problem: Problem) -> Sequence[Observation]:
     try:
-        rounded = _rounded(question.model, question.wrt)
-        forward = _forward(question)
+        rounded = _rounded(problem.model, problem.wrt)
+        forward = _forward(problem)
     except (RefgradError, ShapeMovedError) as error:
-        return [Silent(NAME, str(error))]
-    found: list[Evidence] = []
-    for name in question.wrt:
+        return [NotApplicable(NAME, str(error))]
+    observations: list[Observation] = []
+    for name in problem.wrt:
         if name in rounded:
-            found.append(Silent(NAME, f"{rounded[name]} rounds: large steps see the slope of its stairs", name))
+            observations.append(
+                NotApplicable(NAME, f"{rounded[name]} rounds: large steps see the slope of its stairs", name)
+            )
         else:
-            found += _testimony(question, forward, name)
-    return found
+            observations += _along_random_directions(problem, forward, name)
+    return observations
 
 
 ORACLE = Oracle(
     NAME,
     "central differences of ONNX Runtime's own forward kernels on the CPU, in double where it has them, else in the model's "
     "types; trusted up to the error that truncation and the measured rounding leave, where the outputs are the interpreter's",
-    testify=_testify,
+    observe=_observe,
     missing=lambda: CpuBackend.unavailable() or "",
 )

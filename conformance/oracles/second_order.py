@@ -11,9 +11,9 @@ import refgrad
 from refgrad.conformance.oracles.central import FiniteDifference, directional
 from refgrad.conformance.oracles.differences import STEPS, direction_at
 from refgrad.conformance.oracles.field import Field, product
-from refgrad.conformance.questions.evidence import Built, Oracle, Property, Silent
-from refgrad.conformance.questions.point import ShapeMovedError, in_float64
-from refgrad.conformance.questions.question import Question
+from refgrad.conformance.problems.observation import Built, NotApplicable, Oracle, Property
+from refgrad.conformance.problems.point import ShapeMovedError, in_float64
+from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import BackendError, RefgradError
 from refgrad.notices import quiet
 
@@ -29,27 +29,27 @@ class _UnsettledError(Exception):
     """The gradient has no derivative that differences find."""
 
 
-def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
-    rng = np.random.default_rng([question.seed, 5])
-    at, cotangents = question.at, question.wide_cotangents
-    names = [name for name in question.wrt if at[name].size]
+def _examine(problem: Problem, built: Built) -> Sequence[Property | NotApplicable]:
+    rng = np.random.default_rng([problem.seed, 5])
+    at, cotangents = problem.at, problem.wide_cotangents
+    names = [name for name in problem.wrt if at[name].size]
     u, w = ({name: direction_at(at[name], rng) for name in names} for _ in range(2))
     if not any(np.any(direction) for direction in u.values()):
-        return [Silent(NAME, "no input has an element that can move")]
+        return [NotApplicable(NAME, "no input has an element that can move")]
     with np.errstate(all="ignore"):
         try:
-            field = Field(question, built)
+            field = Field(problem, built)
             across = _along(field, at, cotangents, u, w), _along(field, at, cotangents, w, u)
-            found = [_compared(*across, "<w, Dg·u>", "<u, Dg·w>")]
-            again = _differentiated(question, built, w)
+            properties = [_compared(*across, "<w, Dg·u>", "<u, Dg·w>")]
+            again = _differentiated(problem, built, w)
         except _UnsettledError as error:
-            return [Silent(NAME, str(error))]
+            return [NotApplicable(NAME, str(error))]
         except (RefgradError, ShapeMovedError) as error:
-            return [Silent(NAME, f"the gradient does not run in float64: {error}")]
+            return [NotApplicable(NAME, f"the gradient does not run in float64: {error}")]
         if again is not None:
             exact = FiniteDifference(product(again, u), 0.0, 0.0)
-            found.append(_compared(across[0], exact, "<w, Dg·u> by differences", "differentiated again"))
-        return found
+            properties.append(_compared(across[0], exact, "<w, Dg·u> by differences", "differentiated again"))
+        return properties
 
 
 def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays) -> FiniteDifference:
@@ -58,12 +58,12 @@ def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays)
     why = "the gradient is not finite near this point"
     for step in STEPS:
         try:
-            found = directional(lambda moved: field(moved, v), at, u, w, step)
+            difference = directional(lambda moved: field(moved, v), at, u, w, step)
         except (ShapeMovedError, BackendError) as error:
             why = str(error)
             continue
-        if np.isfinite(found.value) and (best is None or found.error < best.error):
-            best = found
+        if np.isfinite(difference.value) and (best is None or difference.error < best.error):
+            best = difference
         if best is not None and best.error <= _SETTLED * abs(best.value):
             break
     if best is None:
@@ -71,12 +71,12 @@ def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays)
     return best
 
 
-def _compared(one: FiniteDifference, other: FiniteDifference, left: str, right: str) -> Property | Silent:
-    error, slack = abs(one.value - other.value), one.error + other.error
-    size = max(abs(one.value), abs(other.value))
-    note = f"{left} = {one.value:.6g}, {right} = {other.value:.6g}"
+def _compared(one_way: FiniteDifference, other: FiniteDifference, left: str, right: str) -> Property | NotApplicable:
+    error, slack = abs(one_way.value - other.value), one_way.error + other.error
+    size = max(abs(one_way.value), abs(other.value))
+    note = f"{left} = {one_way.value:.6g}, {right} = {other.value:.6g}"
     if not np.isfinite(error):
-        return Silent(NAME, f"the second derivative is not finite: {note}")
+        return NotApplicable(NAME, f"the second derivative is not finite: {note}")
     if slack > _TELLING * size and error <= slack:
         return Property(NAME, 0.0, _EXACT, f"both are zero up to {slack:.1e}") if size <= slack else _blurred(note)
     if slack > _TELLING * size:
@@ -84,11 +84,11 @@ def _compared(one: FiniteDifference, other: FiniteDifference, left: str, right: 
     return Property(NAME, error / size if size else 0.0, _EXACT + (slack / size if size else 0.0), note)
 
 
-def _blurred(note: str) -> Silent:
-    return Silent(NAME, f"the differences of the gradient do not settle: {note}")
+def _blurred(note: str) -> NotApplicable:
+    return NotApplicable(NAME, f"the differences of the gradient do not settle: {note}")
 
 
-def _differentiated(question: Question, built: Built, w: Arrays) -> Arrays | None:
+def _differentiated(problem: Problem, built: Built, w: Arrays) -> Arrays | None:
     """D(<w, g>): refgrad's gradient of its own gradient; None where the gradient is not refgrad's, or where it refuses."""
     if not Built.of(built.model).gradients:
         return None
@@ -100,7 +100,7 @@ def _differentiated(question: Question, built: Built, w: Arrays) -> Arrays | Non
             again = Built.of(refgrad.gradient(built.model, list(known), list(known.values())))
         seeds = {gradient: w[name] for name, gradient in known.items()}
         prepared = in_float64(again.model)
-        second = again.named(prepared.run(again.feeds(built.feeds(question.at, question.wide_cotangents), seeds)))
+        second = again.named(prepared.run(again.feeds(built.feeds(problem.at, problem.wide_cotangents), seeds)))
     except RefgradError:
         return None
     return {name: second.get(name, np.zeros(x.shape)) for name, x in w.items()}

@@ -21,7 +21,7 @@ import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.errors import OptionError, choices, did_you_mean
-from refgrad.tables import plugins
+from refgrad.tables import extensions, plugins
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -71,7 +71,17 @@ def operators() -> tuple[str, ...]:
     return tuple(sorted(_registry()))
 
 
+def entries() -> list[StrategyEntry]:
+    """The strategies of all operators, by the operators' names.
+
+    :raises OptionError: hypothesis is not installed.
+    """
+    known = _registry()
+    return [known[operator] for operator in sorted(known)]
+
+
 def _registry() -> dict[str, StrategyEntry]:
+    plugins.load()
     try:
         _import_families()
         from refgrad.conformance.strategies.drawing import REGISTRY, of_packages
@@ -81,7 +91,6 @@ def _registry() -> dict[str, StrategyEntry]:
         raise OptionError(
             "The strategies need hypothesis, which is not installed: pip install 'refgrad[conformance]'."
         ) from error
-    plugins.load()
     return REGISTRY | of_packages()
 
 
@@ -89,3 +98,5 @@ def _registry() -> dict[str, StrategyEntry]:
 def _import_families() -> None:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
+    for _, file in extensions.modules("strategies"):
+        importlib.import_module(file)

@@ -86,7 +86,7 @@ def softmax(d: Drawing) -> Case:
 def hardmax(d: Drawing) -> Case:
     """As Softmax; no two elements tie."""
     shape = d.shape(1, empty=False)
-    return d.case(d.apart(shape), axis=d.optional(lambda: d.axis(len(shape))))
+    return d.case(d.distinct(shape), axis=d.optional(lambda: d.axis(len(shape))))
 
 
 def _attributes(d: Drawing) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def sums(d: Drawing) -> Case:
 def extremes(d: Drawing) -> Case:
     """One operand to four, no two of which tie."""
     count = d.integer(2 if d.values == "kink" else 1, 4)
-    return d.case(*d.unlike(*d.broadcasting(count)))
+    return d.case(*d.disjoint(*d.broadcasting(count)))
 
 
 @strategy("Mod", kinks=True)

@@ -9,7 +9,7 @@ from onnx import GraphProto, TensorProto
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
-from refgrad.protos import native
+from refgrad.model import native
 
 
 @strategy("Attention")

@@ -100,7 +100,7 @@ def top_k(d: Drawing) -> Case:
         "largest": d.pick(None, 0, 1),
         "sorted": d.pick(None, 1, *([0] if k == 1 else [])),
     }
-    return d.case(d.apart(shape), np.array([k], np.int64), outputs=2, fixed=["K"], **named)
+    return d.case(d.distinct(shape), np.array([k], np.int64), outputs=2, fixed=["K"], **named)
 
 
 @strategy("Unique", kinks=True)
@@ -108,7 +108,7 @@ def unique(d: Drawing) -> Case:
     """Elements or slices, sorted or as they come, with every number of outputs."""
     shape = d.shape(1, 3, elements=24, empty=False)
     axis = d.optional(lambda: d.axis(len(shape)))
-    return d.case(d.apart(shape), axis=axis, sorted=d.pick(None, 0, 1), outputs=d.integer(1, 4))
+    return d.case(d.distinct(shape), axis=axis, sorted=d.pick(None, 0, 1), outputs=d.integer(1, 4))
 
 
 @strategy("OneHot")
@@ -168,8 +168,8 @@ def _reduction(d: Drawing) -> str | None:
 
 
 def _data_and_updates(d: Drawing, shape: Shape, several: Shape, reduction: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Data and updates; for a maximum or minimum from `Drawing.apart`, so that they do not tie."""
+    """Data and updates; for a maximum or minimum from `Drawing.distinct`, so that they do not tie."""
     if reduction not in ("max", "min"):
         return d.floats(shape), d.floats(several)
-    numbers = d.apart((prod(shape) + prod(several),))
+    numbers = d.distinct((prod(shape) + prod(several),))
     return numbers[: prod(shape)].reshape(shape), numbers[prod(shape) :].reshape(several)

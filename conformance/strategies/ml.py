@@ -28,7 +28,7 @@ def scaler(d: Drawing) -> Case:
 def normalizer(d: Drawing) -> Case:
     """Every norm. No element is 0, and no two have the same magnitude."""
     shape = _samples(d)
-    rows = d.apart(shape) + d.scalar(STEP / 4)
+    rows = d.distinct(shape) + d.scalar(STEP / 4)
     return d.case(rows, norm=d.pick(None, "MAX", "L1", "L2"))
 
 

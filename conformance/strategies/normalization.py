@@ -69,7 +69,7 @@ def mean_variance_normalization(d: Drawing) -> Case:
         axes: list[int] | None = d.axes(len(shape), least=1)
     else:
         shape, axes = _channels(d, 2, 2, empty=False), None
-    return d.case(d.apart(shape), axes=axes)
+    return d.case(d.distinct(shape), axes=axes)
 
 
 @strategy("LpNormalization", kinks=True)

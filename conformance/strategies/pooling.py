@@ -15,7 +15,7 @@ from refgrad.conformance.strategies.windows import batch, rank_of_image, windows
 def max_pool(d: Drawing) -> Case:
     """Every attribute, and the indices as a second output."""
     over = windows(d, rank_of_image(d), pooling=True)
-    x = d.apart((batch(d), d.integer(1, 2), *over.image))
+    x = d.distinct((batch(d), d.integer(1, 2), *over.image))
     order, ceil = d.optional(lambda: d.integer(0, 1)), d.optional(lambda: d.integer(0, 1))
     return d.case(x, outputs=d.integer(1, 2), storage_order=order, ceil_mode=ceil, **over.attributes(d))
 
@@ -50,7 +50,7 @@ def global_average_pool(d: Drawing) -> Case:
 @strategy("GlobalMaxPool", kinks=True)
 def global_max_pool(d: Drawing) -> Case:
     """Images of any rank."""
-    return d.case(d.apart(_images(d)))
+    return d.case(d.distinct(_images(d)))
 
 
 @strategy("GlobalLpPool", kinks=True)

@@ -40,7 +40,7 @@ def sum_of_sizes(d: Drawing) -> Case:
 @strategy("ReduceMax", "ReduceMin", kinks=True)
 def extreme(d: Drawing) -> Case:
     """No two elements tie."""
-    return _over_axes(d, d.apart(_shape(d)))
+    return _over_axes(d, d.distinct(_shape(d)))
 
 
 def _shape(d: Drawing) -> Shape:

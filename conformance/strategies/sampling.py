@@ -81,7 +81,7 @@ def max_roi_pool(d: Drawing) -> Case:
     x, regions, images = _regions(d)
     rois = np.concatenate([images[:, None].astype(d.dtype) + d.scalar(0.5), regions], 1)
     pooled = [d.integer(1, 2), d.integer(1, 2)]
-    return d.case(d.apart(x), rois, pooled_shape=pooled, spatial_scale=d.pick(None, 1.0, 0.5))
+    return d.case(d.distinct(x), rois, pooled_shape=pooled, spatial_scale=d.pick(None, 1.0, 0.5))
 
 
 def _regions(d: Drawing) -> tuple[Shape, np.ndarray, np.ndarray]:

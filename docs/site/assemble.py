@@ -27,15 +27,16 @@ import operators
 import scripts
 import text
 
-from refgrad.conformance.running.results import load, merge
+from refgrad.conformance.reports.tally import counts_in
 from refgrad.errors import RefgradError
-from refgrad.protos.files import new_folder
+from refgrad.model.writing import new_folder
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "build" / "site_source"
-RESULTS = ROOT / "benchmarks" / "results"
+REPORTS = ROOT / "reports"
+RESULTS = REPORTS / "results"
 PAGES = {  # pages whose place in the site is not that in docs/
     "docs/site/start.md": "index.md",
     "docs/site/given_model.md": "given_model.md",
@@ -49,7 +50,6 @@ FOLDERS = {
     "examples/training": "examples/regression.md",
     "docs/course": "course/README.md",
 }  # what a link to a folder leads to
-SCOREBOARD, EXTRA = "docs/scoreboard.html", "_extra/scoreboard_page.html"  # a page that is copied as it is
 EXECUTED = (
     "docs/site/start.md",
     "docs/site/given_model.md",
@@ -79,7 +79,7 @@ class Site:
 
     def faults(self) -> Sequence[str]:
         """Return a sentence for every link that leads nowhere."""
-        return text.missing(self.pages, [*self.files, posixpath.basename(EXTRA)])
+        return text.missing(self.pages, self.files)
 
     def write(self, folder: Path) -> None:
         """Write every page and file below `folder`."""
@@ -96,7 +96,8 @@ def sources(root: Path = ROOT) -> dict[str, str]:
         for path in sorted((root / "docs").rglob("*.md"))
         if path.parent != root / "docs" / "site"
     }
-    return found | PAGES
+    reports = (path.relative_to(root).as_posix() for path in sorted((root / "reports").rglob("*.md")))
+    return found | {path: path for path in reports} | PAGES
 
 
 def moved(page: str, source: str, places: Mapping[str, str], files: dict[str, bytes], root: Path = ROOT) -> str:
@@ -111,8 +112,6 @@ def moved(page: str, source: str, places: Mapping[str, str], files: dict[str, by
             return target
         path, hash_, anchor = target.partition("#")
         named = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        if named == SCOREBOARD:
-            return text.relative(posixpath.basename(EXTRA), here)
         if named in places:
             return text.relative(places[named], here) + hash_ + anchor
         if named in FOLDERS:
@@ -189,12 +188,11 @@ def _public(module: object) -> list[str]:
 
 def records() -> operators.Records:
     """Return what the pages of operators quote."""
-    files = sorted((RESULTS / "conformance").glob("*.json"))
     return operators.Records(
         kinks=(DOCS / "kinks.md").read_text(encoding="utf-8"),
-        findings=(DOCS / "findings.md").read_text(encoding="utf-8"),
+        known_bugs=(REPORTS / "findings.md").read_text(encoding="utf-8"),
         parity=json.loads((RESULTS / "parity.json").read_text(encoding="utf-8"))["operators"],
-        results=merge([load(file) for file in files]) if files else None,
+        verdicts=counts_in(json.loads((RESULTS / "scoreboard.json").read_text(encoding="utf-8"))),
         limitations=operators.read(DOCS),
     )
 
@@ -210,7 +208,6 @@ def assemble(names: Iterable[str] | None = None) -> Site:
         page = (ROOT / source).read_text(encoding="utf-8")
         page = executed(page, source) if source in EXECUTED else page
         site.pages[place] = moved(page, source, places, site.files)
-    site.files[EXTRA] = (ROOT / SCOREBOARD).read_bytes()
     site.files |= {"conf.py": (HERE / "conf.py").read_bytes(), "_static/site.css": (HERE / "site.css").read_bytes()}
     try:
         texts, pictures = scripts.pages()
@@ -232,7 +229,7 @@ def assemble(names: Iterable[str] | None = None) -> Site:
     }
     chapters = sorted(path for path in listed if path.startswith("course/"))
     chapters.sort(key=lambda path: not path.endswith("README"))
-    orphans = {path for path in listed if path.startswith("findings/")}
+    orphans = {path for path in listed if path.startswith("reports/findings/")}
     for path in orphans:
         site.pages[f"{path}.md"] = text.front_matter(orphan=True) + site.pages[f"{path}.md"]
     site.pages["index.md"] += "\n" + navigation.trees(listed - orphans, chapters)

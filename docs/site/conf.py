@@ -11,7 +11,6 @@ html_theme = "furo"
 html_title = "refgrad"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_extra_path = ["_extra"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False

@@ -70,6 +70,13 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("benchmarks", ""),
         ),
     ),
+    (
+        "Reports",
+        tuple(
+            (f"reports/{name}", "")
+            for name in ("README", "scoreboard", "findings", "precision", "mutants", "runtimes", "parity", "benchmarks")
+        ),
+    ),
     ("Working on refgrad", (("architecture", ""), ("contributing", ""), ("development", ""), ("changelog", ""))),
 )
 COURSE = "Course"

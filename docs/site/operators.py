@@ -25,12 +25,12 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance import Case, check
 from refgrad.conformance.case import qualified
-from refgrad.conformance.reporting.tally import MARKS, by_operator, marked
-from refgrad.conformance.running.limitations import Limitation, Limitations
-from refgrad.conformance.running.results import Results
-from refgrad.conformance.running.sources import tables
+from refgrad.conformance.judge.running.limitations import Limitation, Limitations
+from refgrad.conformance.judge.running.results import Pair
+from refgrad.conformance.judge.running.sources import tables
+from refgrad.conformance.reports.tally import MARKS, marked
 from refgrad.escaping import markdown as escaped
-from refgrad.protos.walk import every_node
+from refgrad.protos.traverse import every_node
 from refgrad.show.explain import explain
 from refgrad.tables.operators import Operator, operators
 from refgrad.tables.registry import RULES
@@ -40,7 +40,7 @@ from refgrad.tables.schemas import find_schema
 DIALECTS = ("onnx", "ort")
 FEW = 100  # elements of feeds that a page can show
 WITH_A_PAGE = ("rule", "function")
-PARITY = ("right", "wrong", "refused", "fails", "kernel")  # columns of docs/parity.md
+PARITY = ("right", "wrong", "refused", "fails", "kernel")  # columns of reports/parity.md
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Page:
 
 @dataclass(frozen=True)
 class Records:
-    """What pages of operators quote: the Markdown of the project's own pages, the results of the suite, its limitations."""
+    """The sources of operator pages: the Markdown of the project's own pages, the counts of the suite, its limitations."""
 
     kinks: str
-    findings: str
+    known_bugs: str
     parity: Mapping[str, Mapping[str, int]]
-    results: Results | None
+    verdicts: Mapping[str, Mapping[Pair, Counter[str]]]
     limitations: Sequence[Limitation]
 
 
@@ -201,7 +201,7 @@ def executed(code: str) -> str:
 
 
 def _checked(case: Case, feeds: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What the oracles say of the gradients of a case, as a sentence.
+    """The verdict of the oracles on the gradients of a case, as a sentence.
 
     :raises ValueError: one of them contradicts.
     """
@@ -348,13 +348,13 @@ def _parity(records: Records, operator: str) -> str:
     return (
         f"Of {counts['cases']} cases of operators called {op_type}, ONNX Runtime's gradient builder is right in "
         f"{counts.get('right', 0)}. Of these, {same} graphs in dialect ort are the same node by node, or but for the shape "
-        "of a constant or an attribute ([parity](../parity.md) explains the others).\n\n"
+        "of a constant or an attribute ([parity](../reports/parity.md) explains the others).\n\n"
         + table(PARITY, [[str(counts.get(name, "")) for name in PARITY]])
     )
 
 
-def _verdicts(records: Records, operator: str, tally: Mapping[str, Mapping[Any, Counter[str]]]) -> str:
-    counts = tally.get(operator)
+def _verdicts(records: Records, operator: str) -> str:
+    counts = records.verdicts.get(operator)
     parts = []
     if counts:
         rows = [
@@ -379,21 +379,19 @@ def _verdicts(records: Records, operator: str, tally: Mapping[str, Mapping[Any, 
 
 def _findings(records: Records, operator: str) -> str:
     found, system = [], ""
-    for line in records.findings.splitlines():
+    for line in records.known_bugs.splitlines():
         if line.startswith("## "):
             system = line.removeprefix("## ").partition(":")[0]
         elif line.startswith("| ") and _rows(line, operator):
             first, fault = re.split(r"(?<!\\) \| ", line.removeprefix("| "))[:2]
             link = next(target for name, target in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", first) if name == operator)
-            found.append(f"- {system}: [it {fault.removesuffix(' |')}](../{link})")
+            found.append(f"- {system}: [it {fault.removesuffix(' |')}](../reports/{link})")
     if not found:
         return "Of no other system is a fault recorded ([findings](../findings.md)).\n"
-    return "What other systems compute wrongly ([all findings](../findings.md)):\n\n" + "\n".join(found) + "\n"
+    return "What other systems compute wrongly ([all findings](../reports/findings.md)):\n\n" + "\n".join(found) + "\n"
 
 
-def page(
-    one: Operator, records: Records, tally: Mapping[str, Mapping[Any, Counter[str]]], beside: Sequence[str]
-) -> Page:
+def page(one: Operator, records: Records, beside: Sequence[str]) -> Page:
     """Return the page of an operator. `beside` are links to the pages before and after it."""
     told = explain(one.operator)
     case = first_case(one.operator)
@@ -420,7 +418,7 @@ def page(
             )
     parts += [
         f"## Kinks\n\n{_kinks(records, one.operator)}",
-        f"## Verdicts\n\n{_verdicts(records, one.operator, tally)}",
+        f"## Verdicts\n\n{_verdicts(records, one.operator)}",
         f"## Parity\n\n{_parity(records, one.operator)}",
         f"## Findings\n\n{_findings(records, one.operator)}",
     ]
@@ -430,7 +428,6 @@ def page(
 def pages(records: Records, names: Sequence[str] | None = None) -> dict[str, Page]:
     """Return the page of every operator that has one, by its path in the site; `names` chooses some."""
     chosen = [one for one in with_pages() if names is None or one.operator in names]
-    tally = by_operator(records.results) if records.results is not None else {}
     made = {}
     for place, one in enumerate(chosen):
         beside = [
@@ -438,7 +435,7 @@ def pages(records: Records, names: Sequence[str] | None = None) -> dict[str, Pag
             for sign, other in (("← ", place - 1), ("→ ", place + 1))
             if 0 <= other < len(chosen)
         ]
-        made[f"operators/{one.operator}.md"] = page(one, records, tally, beside)
+        made[f"operators/{one.operator}.md"] = page(one, records, beside)
     return made
 
 

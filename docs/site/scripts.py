@@ -108,8 +108,8 @@ def _regression() -> list[Picture]:
 
 
 def _optimizers() -> list[Picture]:
-    from refgrad.training.optimizers import OrtGradientOptimizer
-    from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+    from refgrad.compat.training.optimizers import OrtGradientOptimizer
+    from refgrad.compat.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
 
     x, y = _points(100)
     names = ["init", "init_1", "init_b10"]
@@ -124,7 +124,7 @@ def _optimizers() -> list[Picture]:
 
 
 def _forward_backward() -> list[Picture]:
-    from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+    from refgrad.compat.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
 
     model = onnx.parser.parse_model(_constant("forward_backward", "REGRESSION"))
     gradient = refgrad.onnx_derivative(model, inputs=[], options=refgrad.DerivativeOptions.KeepOutputs)

@@ -13,11 +13,11 @@ import onnx.parser
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.compat.training.optimizers import OrtGradientOptimizer
+from refgrad.compat.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+from refgrad.compat.training.sgd_learning_rate import LearningRateSGDNesterov
+from refgrad.compat.utils.onnx_helper import onnx_rename_weights
 from refgrad.show.demo import regression
-from refgrad.training.optimizers import OrtGradientOptimizer
-from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
-from refgrad.training.sgd_learning_rate import LearningRateSGDNesterov
-from refgrad.utils.onnx_helper import onnx_rename_weights
 
 WEIGHTS = ["init", "init_1", "init_b10"]
 NETWORK = """
@@ -45,7 +45,7 @@ def main() -> None:
         regression(loss=False), WEIGHTS, learning_rate=1e-1, batch_size=2, max_iter=100, random_state=0
     )
     print(forward.fit(x, y))
-    print(f"The bias is {forward.trained_coef_['init_b10'].numpy().round(1).tolist()}, and {-1.0} is due.")
+    print(f"Expected a bias of {-1.0}, got {forward.trained_coef_['init_b10'].numpy().round(1).tolist()}.")
     [predicted] = get_backend("numpy").prepare(forward.get_trained_onnx()).run({"x": x}).values()
     error = np.mean((predicted - y) ** 2)
     print(f"The score is minus the mean error of the trained model: {np.isclose(-forward.score(x, y), error)}")

@@ -21,20 +21,20 @@ from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Seed, Verbose
 from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines
 from refgrad.cli.reporting import saying_what_is_kept
-from refgrad.conformance import reporting as reports
+from refgrad.conformance import reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import covered
-from refgrad.conformance.judging.verdicts import FAULTS
-from refgrad.conformance.questions.feeds import read_feeds
-from refgrad.conformance.questions.point import inputs_of
-from refgrad.conformance.running import sources
-from refgrad.conformance.running.journal import Journal
-from refgrad.conformance.running.limitations import Limitations
-from refgrad.conformance.running.results import About, Results, load, merge
-from refgrad.conformance.running.runner import MEMORY, ORACLES, Lanes, Plan
-from refgrad.conformance.running.suite import require, run_suite, settings_of
+from refgrad.conformance.judge.running import sources
+from refgrad.conformance.judge.running.journal import Journal
+from refgrad.conformance.judge.running.limitations import Limitations
+from refgrad.conformance.judge.running.results import About, Results, load, merge
+from refgrad.conformance.judge.running.runner import MEMORY, ORACLES, Lanes, Plan
+from refgrad.conformance.judge.running.suite import require, run_suite, settings_of
+from refgrad.conformance.judge.verdicts import FAULTS
+from refgrad.conformance.problems.feeds import read_feeds
+from refgrad.conformance.problems.point import inputs_of
 from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices
-from refgrad.protos.files import fingerprint, refuse_replacing, replacing
+from refgrad.model.writing import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
 from refgrad.worker import SECONDS
@@ -200,9 +200,9 @@ def run(
     }
     with saying_what_is_kept(lambda: reporting.kept_in(journal)), Bar("making cases", after=0) as bar:
         cases = []
-        for one in _cases(listed, feeds, seed, names, opset, dtypes, case, kinds, every):
-            cases.append(one)
-            bar(len(cases), None, f"making cases: {one.operator}")
+        for drawn_case in _cases(listed, feeds, seed, names, opset, dtypes, case, kinds, every):
+            cases.append(drawn_case)
+            bar(len(cases), None, f"making cases: {drawn_case.operator}")
         if contents := _contents(listed, feeds):
             asked["contents"] = contents
         if not cases:
@@ -254,18 +254,18 @@ def report(
     """Print results that `run` wrote, or write reports (--output). The results of several runs become one report."""
     for path in output or ():
         reports.writer(path)
-    found = [load(path) for path in results]
-    refuse_replacing(output or (), models=chain.from_iterable(map(_files_read, found)))
-    merged = found[0] if len(found) == 1 else merge(found)
+    boards = [load(path) for path in results]
+    refuse_replacing(output or (), models=chain.from_iterable(map(_files_read, boards)))
+    merged = boards[0] if len(boards) == 1 else merge(boards)
     kept = "No report is written in part: call the command again."
     paged = any(path.suffix == ".html" for path in output or ())
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         cases = []
         # Without a page, cases only explain the faults. If they cannot be made, print without them.
         with nullcontext() if paged else suppress(RefgradError):
-            for one in _again(found, None if paged else _at_fault(merged)):
-                cases.append(one)
-                bar(len(cases), None, f"making cases: {one.operator}")
+            for asked_case in _again(boards, None if paged else _at_fault(merged)):
+                cases.append(asked_case)
+                bar(len(cases), None, f"making cases: {asked_case.operator}")
         for path in output or ():
             bar(len(cases), len(cases), f"writing {path}")
             reports.write(merged, path, cases)
@@ -297,16 +297,16 @@ def export_folder(
     as_json: Json = False,
 ) -> None:
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
-    from refgrad.conformance.exporting.export import export_suite
+    from refgrad.conformance.tools.exporting.export import export_suite
 
     operators, dtypes = _operators(ops), dtypes_of(dtype)
     kept = f"Nothing is kept: {str(folder)!r} is written at the end. Export less with --ops."
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
-        made = export_suite(folder, operators, opset, dtypes, models=models, archive=archive, progress=bar)
+        suite = export_suite(folder, operators, opset, dtypes, models=models, archive=archive, progress=bar)
     if as_json:
-        print_json({"folder": str(folder), "tests": list(made.tests), "left_out": made.left_out})
+        print_json({"folder": str(folder), "tests": list(suite.tests), "left_out": suite.left_out})
     else:
-        say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
+        say(f"{folder}: {len(suite.tests)} tests; {len(suite.left_out)} cases are left out, see manifest.json")
 
 
 @app.command()
@@ -319,19 +319,19 @@ def mutants(
     as_json: Json = False,
 ) -> None:
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
-    from refgrad.conformance.mutating.mutants import summary
-    from refgrad.conformance.mutating.survey import survey
+    from refgrad.conformance.tools.mutating.mutants import summary
+    from refgrad.conformance.tools.mutating.survey import survey
 
     operators = _operators(ops)
     kept = "Nothing is kept: ask for fewer operators with --ops."
     with saying_what_is_kept(lambda: kept), Bar("making cases", after=0) as bar:
         outcomes = survey(operators, seed, progress=bar)
-    survivors = [one for one in outcomes if not one.caught]
+    survivors = [outcome for outcome in outcomes if not outcome.caught]
     if as_json:
         print_json(summary(outcomes))
     else:
-        for one in survivors:
-            say(f"survived: {one.mutant}")
+        for outcome in survivors:
+            say(f"survived: {outcome.mutant}")
         say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
     if output is not None:
         with replacing(output) as file:
@@ -348,11 +348,11 @@ def _files_read(results: Results) -> Iterator[Path]:
 
 def _contents(listed: list[str], feeds: Path | None) -> dict[str, str]:
     """The SHA-256 of each file, or of all files in a folder, that cases are read from."""
-    found = {}
+    contents = {}
     for path in [*(Path(source) for source in listed if source not in SOURCES), *([feeds] if feeds else [])]:
         if path.exists():
-            found[str(path)] = fingerprint(path)
-    return found
+            contents[str(path)] = fingerprint(path)
+    return contents
 
 
 def _at_fault(results: Results) -> set[str]:
@@ -361,12 +361,12 @@ def _at_fault(results: Results) -> set[str]:
     return {results.cases[row.case].operator for row in rows}
 
 
-def _again(found: list[Results], operators: set[str] | None = None) -> Iterator[Case]:
+def _again(boards: list[Results], operators: set[str] | None = None) -> Iterator[Case]:
     """The cases of these results. Files are read only if they are unchanged: a results file may name any file.
 
     :param operators: the operators whose cases are found; None for all.
     """
-    for asked in {json.dumps(one.settings, sort_keys=True): one.settings for one in found}.values():
+    for asked in {json.dumps(board.settings, sort_keys=True): board.settings for board in boards}.values():
         try:
             yield from _asked_again(asked, operators)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -379,17 +379,21 @@ def _asked_again(asked: Mapping[str, Any], operators: set[str] | None) -> Iterat
     names = ("ops", "opset", "dtype", "case", "values")
     ops, opset, dtype, case, values = (asked.get(name) for name in names)
     contents = asked.get("contents", {})  # several, of results that were put together
-    known = {item for one in (contents if isinstance(contents, list) else [contents]) for item in one.items()}
+    known = {
+        item
+        for item_of_case in (contents if isinstance(contents, list) else [contents])
+        for item in item_of_case.items()
+    }
     same = {path for path, before in known if _is_still(Path(path), before)}
     listed = [source for source in asked.get("sources", ()) if source in SOURCES or str(Path(source)) in same]
     feeds = Path(asked["feeds"]) if asked.get("feeds") and str(Path(asked["feeds"])) in same else None
     if operators is not None and listed == [SOURCES[0]]:  # only these are made
         ops = ",".join(sorted(operators.intersection(_split(ops)) if ops is not None else operators))
-    for one in _cases(
+    for item_of_case in _cases(
         listed, feeds, int(asked["seed"]), ops, opset or "newest", dtype, case, values, asked.get("every", 1)
     ):
-        if operators is None or one.operator in operators:
-            yield one
+        if operators is None or item_of_case.operator in operators:
+            yield item_of_case
 
 
 def _is_still(path: Path, known: str) -> bool:
@@ -413,18 +417,20 @@ def cases(
 ) -> None:
     """List the cases that `run` would take."""
     listed, names, dtypes, kinds = list(source or SOURCES[:1]), ops_of(ops), dtypes_of(dtype), kinds_of(values)
-    found = _cases(listed, None, 0, names, opset, dtypes, case, kinds, every)
-    first = next(found, None)
+    listed_cases = _cases(listed, None, 0, names, opset, dtypes, case, kinds, every)
+    first = next(listed_cases, None)
     if first is None:
         raise OptionError(_none_left(listed, names, opset, dtypes, case, kinds))
-    found = chain([first], found)
+    listed_cases = chain([first], listed_cases)
     if as_json:
-        print_json([{"name": one.name, **asdict(About.of(one))} for one in found])
+        print_json([{"name": listed_case.name, **asdict(About.of(listed_case))} for listed_case in listed_cases])
         return
-    for one in found:
-        say(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
+    for listed_case in listed_cases:
+        say(
+            f"{listed_case.name}  {listed_case.operator} opset {listed_case.opset} {listed_case.dtype} {listed_case.values}"
+        )
         if show:
-            say_lines(onnx_simple_text_plot(one.model))
+            say_lines(onnx_simple_text_plot(listed_case.model))
 
 
 def one_case(
@@ -436,8 +442,8 @@ def one_case(
     """
     listed = list(source or SOURCES[:1])
     _require_model(listed, feeds)
-    found = list(_cases(listed, feeds, seed, None, opset, dtype, name, values, 1))
-    exact = [case for case in found if case.name == name] or found
+    matching = list(_cases(listed, feeds, seed, None, opset, dtype, name, values, 1))
+    exact = [case for case in matching if case.name == name] or matching
     if not exact:
         raise OptionError(_none_left(listed, None, opset, dtype, name, values))
     if len(exact) > 1:
@@ -473,9 +479,9 @@ def _cases(
         if exact := [case for case in own if case.name == name]:
             yield from exact
             return
-    found = chain.from_iterable(_source(source, feeds, seed, asked) for source in listed)
+    cases_of_sources = chain.from_iterable(_source(source, feeds, seed, asked) for source in listed)
     seen: Counter[str] = Counter()
-    for case in sources.select(found, asked, opset, dtype, name, values):
+    for case in sources.select(cases_of_sources, asked, opset, dtype, name, values):
         if seen[case.operator] % every == 0:
             yield case
         seen[case.operator] += 1
@@ -487,13 +493,13 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
     if source == "node-tests":
         return sources.node_tests()
     if source == "findings":
-        return sources.of_findings()
+        return sources.of_bugs()
     path = Path(source)
     if path.is_dir():
         return sources.folder(path)
     if path.is_file():
-        given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(path, external_data=False)))
-        return iter([sources.one_model(path, given, seed)])
+        arrays = None if feeds is None else read_feeds(feeds, inputs_of(load_model(path, external_data=False)))
+        return iter([sources.one_model(path, arrays, seed)])
     raise OptionError(f"There is no source {source!r}. Give {choices(SOURCES)}, a folder of cases, or an .onnx file.")
 
 
@@ -510,20 +516,20 @@ def _none_left(
     """Say that no case is left, why, and which names are close."""
     if name is None:
         return "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
-    said = f"No case matches --case {name!r}."
+    sentence = f"No case matches --case {name!r}."
     listing = "`refgrad conformance cases` lists the names, and takes the same options."
     if SOURCES[0] not in listed:
-        return f"{said} {listing}"
+        return f"{sentence} {listing}"
     operator, near = sources.near(name, opset, dtype, values)
     if not operator:
-        return f"{said} A name begins with an operator, as in 'Tanh-*'. {listing}"
+        return f"{sentence} A name begins with an operator, as in 'Tanh-*'. {listing}"
     own = list(sources.tables([operator]))
     if any(sources.select(own, None, opset, dtype, name, values)):
         other = f"--ops {ops}" if ops is not None else "--every"
-        return f"{said} There is one of {operator}, which {other} leaves out."
+        return f"{sentence} There is one of {operator}, which {other} leaves out."
     option = _other_option(own, opset, dtype, name, values)
     other = f" There is one with {option}." if option else ""
-    return f"{said}{other} The nearest are {choices(near)}. {listing}"
+    return f"{sentence}{other} The nearest are {choices(near)}. {listing}"
 
 
 def _other_option(own: list[Case], opset: str, dtype: str | None, name: str, values: str | None) -> str:
@@ -541,20 +547,20 @@ def _other_option(own: list[Case], opset: str, dtype: str | None, name: str, val
     return ""
 
 
-def _listed(given: list[str] | None, flag: str, what: str) -> tuple[str, ...] | None:
+def _listed(texts: list[str] | None, flag: str, what: str) -> tuple[str, ...] | None:
     """The names a, b, c of `--ops a,b --ops c`, each once."""
-    if given is None:
+    if texts is None:
         return None
-    found = _split(",".join(given))
-    if not found:
-        raise OptionError(f"{flag} {','.join(given)!r} names no {what}. Name one, or leave {flag} out.")
-    return found
+    names = _split(",".join(texts))
+    if not names:
+        raise OptionError(f"{flag} {','.join(texts)!r} names no {what}. Name one, or leave {flag} out.")
+    return names
 
 
 def _operators(ops: list[str] | None) -> tuple[str, ...] | None:
     """The operators of `--ops`; the domain ai.onnx is never written."""
-    found = _listed(ops, "--ops", "operator")
-    return found and tuple(name.rpartition(".")[2] if _is_of_onnx(name) else name for name in found)
+    names = _listed(ops, "--ops", "operator")
+    return names and tuple(name.rpartition(".")[2] if _is_of_onnx(name) else name for name in names)
 
 
 def _is_of_onnx(name: str) -> bool:

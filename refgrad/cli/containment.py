@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from refgrad import interruption
-from refgrad.protos import files
+from refgrad.model import writing as files
 from refgrad.worker import last_words, limit_room
 
 _PATIENCE = 1.0  # seconds

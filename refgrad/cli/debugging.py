@@ -21,17 +21,17 @@ from refgrad.cli.output import (
     say_lines,
     stdout,
 )
+from refgrad.conformance.judge.nan.nonfinite import nonfinite
 from refgrad.conformance.locating import comparing
 from refgrad.conformance.locating.sides import Live, side_of
-from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
-from refgrad.conformance.questions.point import inputs_of
-from refgrad.conformance.questions.question import ask
-from refgrad.conformance.reporting import comparisons
-from refgrad.conformance.systems.executors import imported
-from refgrad.conformance.tracing.nonfinite import nonfinite
+from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
+from refgrad.conformance.problems.point import inputs_of
+from refgrad.conformance.problems.problem import ask
+from refgrad.conformance.problems.systems.executors import imported
+from refgrad.conformance.reports import comparisons
 from refgrad.errors import OptionError, OutputFileError, of_type
 from refgrad.escaping import printable
-from refgrad.protos.files import replacing
+from refgrad.model.writing import replacing
 
 _SIDE = (
     "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or package.module:function@package.module:Class; or "
@@ -85,31 +85,33 @@ def compare(
     for path in output or ():
         if path.suffix not in (".json", ".html"):
             raise OptionError(f"{str(path)!r}: a report is a .json or a .html file.")
-    recorded = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
-    refuse_overwriting([*recorded, *((Files.WRITTEN, path) for path in output or ())])
+    recordings = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
+    refuse_overwriting([*recordings, *((Files.WRITTEN, path) for path in output or ())])
     size, sizes = sizes_of(dim)
     if (model is None) == (case is None):
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
-    of_cases = {"--opset": opset != "newest", "--dtype": dtype, "--values": values, "--source": source}
-    if meaningless := [option for option, given in of_cases.items() if given and model is not None]:
+    case_options = {"--opset": opset != "newest", "--dtype": dtype, "--values": values, "--source": source}
+    if meaningless := [option for option, value in case_options.items() if value and model is not None]:
         raise OptionError(f"{meaningless[0]} chooses a case. MODEL is compared as it is: leave {meaningless[0]} out.")
     dtypes, kinds = suite.dtypes_of(dtype), suite.kinds_of(values)
     with Bar("making the case" if case else "comparing") as bar:
-        chosen = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtypes, kinds)
-        given: dict[str, Any] | None
-        if chosen is not None:
-            proto, given = chosen.model, dict(chosen.feeds)
+        suite_case = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtypes, kinds)
+        arrays: dict[str, Any] | None
+        if suite_case is not None:
+            proto, arrays = suite_case.model, dict(suite_case.feeds)
         else:
             proto = load_model(cast(Path, model))
-            given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
-        found = comparing.compare(
+            arrays = None if feeds is None else read_feeds(feeds, inputs_of(proto))
+        # A case without a recording has the same cotangents as in a run of the suite.
+        default_cotangent = "" if suite_case is None or recordings else ask(suite_case, seed).cotangents
+        comparison = comparing.compare(
             proto,
             a,
             b,
-            given,
-            wrt=names(wrt) or (chosen.wrt if chosen else None),
-            outputs=names(outputs) or (chosen.outputs if chosen else None),
-            cotangent=cotangent or ("" if chosen is None or recorded else ask(chosen, seed).cotangents),  # as in a run
+            arrays,
+            wrt=names(wrt) or (suite_case.wrt if suite_case else None),
+            outputs=names(outputs) or (suite_case.outputs if suite_case else None),
+            cotangent=cotangent or default_cotangent,
             seed=seed,
             size=size,
             sizes=sizes,
@@ -118,15 +120,15 @@ def compare(
         )
     for path in output or ():
         with replacing(path) as file:
-            text = comparisons.page(found, proto) if path.suffix == ".html" else comparisons.text_of(found)
+            text = comparisons.page(comparison, proto) if path.suffix == ".html" else comparisons.text_of(comparison)
             file.write_text(text, encoding="utf-8")
     if as_json:
-        print_json(comparisons.document(found))
+        print_json(comparisons.document(comparison))
     else:
-        comparisons.show(found, stdout(), verbose)
+        comparisons.show(comparison, stdout(), verbose)
         for path in output or ():
             say(f"{path}: written")
-    raise typer.Exit(AGREES if found.ok else DISAGREES)
+    raise typer.Exit(AGREES if comparison.ok else DISAGREES)
 
 
 def nan(
@@ -141,17 +143,17 @@ def nan(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Find where NaN and infinities in the outputs and gradients of MODEL are born: node, element, operands, remedy.
+    """Find the origins of NaN and infinities in the outputs and gradients of MODEL: node, element, operands, remedy.
 
     The exit code is 1 if there are any that the model or its inputs did not have.
     """
     size, sizes = sizes_of(dim)
     proto = load_model(model)
-    given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
+    arrays = None if feeds is None else read_feeds(feeds, inputs_of(proto))
     with Bar("looking for NaN and infinities"):
-        found = nonfinite(
+        origins = nonfinite(
             proto,
-            given,
+            arrays,
             executor=backend,
             wrt=names(wrt),
             outputs=names(outputs),
@@ -161,10 +163,10 @@ def nan(
             sizes=sizes,
         )
     if as_json:
-        print_json(comparisons.document_of_births(found))
+        print_json(comparisons.document_of_origins(origins))
     else:
-        comparisons.show_births(found, stdout(), verbose)
-    raise typer.Exit(AGREES if found.ok else DISAGREES)
+        comparisons.show_origins(origins, stdout(), verbose)
+    raise typer.Exit(AGREES if origins.ok else DISAGREES)
 
 
 def reduce(
@@ -186,20 +188,20 @@ def reduce(
 
     Interrupted, the command writes the smallest model that it has reached.
     """
-    from refgrad.conformance.locating import reducing  # here, since no other command needs it
+    from refgrad.conformance.locating import reducing  # no other command needs it
 
-    given_side = side_of(side)
+    failing_side = side_of(side)
     if output.exists():
-        raise OutputFileError(f"{str(output)!r} exists. Give a folder that does not: nothing is overwritten.")
-    if not isinstance(given_side, Live):
-        raise OptionError(f"--side {side!r} is a recording: nothing can be run. Give builder@executor.")
+        raise OutputFileError(f"{str(output)!r} exists. Give a folder that does not exist: nothing is overwritten.")
+    if not isinstance(failing_side, Live):
+        raise OptionError(f"--side {side!r} is a recording, which cannot be run. Give builder@executor.")
     size, sizes = sizes_of(dim)
     proto = load_model(model)
     inputs = inputs_of(proto)
-    given = random_feeds(inputs, seed=seed, size=size, sizes=sizes) if feeds is None else read_feeds(feeds, inputs)
+    arrays = random_feeds(inputs, seed=seed, size=size, sizes=sizes) if feeds is None else read_feeds(feeds, inputs)
     with Bar() as bar:
         reduced = reducing.reduce(
-            proto, given_side, given, seed=seed, progress=lambda what, done, total: bar(done, total, what)
+            proto, failing_side, arrays, seed=seed, progress=lambda what, done, total: bar(done, total, what)
         )
     reducing.write(reduced, output)
     failure = reduced.failure
@@ -242,18 +244,18 @@ def record(
     as_json: Json = False,
 ) -> None:
     """Record the gradients of a torch module as a side for `compare`: parameters, inputs, outputs, cotangents."""
-    from refgrad.conformance.locating.recording_torch import recorded_by  # here, since no other command needs it
+    from refgrad.conformance.locating.recording_torch import recorded_by  # no other command needs it
 
     proto = None if model is None else load_model(model)
-    found = imported(function)
-    if not callable(found):
-        raise OptionError(f"{function!r} is {of_type(found)}. Give a function that returns (module, inputs).")
+    make_module = imported(function)
+    if not callable(make_module):
+        raise OptionError(f"{function!r} is {of_type(make_module)}. Give a function that returns (module, inputs).")
     with Bar("recording"):
-        made = recorded_by(found, proto, seed)
+        tensors = recorded_by(make_module, proto, seed)
     with replacing(output) as file:
-        write_arrays(file, made)
-    gradients = [name for name in made if name.endswith("_grad")]
+        write_arrays(file, tensors)
+    gradients = [name for name in tensors if name.endswith("_grad")]
     if as_json:
-        print_json({"output": str(output), "tensors": len(made), "gradients": gradients})
+        print_json({"output": str(output), "tensors": len(tensors), "gradients": gradients})
     else:
-        say(f"{output}: {len(made)} tensors, {len(gradients)} of them gradients or cotangents")
+        say(f"{output}: {len(tensors)} tensors, {len(gradients)} of them gradients or cotangents")

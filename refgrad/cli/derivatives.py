@@ -166,7 +166,7 @@ _DATA = "A result in the folder of MODEL refers to its external data. Elsewhere 
 
 jvp = _of_outputs(
     refgrad.jvp,
-    "Write the forward-mode derivative of MODEL. It reads the tangents NAME_tangent of inputs and returns those of outputs.",
+    "Write the forward-mode derivative of MODEL. It reads tangents NAME_tangent of inputs and gives the tangents of outputs.",
 )
 hvp = _of_one_output(
     refgrad.hvp,

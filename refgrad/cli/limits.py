@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import reprlib
 import signal
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from refgrad.cli.numbers import number
 from refgrad.errors import OptionError
 from refgrad.protos.memory import at_most
 from refgrad.ranges import checked
+from refgrad.sizes import in_bytes
 
 _OPTIONS = {
     "max_memory": Annotated[
@@ -67,7 +67,7 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _within(max_memory: str | None, max_seconds: float | None) -> Iterator[None]:
-    size = None if max_memory is None else in_bytes(max_memory)
+    size = None if max_memory is None else _limit(max_memory)
     if size is not None:
         limit_memory(size)
     with at_most(size), _for_seconds(max_seconds):
@@ -118,12 +118,11 @@ def _for_seconds(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def in_bytes(size: str) -> int:
-    """Return `size` in bytes: a number, or a number with K, M or G after it."""
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
-    if found is None:
+def _limit(text: str) -> int:
+    """The bytes that `--max-memory` allows."""
+    size = in_bytes(text)
+    if size is None:
         raise OptionError(
-            f"--max-memory {reprlib.repr(size)} is not a size. Give a number of bytes, or one like 500M or 8G."
+            f"--max-memory {reprlib.repr(text)} is not a size. Give a number of bytes, or one like 500M or 8G."
         )
-    given = int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))
-    return int(checked("max_memory", given, "--max-memory"))
+    return int(checked("max_memory", size, "--max-memory"))

@@ -14,13 +14,13 @@ import refgrad
 from refgrad.backends import backends, get_backend
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
-from refgrad.costs.program import ANY
 from refgrad.errors import OptionError
-from refgrad.forward.roles import KINDS
-from refgrad.protos.files import replacing
+from refgrad.model.writing import replacing
+from refgrad.parameters.roles import KINDS
+from refgrad.parameters.states import read_state_dict
+from refgrad.planning.program import ANY
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
-from refgrad.transforms.states import read_state_dict
 
 _NODES = 3  # of an operator that is refused, and tensors of a weight, in a summary
 

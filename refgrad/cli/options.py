@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 
 from refgrad.cli.numbers import number
 from refgrad.cli.output import Files
-from refgrad.conformance.questions.feeds import SIZE
+from refgrad.conformance.problems.feeds import SIZE
 from refgrad.errors import OptionError
 from refgrad.tables.conventions import DEFAULT
 
@@ -89,10 +90,37 @@ def with_conventions(command: Callable[..., None]) -> Callable[..., None]:
     def taking(**given: Any) -> None:
         command(**given)
 
-    shown = [*own, *added]
-    taking.__signature__ = Signature(shown)  # type: ignore[attr-defined]  # what Typer reads
-    taking.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    return taking
+    return _showing(taking, [*own, *added])
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, in which a parameter that is a dataclass becomes options: one for each of its fields, in their order."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    shown: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            shown.append(parameter.replace(annotation=hints[name]))
+            continue
+        options = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            annotation = options[field.name]
+            shown.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation))
+
+    @wraps(command)
+    def taking(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    return _showing(taking, shown)
+
+
+def _showing(command: Callable[..., None], shown: Sequence[Parameter]) -> Callable[..., None]:
+    """`command` with these parameters for Typer."""
+    command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return command
 
 
 def names(given: Sequence[str] | None) -> list[str] | None:

@@ -33,8 +33,8 @@ from refgrad.cli.numbers import require_ranges
 from refgrad.errors import abridged, choices
 from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
-from refgrad.protos.files import data_file_of, refuse_replacing, save_gradient, writable
-from refgrad.protos.malformed import explained
+from refgrad.model.checks.malformed import explained
+from refgrad.model.writing import data_file_of, refuse_replacing, save_gradient, writable
 from refgrad.show.tables import table
 from refgrad.tables import plugins
 

@@ -12,9 +12,9 @@ from refgrad.backends import get_backend
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Model, Of, Result, Verbose, with_conventions
 from refgrad.cli.output import App, Files, print_json, print_table, save
-from refgrad.conformance.questions.feeds import read_feeds
+from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.errors import OptionError
-from refgrad.protos.external import load
+from refgrad.model.external import load
 from refgrad.tables.conventions import ConventionOptions
 
 app = App(

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from refgrad.cli.output import Bar, print_json, say, stdout
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
-from refgrad.conformance.reporting import groups, terminal
-from refgrad.conformance.reporting.tally import counted
-from refgrad.conformance.running.limitations import Limitation, Limitations
-from refgrad.conformance.running.results import Results
-from refgrad.conformance.running.runner import Lanes, Plan
+from refgrad.conformance.judge.running.limitations import Limitation, Limitations
+from refgrad.conformance.judge.running.results import Results
+from refgrad.conformance.judge.running.runner import Lanes, Plan
+from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
+from refgrad.conformance.reports import groups, terminal
+from refgrad.conformance.reports.tally import counted
 from refgrad.errors import WorkerError, abridged
 from refgrad.worker import Worker
 
@@ -98,7 +98,7 @@ def show(
     def is_known(row: ResultRow, what: str) -> bool:
         return known.covers_model(row, operators) if what == groups.MODEL else bool(known.covers(row, operators))
 
-    found, without = groups.faults(results, cases, is_known), groups.lacking(results)
+    found, without = groups.faults(results, cases, is_known), groups.not_answered(results)
     if as_json:
         print_json(terminal.document(results, found, without, ok) | {"remarks": list(remarks)})
         return
@@ -125,7 +125,7 @@ def remarks(
         first = uncompared[0]
         yield (
             f"{counted(len(uncompared), 'result')} of a model {'was' if len(uncompared) == 1 else 'were'} not compared, "
-            f"such as those of {first.executor} in {first.case}: "
+            f"such as the results of {first.executor} in {first.case}: "
             f"{first.forward_note}"
         )
 

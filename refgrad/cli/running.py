@@ -15,12 +15,12 @@ from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say_lines, stdout
-from refgrad.conformance.judging.check import check as run_check
-from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
-from refgrad.conformance.questions.point import inputs_of
-from refgrad.conformance.reporting import checks
+from refgrad.conformance.judge.check import check as run_check
+from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
+from refgrad.conformance.problems.point import inputs_of
+from refgrad.conformance.reports import checks
 from refgrad.errors import OptionError
-from refgrad.protos.files import replacing
+from refgrad.model.writing import replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -13,21 +14,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from refgrad.backends.base import load_model
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Json, Model, Result, Seed, names, with_conventions
+from refgrad.cli.options import Json, Model, Result, Seed, names, with_conventions, with_groups
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, print_json, say
 from refgrad.errors import OptionError, TrainingError, choices
-from refgrad.protos.files import replacing, save_gradient
+from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.data import Arrays, Data, open_data
+from refgrad.training.optimizers import OPTIMIZERS, Optimizer, optimizer_class
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
-from refgrad.training.updates import OPTIMIZERS, Optimizer, optimizer_class
 
 _SAMPLES = 32  # of a step
 _WIDTH, _HEIGHT = 60, 10  # of the curve
@@ -43,19 +44,6 @@ def _listed(names: Iterable[str], conjunction: str = "or") -> str:
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
-_Loss = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="What the output is compared by: squared_error, half_squared_error, absolute_error, elastic, log (of the "
-        "probabilities of two classes), log_loss (of probabilities, with classes), cross_entropy (of logits, with classes); "
-        "none: the output is the loss.",
-    ),
-]
-_Label = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The array with the expected values. Default: label or y.")
-]
-_Output = Annotated[str | None, typer.Option("--of", metavar="NAME", help="The output that is compared, or the loss.")]
 _Trainable = Annotated[
     list[str] | None,
     typer.Option(
@@ -65,39 +53,233 @@ _Trainable = Annotated[
     ),
 ]
 _Optimizer = Annotated[str, typer.Option(metavar="NAME", help=f"{_listed(OPTIMIZERS)}.")]
-_Momentum = Annotated[
-    float | None,
-    number("momentum", help=f"Of {_listed(_taking('momentum'), 'and')}. Default: 0.9 for nesterov, else 0."),
-]
-_Decay = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[PATTERN=]NUMBER",
-        help="The weight decay, of all weights or of those that the pattern matches. May be repeated. Default: 0.01 for adamw, "
-        "else 0.",
-    ),
-]
-_Penalty = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATTERN=L1,L2", help="l1·Σ|w| + l2·Σw² of the weights that the pattern matches. May be repeated."
-    ),
-]
-_ClipNorm = Annotated[float | None, number("clip_norm", help="The largest norm of the whole gradient.")]
-_Accumulate = Annotated[
-    int, number("accumulate", metavar="STEPS", help="Update after so many steps, by their mean gradient.")
-]
-_BatchNorm = Annotated[
-    str,
-    typer.Option(
-        metavar="MODE", help="frozen: as the model has it; training: batches by their own statistics, which follow."
-    ),
-]
-_Dropout = Annotated[str, typer.Option(metavar="MODE", help="off; training: each Dropout drops anew in every step.")]
-_ClipValue = Annotated[float | None, number("clip_value", help="The largest element of the gradient.")]
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """The options that say what is minimised."""
+
+    loss: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What the output is compared by: squared_error, half_squared_error, absolute_error, elastic, log (of the "
+            "probabilities of two classes), log_loss (of probabilities, with classes), cross_entropy (of logits, with "
+            "classes); none: the output is the loss.",
+        ),
+    ] = "squared_error"
+    label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The array with the expected values. Default: label or y.")
+    ] = None
+    of: Annotated[
+        str | None, typer.Option("--of", metavar="NAME", help="The output that is compared, or the loss.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """The options that say what is trained."""
+
+    trainable: _Trainable = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Train low-rank adapters of these weights, written like --trainable, and merge them; what --trainable names "
+            "is trained too.",
+        ),
+    ] = None
+    rank: Annotated[int, number("rank", help="The size of the adapters.")] = 8
+
+
+@dataclass(frozen=True)
+class RateOptions:
+    """The options of the learning rate."""
+
+    rate: Annotated[
+        float | None, number("rate", help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
+    ] = None
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch), invscaling or adaptive.")
+    ] = "constant"
+    warmup: Annotated[int, number("warmup", help="Steps in which the learning rate rises.")] = 0
+
+    def of(self, optimizer: Optimizer, epochs: int) -> Schedule:
+        """The schedule of a training of so many epochs.
+
+        :raises OptionError: there is no such schedule.
+        """
+        rate = optimizer.rate if self.rate is None else self.rate
+        kinds: dict[str, Schedule] = {
+            "constant": Constant(rate),
+            "cosine": Cosine(rate, period=epochs),
+            "invscaling": InverseScaling(rate),
+            "adaptive": Adaptive(rate),
+        }
+        if self.schedule not in kinds:
+            raise OptionError(f"--schedule {self.schedule!r}; there are {choices(kinds)}.")
+        schedule = kinds[self.schedule]
+        return Warmup(length=self.warmup, after=schedule, unit="step") if self.warmup else schedule
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """The options that say how a gradient changes the weights."""
+
+    momentum: Annotated[
+        float | None,
+        number("momentum", help=f"Of {_listed(_taking('momentum'), 'and')}. Default: 0.9 for nesterov, else 0."),
+    ] = None
+    weight_decay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PATTERN=]NUMBER",
+            help="The weight decay, of all weights or of those that the pattern matches. May be repeated. Default: 0.01 for "
+            "adamw, else 0.",
+        ),
+    ] = None
+    penalty: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=L1,L2", help="l1·Σ|w| + l2·Σw² of the weights that the pattern matches. May be repeated."
+        ),
+    ] = None
+    clip_norm: Annotated[float | None, number("clip_norm", help="The largest norm of the whole gradient.")] = None
+    clip_value: Annotated[float | None, number("clip_value", help="The largest element of the gradient.")] = None
+    accumulate: Annotated[
+        int, number("accumulate", metavar="STEPS", help="Update after so many steps, by their mean gradient.")
+    ] = 1
+
+    def by(self, name: str) -> Optimizer:
+        """The optimizer of this name, with its momentum and the weight decay of all weights.
+
+        :raises OptionError: there is no such optimizer, or it has no such setting.
+        """
+        given = {"momentum": self.momentum, "weight_decay": self.decays.get("")}
+        settings: dict[str, Any] = {setting: value for setting, value in given.items() if value is not None}
+        kind = optimizer_class(name)
+        for setting in settings:
+            if name not in (those := _taking(setting)):
+                option = setting.replace("_", "-")
+                raise OptionError(f"--{option} is not for {name}; it is for {_listed(those, 'and')}.")
+        return kind(**settings)
+
+    @property
+    def decays(self) -> dict[str, float]:
+        """Weight decays by pattern; the pattern "" stands for all weights.
+
+        :raises OptionError: one has no number, or one out of range.
+        """
+        found = {}
+        for one in self.weight_decay or ():
+            pattern, _, amount = one.rpartition("=")
+            try:
+                found[pattern] = float(amount)
+            except ValueError as error:
+                raise OptionError(
+                    f"--weight-decay {one!r}: give a number, or a pattern and one, as in '*.bias=0'."
+                ) from error
+            checked("weight_decay", found[pattern], "--weight-decay")
+        return found
+
+    @property
+    def penalties(self) -> dict[str, tuple[float, float]]:
+        """The factors l1 and l2 by pattern.
+
+        :raises OptionError: one has no two numbers, or one out of range.
+        """
+        found = {}
+        for one in self.penalty or ():
+            pattern, _, amounts = one.rpartition("=")
+            try:
+                l1, l2 = map(float, amounts.split(","))
+            except ValueError as error:
+                raise OptionError(
+                    f"--penalty {one!r}: give a pattern and two numbers, as in 'head.*=0,1e-4'."
+                ) from error
+            found[pattern] = checked("penalty", l1, "--penalty"), checked("penalty", l2, "--penalty")
+        return found
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """The options of layers that compute something else in a training."""
+
+    batch_norm: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE", help="frozen: as the model has it; training: batches by their own statistics, which follow."
+        ),
+    ] = "frozen"
+    dropout: Annotated[
+        str, typer.Option(metavar="MODE", help="off; training: each Dropout drops anew in every step.")
+    ] = "off"
+
+
+@dataclass(frozen=True)
+class ValidationOptions:
+    """The options of an evaluation after each epoch."""
+
+    validation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="Data to evaluate on after each epoch, or the part to keep back, such as 0.1."
+        ),
+        Files.READ,
+    ] = None
+    patience: Annotated[
+        int | None,
+        number("patience", help="End after so many epochs without a better validation loss, with the best weights."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.validation == "":
+            raise OptionError(
+                "--validation '' is neither a part between 0 and 1 nor a file. Leave it out, or give one."
+            )
+        if self.part is not None:
+            checked("validation", self.part, "--validation")
+
+    @property
+    def part(self) -> float | None:
+        """The part of the data to keep back; None where nothing is, or where a file is named."""
+        try:
+            return None if self.validation is None else float(self.validation)
+        except ValueError:
+            return None
+
+    def split(self, step: StepModel, given: Data, label: str | None, seed: int) -> tuple[Data, Data | None]:
+        """The data to train on, and the data to evaluate on."""
+        if self.part is None:
+            return given, None if self.validation is None else open_data(step, self.validation, label)
+        if not isinstance(given, Arrays):
+            raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
+        return given.split(self.part, seed)
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """The options of the file with the state of a training."""
+
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the state of the training to a safetensors file after each epoch."),
+        Files.JOURNAL,
+    ] = None
+    checkpoint_every: Annotated[
+        int | None, number("checkpoint_every", metavar="STEPS", help="Write it also after so many steps.")
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the checkpoint is, if there is one.")] = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
+            raise OptionError(
+                f"The checkpoint {str(self.checkpoint)!r} exists. Go on with --resume, or name another file."
+            )
 
 
 @with_conventions
+@with_groups
 def train(
     model: Model,
     output: Result,
@@ -109,59 +291,19 @@ def train(
         ),
         Files.READ,
     ],
-    loss: _Loss = "squared_error",
-    label: _Label = None,
-    of: _Output = None,
-    trainable: _Trainable = None,
-    lora: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Train low-rank adapters of these weights, written like --trainable, and merge them; what --trainable names "
-            "is trained too.",
-        ),
-    ] = None,
-    rank: Annotated[int, number("rank", help="The size of the adapters.")] = 8,
+    *,
+    objective: ObjectiveOptions,
+    weights: WeightOptions,
     optimizer: _Optimizer = "adamw",
-    rate: Annotated[
-        float | None, number("rate", help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
-    ] = None,
-    schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch), invscaling or adaptive.")
-    ] = "constant",
-    warmup: Annotated[int, number("warmup", help="Steps in which the learning rate rises.")] = 0,
-    momentum: _Momentum = None,
-    weight_decay: _Decay = None,
-    penalty: _Penalty = None,
-    clip_norm: _ClipNorm = None,
-    clip_value: _ClipValue = None,
-    accumulate: _Accumulate = 1,
+    rate: RateOptions,
+    update: UpdateOptions,
     epochs: Annotated[int, number("epochs", help="How often all samples are taken.")] = 10,
-    batch_norm: _BatchNorm = "frozen",
-    dropout: _Dropout = "off",
+    layers: LayerOptions,
     batch_size: Annotated[
         int | None, number("batch_size", help="The samples of a step. Default: 32, or as many as the model says.")
     ] = None,
-    validation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA", help="Data to evaluate on after each epoch, or the part to keep back, such as 0.1."
-        ),
-        Files.READ,
-    ] = None,
-    patience: Annotated[
-        int | None,
-        number("patience", help="End after so many epochs without a better validation loss, with the best weights."),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the state of the training to a safetensors file after each epoch."),
-        Files.JOURNAL,
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, number("checkpoint_every", metavar="STEPS", help="Write it also after so many steps.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the checkpoint is, if there is one.")] = False,
+    validation: ValidationOptions,
+    checkpoint: CheckpointOptions,
     shuffle: Annotated[
         bool, typer.Option("--shuffle/--no-shuffle", help="Take the samples in a new order in each epoch.")
     ] = True,
@@ -174,32 +316,15 @@ def train(
     **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Train MODEL on data, and write it with its new weights."""
-    if checkpoint is not None and checkpoint.exists() and not resume:
-        raise OptionError(f"The checkpoint {str(checkpoint)!r} exists. Go on with --resume, or name another file.")
-    kind, part = _optimizer(optimizer, momentum, weight_decay), _part(validation)
-    penalties = _penalties(penalty)
-    proto = load_model(model)
-    chosen = names(trainable)
-    if lora:
-        proto = add_adapters(proto, names(lora) or (), rank, seed=seed)
-        chosen = [*chosen, *adapters_of(proto)] if chosen else None
-    step = _step(
-        proto, loss, kind, penalties, weight_decay, output=of, trainable=chosen,
-        clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
-        **conventions,
-    )  # fmt: skip
-    given = open_data(step, data, label)
-    held: Data | None = None
-    if part is not None:
-        if not isinstance(given, Arrays):
-            raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
-        given, held = given.split(part, seed)
-    elif validation is not None:
-        held = open_data(step, validation, label)
-    training = Training(step, _schedule(schedule, kind.rate if rate is None else rate, epochs, warmup), backend)
+    chosen = update.by(optimizer)
+    proto, trainable = _with_adapters(load_model(model), weights, seed)
+    step = _step(proto, objective, chosen, update, layers, trainable=trainable, seed=seed, **conventions)
+    given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
+    training = Training(step, rate.of(chosen, epochs), backend)
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
-        training, given, epochs, size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
+        training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
+        checkpoint.checkpoint_every, checkpoint.resume,
     )  # fmt: skip
     try:
         _shown(run, quiet or as_json)
@@ -209,16 +334,8 @@ def train(
     except TrainingError as error:
         raise TrainingError(f"{error} {str(output)!r} is not written. {_left(run)}") from error
     trained = training.write_to(proto)
-    data_file = save_gradient(merge_adapters(trained) if lora else trained, output, model)
-    result: dict[str, Any] = {
-        "output": str(output),
-        "data": None if data_file is None else str(data_file),
-        "epochs": training.progress.epoch,
-        "steps": training.progress.step,
-        "losses": training.losses,
-        "validation_losses": run.validation_losses,
-        "weights_of_epoch": run.best_epoch if patience is not None else training.progress.epoch,
-    }
+    data_file = save_gradient(merge_adapters(trained) if weights.lora else trained, output, model)
+    result = _result(run, output, data_file)
     if as_json:
         print_json(result)
     elif not quiet:
@@ -227,22 +344,16 @@ def train(
 
 
 @with_conventions
+@with_groups
 def training_model(
     model: Model,
     output: Result,
-    loss: _Loss = "squared_error",
-    label: _Label = None,
-    of: _Output = None,
+    *,
+    objective: ObjectiveOptions,
     trainable: _Trainable = None,
     optimizer: _Optimizer = "adamw",
-    momentum: _Momentum = None,
-    weight_decay: _Decay = None,
-    penalty: _Penalty = None,
-    clip_norm: _ClipNorm = None,
-    clip_value: _ClipValue = None,
-    accumulate: _Accumulate = 1,
-    batch_norm: _BatchNorm = "frozen",
-    dropout: _Dropout = "off",
+    update: UpdateOptions,
+    layers: LayerOptions,
     seed: Seed = 0,
     state: Annotated[
         Path | None,
@@ -256,16 +367,14 @@ def training_model(
 
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
-    kind, penalties = _optimizer(optimizer, momentum, weight_decay), _penalties(penalty)
+    label = "label" if objective.label is None else objective.label
     step = _step(
-        load_model(model), loss, kind, penalties, weight_decay, output=of,
-        trainable=names(trainable), label="label" if label is None else label, clip_norm=clip_norm, clip_value=clip_value,
-        accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
-        **conventions,
+        load_model(model), objective, update.by(optimizer), update, layers, trainable=names(trainable), label=label,
+        seed=seed, **conventions,
     )  # fmt: skip
     save_gradient(step.model, output, model)
     if state is not None:
-        from refgrad.conformance.questions.feeds import write_arrays
+        from refgrad.conformance.problems.feeds import write_arrays
 
         with replacing(state) as temporary:
             write_arrays(temporary, step.state)
@@ -279,80 +388,30 @@ def training_model(
         say(f"{following} is the next {name}")
 
 
+def _with_adapters(model: ModelProto, weights: WeightOptions, seed: int) -> tuple[ModelProto, list[str] | None]:
+    """The model with the adapters that are asked for, and the names of the weights to train; None stands for all."""
+    trainable = names(weights.trainable)
+    if not weights.lora:
+        return model, trainable
+    model = add_adapters(model, names(weights.lora) or (), weights.rank, seed=seed)
+    return model, [*trainable, *adapters_of(model)] if trainable else None
+
+
 def _step(
     model: ModelProto,
-    loss: str,
+    objective: ObjectiveOptions,
     optimizer: Optimizer,
-    penalty: dict[str, tuple[float, float]],
-    weight_decay: list[str] | None,
+    update: UpdateOptions,
+    layers: LayerOptions,
     **options: Any,
 ) -> StepModel:
-    decays = {pattern: number for pattern, number in _decays(weight_decay).items() if pattern}
-    given = None if loss == "none" else loss
-    return step_model(model, given, optimizer, penalty=penalty, weight_decay=decays, **options)
-
-
-def _optimizer(name: str, momentum: float | None, weight_decay: list[str] | None) -> Optimizer:
-    usual = _decays(weight_decay).get("")
-    given: dict[str, Any] = {"momentum": momentum, "weight_decay": usual}
-    settings = {setting: value for setting, value in given.items() if value is not None}
-    kind = optimizer_class(name)
-    for setting in settings:
-        if name not in (those := _taking(setting)):
-            option = setting.replace("_", "-")
-            raise OptionError(f"--{option} is not for {name}; it is for {_listed(those, 'and')}.")
-    return kind(**settings)
-
-
-def _part(validation: str | None) -> float | None:
-    """The part of the data to keep back; None where nothing is, or where a file is named."""
-    if validation == "":
-        raise OptionError("--validation '' is neither a part between 0 and 1 nor a file. Leave it out, or give one.")
-    try:
-        part = None if validation is None else float(validation)
-    except ValueError:
-        return None
-    return None if part is None else float(checked("validation", part, "--validation"))
-
-
-def _decays(given: list[str] | None) -> dict[str, float]:
-    """Weight decays by pattern; the pattern "" stands for all weights."""
-    found = {}
-    for one in given or ():
-        pattern, _, amount = one.rpartition("=")
-        try:
-            found[pattern] = float(amount)
-        except ValueError as error:
-            raise OptionError(
-                f"--weight-decay {one!r}: give a number, or a pattern and one, as in '*.bias=0'."
-            ) from error
-        checked("weight_decay", found[pattern], "--weight-decay")
-    return found
-
-
-def _penalties(given: list[str] | None) -> dict[str, tuple[float, float]]:
-    found = {}
-    for one in given or ():
-        pattern, _, amounts = one.rpartition("=")
-        try:
-            l1, l2 = map(float, amounts.split(","))
-        except ValueError as error:
-            raise OptionError(f"--penalty {one!r}: give a pattern and two numbers, as in 'head.*=0,1e-4'.") from error
-        found[pattern] = tuple(checked("penalty", amount, "--penalty") for amount in (l1, l2))
-    return found
-
-
-def _schedule(name: str, rate: float, epochs: int, warmup: int) -> Schedule:
-    kinds: dict[str, Schedule] = {
-        "constant": Constant(rate),
-        "cosine": Cosine(rate, period=epochs),
-        "invscaling": InverseScaling(rate),
-        "adaptive": Adaptive(rate),
-    }
-    if name not in kinds:
-        raise OptionError(f"--schedule {name!r}; there are {choices(kinds)}.")
-    made = kinds[name]
-    return Warmup(length=warmup, after=made, unit="step") if warmup else made
+    loss = None if objective.loss == "none" else objective.loss
+    return step_model(
+        model, loss, optimizer, output=objective.of, penalty=update.penalties,
+        weight_decay={pattern: number for pattern, number in update.decays.items() if pattern},
+        clip_norm=update.clip_norm, clip_value=update.clip_value, accumulate=update.accumulate,
+        batch_norm=layers.batch_norm, dropout=layers.dropout, **options,
+    )  # fmt: skip
 
 
 def _left(run: Run) -> str:
@@ -388,6 +447,19 @@ def _shown(run: Run, quiet: bool) -> None:
 
         run.notify = shown
         run.run()
+
+
+def _result(run: Run, output: Path, data_file: Path | None) -> dict[str, Any]:
+    training = run.training
+    return {
+        "output": str(output),
+        "data": None if data_file is None else str(data_file),
+        "epochs": training.progress.epoch,
+        "steps": training.progress.step,
+        "losses": training.losses,
+        "validation_losses": run.validation_losses,
+        "weights_of_epoch": training.progress.epoch if run.patience is None else run.best_epoch,
+    }
 
 
 def _summary(result: dict[str, Any]) -> None:

@@ -13,10 +13,10 @@ from refgrad.backends.base import graph_inputs, load_model
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
 from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, stdout
-from refgrad.conformance.questions.feeds import read_feeds
-from refgrad.conformance.questions.point import inputs_of
+from refgrad.conformance.problems.feeds import read_feeds
+from refgrad.conformance.problems.point import inputs_of
 from refgrad.errors import OptionError
-from refgrad.protos.files import replacing
+from refgrad.model.writing import replacing
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.walks.page import QuizQuestion, answers, page, questions
 from refgrad.walks.records import Walk

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from refgrad.builder.op import Emitter
 from refgrad.errors import RuleError
 from refgrad.formulas.windows import spatial
-from refgrad.reverse.emit import Emitter
 
 Ints = Sequence[int] | None
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import helper
 
+from refgrad.builder.op import Emitter
+from refgrad.builder.values import Padded
 from refgrad.formulas.types import wide_type
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.values import Padded
 
 WRITTEN_OUT = 2**16  # numbers that are a constant of the gradient; more are counted where it runs
 MOST_AXES = 256  # of which a table is written out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refgrad.reverse.emit import Emitter
+from refgrad.builder.op import Emitter
 
 
 @dataclass(frozen=True)

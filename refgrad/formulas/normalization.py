@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.types import widest
-from refgrad.reverse.emit import Emitter
 
 _PRODUCTS = (TensorProto.FLOAT, TensorProto.DOUBLE)  # what runtimes multiply fast and accurately
 

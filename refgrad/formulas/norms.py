@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.types import wide_type
-from refgrad.forward.factors import RESHAPES, Operation, cofactor, viewed, written
-from refgrad.reverse.emit import Emitter
+from refgrad.model.factors import RESHAPES, Operation, cofactor, viewed, written
 
 
 def quotient(op: Emitter, value: str, factor: str, power: int = 1) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.windows import SymbolicWindows, lay, ones
-from refgrad.reverse.emit import Emitter
 
 
 def over_windows(op: Emitter, dY: str, X: str, kernel: Sequence[int], windows: SymbolicWindows) -> str:

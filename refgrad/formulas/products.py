@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.types import in_range, widened
-from refgrad.reverse.emit import Emitter
 
 Over = Callable[[str], str]  # a reduction over the group of each element, in a shape that broadcasts against x
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.builder.function import FunctionEmitter
+from refgrad.builder.op import Emitter
 from refgrad.protos.types import SIXTEEN_BIT
-from refgrad.reverse.emit import Emitter
 
 BITS = (2, 4, 8)
 LEAST_BLOCK = 16

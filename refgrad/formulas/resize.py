@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import WRITTEN_OUT, join, part, product
 from refgrad.formulas.types import wide_type
 from refgrad.protos.types import SIXTEEN_BIT
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import Ints
 
 _HIGHEST = 1024  # rank: onnx infers no tensor of a higher one

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.builder.op import Emitter
 from refgrad.protos.types import SIXTEEN_BIT, largest
-from refgrad.reverse.emit import Emitter
 
 
 def as_scalar(op: Emitter, value: str, kind: int) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import WRITTEN_OUT
-from refgrad.reverse.emit import Emitter
 
 Ints = list[int]
 

@@ -17,10 +17,10 @@ from refgrad.backends.onnxruntime import SLEEPING, CpuBackend
 from refgrad.errors import FeedError, InvalidModelError, OptionError, OptionTypeError, choices, did_you_mean
 from refgrad.jax.primitive import run
 from refgrad.jax.programs import FunctionSettings, Root
-from refgrad.protos.external import array_of
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read, skeleton_of
-from refgrad.protos.walk import every_node
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of
+from refgrad.model.reading import read, skeleton_of
+from refgrad.protos.traverse import every_node
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.tables.randomness import IN_TRAINING, may_draw, operator_of
 from refgrad.training.outputs import without_maps

@@ -15,14 +15,15 @@ from onnx import ModelProto, helper
 
 from refgrad.backends import get_backend
 from refgrad.backends.base import Prepared, Value, graph_outputs
+from refgrad.derivatives.higher import jvp
 from refgrad.errors import BackendError, InvalidModelError
-from refgrad.forward.normalise import normalise
-from refgrad.protos.reading import is_large, skeleton_of
+from refgrad.model.normalise import normalise
+from refgrad.model.reading import is_large, skeleton_of
 from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.reverse.assembly import names_in, noted
-from refgrad.reverse.gradient import gradient, of_any_rank
+from refgrad.reverse.gradient import gradient
+from refgrad.reverse.ranks import of_any_rank
 from refgrad.tables.conventions import Conventions
-from refgrad.transforms.higher import jvp
 
 Sizes: TypeAlias = tuple[int, ...]
 Places: TypeAlias = tuple[int, ...]

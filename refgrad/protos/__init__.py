@@ -1,1 +1,1 @@
-"""How is a model read, walked, upgraded, inlined, checked, saved?"""
+"""Helpers for protobufs, and readers of files that may be a stranger's."""

@@ -10,33 +10,34 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, helper
 
+from refgrad.builder.nodes import COTANGENT_OF, NodeWriter, needed_emitted
 from refgrad.errors import InvalidModelError
-from refgrad.forward.graph import Graph, needed_nodes
+from refgrad.model.graph import Graph, needed_nodes
 from refgrad.protos.documents import parse_json, typed
+from refgrad.protos.traverse import every_node, import_domain, refill, rename_repeats
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
-from refgrad.protos.walk import every_node, import_domain, refill, rename_repeats
-from refgrad.reverse.emitted import COTANGENT_OF, NodeWriter, needed_emitted
+from refgrad.reverse.edits import edited
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
-from refgrad.reverse.sweep import Gradients
+from refgrad.reverse.sweep import SweepResults
 
 IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
 
 def assemble(
-    found: Gradients, chosen: Sequence[frozenset[str]], keep_outputs: bool, weights: str = "overridable"
+    swept: SweepResults, chosen: Sequence[frozenset[str]], keep_outputs: bool, weights: str = "overridable"
 ) -> ModelProto:
     """The gradient model: the nodes that an output needs, and nothing else; those in `chosen` are computed again.
 
     :param weights: whether the initializers that are differentiated are "overridable" inputs, "constants" or "inputs".
     """
-    graph, op, sweep = found.path.graph, found.op, found.sweep
-    live = set(found.adjoints.values())
+    graph, op, sweep = swept.path.graph, swept.op, swept.sweep
+    live = set(swept.adjoints.values())
     kept = list(graph.outputs.values()) if keep_outputs else []
     live.update(value.name for value in kept)
     results = set(live)
     backward = needed_emitted(op.emission.nodes, live)
-    nodes = op.edits.applied(graph.nodes, live)
+    nodes = edited(graph.nodes, op.edits, live)
     for value, name in op.adjoint_of.items():
         sweep.name_value(value, f"{name}_grad", name)
     spaces = Namespaces(graph.nodes)
@@ -53,37 +54,37 @@ def assemble(
     target.node.extend(forward)
     spaces.put_forward(target.node)
     names = {**sweep.names, **again.names} if again.names else sweep.names
-    primals = _primals(found)
+    primals = _primals(swept)
     writer = NodeWriter(target, names, spaces.of_backward)
     for position, emitted in enumerate(backward):
         if chosen:
             target.node.extend(again.before(position))
         writer.add(emitted)
-    _declare_adjoints(writer, found, live, primals)
+    _declare_adjoints(writer, swept, live, primals)
     final.functions.extend(graph.functions.called_by(target.node))
-    if chosen or found.path.passages:
+    if chosen or swept.path.routes:
         domains = {node.domain for node in every_node(final)}
     else:
-        domains = {node.domain for node in forward} | {emitted.domain for emitted in backward}
+        domains = {node.domain for node in forward} | {emitted.domain for emitted in backward if emitted.domain}
     for domain in sorted(domains - {"", *(one.domain for one in final.opset_import)}):
         import_domain(final, domain)
-    _add_values(final, found, live, kept, again, weights, primals)
+    _add_values(final, swept, live, kept, again, weights, primals)
     if any(
-        node.key in graph.structures for node in graph.nodes
+        node.key in graph.control_flow for node in graph.nodes
     ):  # bodies may share names: of the model, or of both passes
         rename_repeats(target)
         for function in final.functions:
             body = GraphProto(node=function.node)
             rename_repeats(body, function.input)
             refill(function.node, body.node)
-    gradients = {name: sweep.names[value] for name, value in found.adjoints.items()}
-    note(final, graph.source, gradients=gradients, cotangents=found.cotangents)
+    gradients = {name: sweep.names[value] for name, value in swept.adjoints.items()}
+    note(final, graph.source, gradients=gradients, cotangents=swept.cotangents)
     return final
 
 
 def _add_values(
     final: ModelProto,
-    found: Gradients,
+    swept: SweepResults,
     live: set[str],
     kept: Sequence[Any],
     again: Repetition,
@@ -91,29 +92,29 @@ def _add_values(
     primals: Mapping[str, Sequence[str]],
 ) -> None:
     """Add inputs, outputs, initializers, and the types of values within."""
-    graph, op, names, target = found.path.graph, found.op, found.sweep.names, final.graph
+    graph, op, names, target = swept.path.graph, swept.op, swept.sweep.names, final.graph
     type_of = _Types(graph)
     constants = graph.initializers if weights == "constants" else ()
-    fed = found.adjoints.keys() if weights == "inputs" else ()
+    fed = swept.adjoints.keys() if weights == "inputs" else ()
     target.input.extend([value for name, value in graph.inputs.items() if name not in constants])
-    for name in found.adjoints:
+    for name in swept.adjoints:
         if name not in graph.inputs and name not in constants:
             target.input.add(name=name, type=type_of(name))
-    for output, name in found.cotangents.items():
+    for output, name in swept.cotangents.items():
         _say_primals(target.input.add(name=name, type=type_of(output)), primals.get(name, (output,)))
-    for name, value in found.adjoints.items():
+    for name, value in swept.adjoints.items():
         _say_primals(target.output.add(name=names[value], type=type_of(name)), primals[value])
     target.output.extend(kept)
-    live.update(found.adjoints)
+    live.update(swept.adjoints)
     live.update(graph.inputs)
     target.initializer.extend([t for name, t in graph.initializers.items() if name in live and name not in fed])
     target.initializer.extend([tensor for name, tensor in op.emission.constants.items() if name in live])
     target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
-    target.value_info.extend([value for name, value in graph.values.items() if name in live])
+    target.value_info.extend([value for name, value in graph.node_results.items() if name in live])
     target.value_info.extend(again.types)
     elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
     target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
-    read = live.difference(found.adjoints.values())
+    read = live.difference(swept.adjoints.values())
     of = {names.get(value, value): primals[value] for value in op.declared if value in primals}
     for declared in op.declarations(read, names):
         if declared.name in of:
@@ -126,28 +127,28 @@ def _add_values(
 
 
 def _declare_adjoints(
-    writer: NodeWriter, found: Gradients, live: set[str], primals: Mapping[str, Sequence[str]]
+    writer: NodeWriter, swept: SweepResults, live: set[str], primals: Mapping[str, Sequence[str]]
 ) -> None:
     """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
-    op, names, graph = found.op, found.sweep.names, found.path.graph
-    elsewhere = live.difference(found.adjoints.values(), op.declared, found.cotangents.values())
+    op, names, graph = swept.op, swept.sweep.names, swept.path.graph
+    elsewhere = live.difference(swept.adjoints.values(), op.declared, swept.cotangents.values())
     others = op.values.adjoint_types.keys() | graph.containers.keys()
-    for primal, adjoint in found.sweep.totals.items():
-        declared = graph.values.get(primal)
+    for primal, adjoint in swept.sweep.totals.items():
+        declared = graph.node_results.get(primal)
         if declared is not None and adjoint in elsewhere and primal not in others:
             writer.declare(names.get(adjoint, adjoint), declared, primals[adjoint])
             elsewhere.discard(adjoint)
 
 
-def _primals(found: Gradients) -> dict[str, list[str]]:
+def _primals(swept: SweepResults) -> dict[str, list[str]]:
     """The primals that each adjoint is the cotangent of: several where an operator passes it on unchanged, such as Add."""
-    totals = found.sweep.totals
+    totals = swept.sweep.totals
     primals = {adjoint: [primal] for primal, adjoint in totals.items()}
     if len(primals) < len(totals):
         primals = {adjoint: [] for adjoint in primals}
         for primal, adjoint in totals.items():
             primals[adjoint].append(primal)
-    for primal, adjoint in found.adjoints.items():
+    for primal, adjoint in swept.adjoints.items():
         if primal not in primals.setdefault(adjoint, []):
             primals[adjoint].append(primal)
     return primals

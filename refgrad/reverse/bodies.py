@@ -13,19 +13,20 @@ from functools import cached_property
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from refgrad.builder.nodes import EmittedNode, NodeBuilder, needed_emitted, write
+from refgrad.builder.op import Emitter
+from refgrad.builder.values import Values, tensor_type
 from refgrad.errors import NoGradientError
-from refgrad.forward.calls import Functions
-from refgrad.forward.graph import Graph, Node, needed_nodes
-from refgrad.forward.normalise import normalise
+from refgrad.model.graph import Graph, Node, needed_nodes
+from refgrad.model.inlining.kept import Functions
+from refgrad.model.normalise import normalise
+from refgrad.protos.traverse import captured, graphs, names_of, nested, subgraphs
 from refgrad.protos.types import Dim, is_unnamed, type_of, unname
-from refgrad.protos.walk import captured, fresh, graphs, names_of, nested, subgraphs
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import EmittedNode, needed_emitted, write
-from refgrad.reverse.path import Path, Structures, complete_path
+from refgrad.reverse.edits import edited
+from refgrad.reverse.path import ControlFlowRules, Path, complete_path
 from refgrad.reverse.sweep import Sweep
-from refgrad.reverse.values import Values, tensor_type
 from refgrad.tables.randomness import may_draw
-from refgrad.tables.registry import Flow
+from refgrad.tables.registry import VaryingValues
 
 
 class Body:
@@ -35,7 +36,7 @@ class Body:
     that it reads. `steady` are the inputs whose shape stays the same, whether it is known or not.
     """
 
-    def __init__(self, proto: GraphProto, structures: Structures, steady: Iterable[str] = ()) -> None:
+    def __init__(self, proto: GraphProto, structures: ControlFlowRules, steady: Iterable[str] = ()) -> None:
         self.proto = proto
         self.structures = structures
         self.graph = structures.graph
@@ -48,7 +49,7 @@ class Body:
     @classmethod
     def read(
         cls,
-        outer: Structures,
+        outer: ControlFlowRules,
         proto: GraphProto,
         inputs: Sequence[ValueInfoProto],
         steady: Iterable[str] = (),
@@ -65,7 +66,7 @@ class Body:
     @classmethod
     def of_function(
         cls,
-        outer: Structures,
+        outer: ControlFlowRules,
         function: FunctionProto,
         inputs: Sequence[ValueInfoProto],
         known: Mapping[str, np.ndarray],
@@ -79,9 +80,9 @@ class Body:
         proto.output.extend(ValueInfoProto(name=name) for name in function.output)
         copy, graph = _with_named_outputs(proto, names_of(proto)), outer.graph
         view = normalise(_as_model(graph, copy, inputs, known), shapeless=True, functions=graph.functions)
-        return cls(copy, Structures(view, outer.quantization))
+        return cls(copy, ControlFlowRules(view, outer.quantization))
 
-    def path(self, flow: Flow, wrt: Iterable[str], outputs: Iterable[str]) -> Path:
+    def path(self, flow: VaryingValues, wrt: Iterable[str], outputs: Iterable[str]) -> Path:
         """The path between inputs or captures and outputs; operators without a rule are replaced by their bodies.
 
         :param flow: what varies outside, of which the body captures some.
@@ -115,14 +116,14 @@ def _with_named_outputs(proto: GraphProto, taken: set[str]) -> GraphProto:
     """A copy in which every output is the result of a node, under a name of its own."""
     copy = GraphProto()
     copy.CopyFrom(proto)
+    builder = NodeBuilder(taken)
     made = {name for node in copy.node for name in node.output}
     for value in copy.output:
         if value.name in made:
             made.remove(value.name)
             continue
-        name = fresh(f"{value.name}_out", taken)
-        copy.node.append(helper.make_node("Identity", [value.name], [name], name=name))
-        value.name = name
+        value.name = builder.add("Identity", [value.name], f"{value.name}_out")
+    copy.node.extend(builder.take())
     return copy
 
 
@@ -187,7 +188,7 @@ class Swept:
         body, graph, values = self.body, self.graph, self.op.values
         live = set(self._results)
         self._backward = needed_emitted(self.op.emission.nodes, live)
-        self._forward = self.op.edits.applied(graph.nodes, live)
+        self._forward = edited(graph.nodes, self.op.edits, live)
         self._read = live
         inputs, again = set(body.inputs), set()
         stored: dict[str, None] = {}
@@ -242,6 +243,7 @@ class Swept:
         """
         body, values = self.body, self.op.values
         made = GraphProto(name=body.proto.name or "body")
+        builder = NodeBuilder(self.op.emission.taken)
         outputs = list(body.proto.output)
         copies = []
         for name in results:
@@ -252,8 +254,8 @@ class Swept:
             kind = values.type_of(name)
             value = ValueInfoProto(name=name)
             if name in body.inputs or name in body.outputs:
-                value.name = self.op.fresh(f"{name}_stored")
-                copies.append(helper.make_node("Identity", [name], [value.name], name=value.name))
+                value.name = builder.add("Identity", [name], f"{name}_stored")
+                copies += builder.take()
             value.type.CopyFrom(unname(kind) if kind is not None else tensor_type(values.type(name), None))
             outputs.append(value)
         live = {*body.outputs, *(one if isinstance(one, str) else one[1].name for one in results)}

@@ -6,9 +6,9 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto
 
 from refgrad import traits
-from refgrad.protos.external import array_of
+from refgrad.model.external import array_of
+from refgrad.protos.traverse import attribute_value
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import attribute_value
 
 # Finite where all their operands are: they choose, repeat and move elements, or scale them down to 1.
 _MOVES = traits.MOVING | traits.STEPS | {"Abs", "Max", "Min", "Neg", "Where"}
@@ -72,7 +72,7 @@ class Finite:
             self._finite.add(name)
         elif op_type in _MOVES:
             read = node.input[1:] if op_type == "Where" else node.input
-            if all(self(one) for one in read if one):
+            if all(self(read_name) for read_name in read if read_name):
                 self._finite.add(name)
             if op_type == "Identity" and node.input[0] in self._bools:
                 self._bools.add(name)

@@ -8,11 +8,11 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from refgrad.forward.functions import factors_in_double, make_function
-from refgrad.forward.graph import Graph, Node, view
-from refgrad.protos import native
-from refgrad.protos.inlining import INLINED, inline_functions
-from refgrad.protos.walk import import_domain
+from refgrad.model import native
+from refgrad.model.graph import Graph, Node, view
+from refgrad.model.inlining.defined import factors_in_double, make_function
+from refgrad.model.inlining.inline import INLINED, inline_functions
+from refgrad.protos.traverse import import_domain
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.registry import NO_DERIVATIVE, RULES
 from refgrad.tables.schemas import find_schema
@@ -50,9 +50,9 @@ def _call(proto: NodeProto, body: FunctionProto, opsets: Mapping[str, int]) -> N
     """Make a node a call of the body of its operator, which reads every attribute."""
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     schema = find_schema(proto.op_type, domain, opsets.get(domain, 1))
-    given = {a.name for a in proto.attribute}
+    attribute_names = {a.name for a in proto.attribute}
     defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
-    proto.attribute.extend(value for name, value in defaults.items() if name not in given)
+    proto.attribute.extend(value for name, value in defaults.items() if name not in attribute_names)
     proto.domain, proto.op_type = body.domain, body.name
 
 

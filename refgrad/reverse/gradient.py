@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from importlib import import_module
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto
 
-from refgrad.errors import InvalidModelError, NoGradientError, OptionError, RefgradError, RuleError, choices
-from refgrad.forward.graph import Graph
-from refgrad.forward.normalise import normalise
-from refgrad.forward.shapeless import of_each_rank
 from refgrad.links import Folders
-from refgrad.notices import notice, quiet
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
-from refgrad.protos.walk import lacks_shape, names_of, nested, subgraphs
-from refgrad.reverse.assembly import assemble, names_in
-from refgrad.reverse.budget import budget_of, within
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.leaks import leaks
-from refgrad.reverse.path import Path, prepare
-from refgrad.reverse.recompute import cut, segments, with_bodies
-from refgrad.reverse.record import RecordingEmitter, SweepRecord
-from refgrad.reverse.refusal import refuse
-from refgrad.reverse.report import Report, UselessGradient
-from refgrad.reverse.rows import in_rows
-from refgrad.reverse.strong_zero import with_strong_zeros
-from refgrad.reverse.sweep import Gradients, sweep
-from refgrad.reverse.values import Values
-from refgrad.reverse.zeros import zeros
-from refgrad.tables.conventions import DEFAULT, QUANTIZATION, Conventions
-from refgrad.tables.dialects import DIALECTS, get_dialect
+from refgrad.model.checks.malformed import explained
+from refgrad.reverse.assembly import names_in
+from refgrad.reverse.memory import budget_of
+from refgrad.reverse.ranks import of_known_ranks, refuse_shapeless
+from refgrad.reverse.recording import RecordingEmitter
+from refgrad.reverse.report import Report, say_useless
+from refgrad.reverse.request import Request
+from refgrad.reverse.writing import WrittenGradient, differentiate, plan_gradient
+from refgrad.tables.conventions import DEFAULT, Conventions
 from refgrad.worker import limited
-
-COTANGENTS = ("input", "ones", "yield")
-WEIGHTS = ("overridable", "constants", "inputs")
-_ANY_RANK = ContextVar("any_rank", default=False)
-_T = TypeVar("_T")
-
-
-class _ShapelessError(InvalidModelError):
-    """A gradient has an input or an output without a shape."""
 
 
 @limited
@@ -146,19 +120,12 @@ def gradient(
     >>> [node.op_type for node in grad.graph.node]
     ['Mul', 'Add']
     """
-    make = partial(
-        _made,
-        wrt=wrt,
-        outputs=outputs,
-        conventions=Conventions(kinks, quantization, strong_zero),
-        dialect=dialect,
-        cotangent=cotangent,
-        keep_outputs=keep_outputs,
-        recompute=recompute,
-        memory=memory,
-        weights=weights,
+    conventions = Conventions(kinks, quantization, strong_zero)
+    repeated, budget = budget_of(recompute, memory)
+    request = Request(
+        wrt, outputs, conventions, dialect, cotangent, keep_outputs, repeated, budget=budget, weights=weights
     )
-    return _of_known_ranks(model, make)
+    return of_known_ranks(model, partial(_gradient, request=request))
 
 
 @explained
@@ -169,177 +136,30 @@ def transposable(
     conventions: Conventions,
 ) -> ModelProto:
     """The gradient with the outputs of the model, without guards. If it is transposed, its cotangents are arbitrary."""
-    return _made(model, wrt, outputs, conventions, keep_outputs=True, guarded=False)
-
-
-def _of_known_ranks(
-    model: ModelProto | str | os.PathLike[str], make: Callable[[ModelProto | str | os.PathLike[str]], _T]
-) -> _T:
-    """`make(model)`, with the number of axes of inputs without a shape where one alone can be differentiated.
-
-    :raises InvalidModelError: several can, or none.
-    """
-    try:
-        return make(model)
-    except _ShapelessError as error:
-        found = []
-        for declared in of_each_rank(read(model)):
-            with suppress(RefgradError), quiet():
-                found.append(make(declared))
-        if len(found) == 1:
-            return found[0]
-        raise InvalidModelError(str(error)) from None
-
-
-def _made(
-    model: ModelProto | str | os.PathLike[str],
-    wrt: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    conventions: Conventions,
-    *,
-    dialect: str = "onnx",
-    cotangent: str = "input",
-    keep_outputs: bool,
-    recompute: bool | Sequence[str] = False,
-    memory: str | None = None,
-    weights: str = "overridable",
-    guarded: bool = True,
-) -> ModelProto:
-    quantization, strong_zero = conventions.quantization, conventions.strong_zero
-    _check_options(
-        ("cotangent", cotangent, COTANGENTS),
-        ("choice of weights", weights, WEIGHTS),
-    )
-    writes, plain = get_dialect(dialect), DIALECTS["onnx"]
-    if strong_zero and not writes.plain:
-        raise OptionError(
-            f"strong_zero=True cannot guard the operators of dialect={dialect!r}, which multiply inside their kernels: "
-            "use dialect='onnx'."
-        )
-    if cotangent == "yield" and not writes.yields:
-        others = " or ".join(f"dialect={one.name!r}" for one in DIALECTS.values() if one.yields)
-        raise OptionError(f"cotangent='yield' emits com.microsoft.YieldOp, which only {others} has: use {others}.")
-
-    recompute, limit = budget_of(recompute, memory)
-
-    def differentiated(
-        graph: Graph, given: Sequence[frozenset[str]] | None = None, plainly: bool = False
-    ) -> tuple[ModelProto, tuple[UselessGradient, ...]]:
-        sources, targets, path = prepare(graph, wrt, outputs, quantization)
-        if path.blocked or path.blocked_within:
-            raise refuse(path)
-        found = _useless(path, graph, sources, targets, quantization)
-        chosen = segments(path.graph, recompute) if given is None else given
-        split = in_rows(path.graph, chosen) if chosen else None
-        if split is not None:
-            in_blocks, chosen = split
-            sources, targets, path = prepare(in_blocks, wrt, outputs, quantization)
-        op = Emitter(
-            Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
-            plain if plainly else writes,
-            taken_names(path.graph),
-            conventions=conventions,
-            needed=path.needed,
-            repeated=with_bodies(path, chosen),
-        )
-        seeds = "input" if plainly and cotangent == "yield" else cotangent
-        swept = sweep(path, op, sources, targets, seeds)
-        made = assemble(swept, chosen, keep_outputs, weights)
-        if strong_zero and guarded:
-            with_strong_zeros(made, swept.seeds)
-        return made, found
-
-    keep = writes.plain and quantization == "zero" and not recompute and limit is None and not strong_zero
-    graph = normalise(model, keep=keep, removable=strong_zero)
-    made = None
-    if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
-        with suppress(NoGradientError, RuleError):
-            made, found = differentiated(graph)
-        if made is None:
-            graph = normalise(model)  # at its calls more is known, as a shape may be an argument
-    if made is None and limit is not None:
-        chosen, (made, found) = within(limit, partial(cut, graph), partial(differentiated, graph, plainly=True))
-        if writes is not plain:  # the plan is of plain operators, whose shapes are known
-            made, found = differentiated(graph, chosen)
-    elif made is None:
-        made, found = differentiated(graph)
-    adjoints = {adjoint: name for names in names_in(made) for name, adjoint in names.items()}
-    _refuse_shapeless((*made.graph.output, *made.graph.input), adjoints)
-    say_useless(found, wrt is not None)
-    return made
-
-
-@contextmanager
-def of_any_rank() -> Iterator[None]:
-    """Let `gradient` accept inputs of unknown rank in the block, for a result that is run or becomes part of a model."""
-    token = _ANY_RANK.set(True)
-    try:
-        yield
-    finally:
-        _ANY_RANK.reset(token)
-
-
-def _refuse_shapeless(values: Iterable[ValueInfoProto], adjoints: Mapping[str, str]) -> None:
-    """Refuse a gradient with an input or an output without a shape: onnx.checker refuses that model.
-
-    :param adjoints: the value that each cotangent and gradient belongs to.
-    :raises InvalidModelError: naming the value whose shape has to be declared.
-    """
-    for value in filter(lacks_shape, () if _ANY_RANK.get() else values):
-        raise _ShapelessError(
-            f"{adjoints.get(value.name, value.name)!r} declares no shape, and onnx.checker refuses a gradient with an input "
-            "or output that has none. Declare its axes, by names where the sizes are not known. If its rank varies, make one "
-            "model per rank."
-        )
+    return _gradient(model, Request(wrt, outputs, conventions, keep_outputs=True, guarded=False))
 
 
 @explained
 def recorded(
     model: ModelProto, wrt: Sequence[str] | None, outputs: Sequence[str], conventions: Conventions = DEFAULT
-) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
-    """`gradient(model, wrt, outputs, keep_outputs=True)`, the sweep that wrote it, with its record, and the useless gradients.
+) -> WrittenGradient:
+    """`gradient(model, wrt, outputs, keep_outputs=True)`, with the record of its sweep. Nothing is said of useless gradients.
 
     :raises RefgradError: what `gradient` refuses.
     """
-
-    def differentiated(graph: Graph) -> tuple[ModelProto, Gradients, tuple[UselessGradient, ...]]:
-        sources, targets, path = prepare(graph, wrt, outputs, conventions.quantization)
-        if path.blocked or path.blocked_within:
-            raise refuse(path)
-        op = RecordingEmitter(
-            Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
-            DIALECTS["onnx"],
-            taken_names(path.graph),
-            conventions=conventions,
-            needed=path.needed,
-        )
-        op.record = SweepRecord()
-        swept = sweep(path, op, sources, targets, "input", op.record)
-        made = assemble(swept, (), keep_outputs=True)
-        if conventions.strong_zero:
-            with_strong_zeros(made, swept.seeds)
-        return made, swept, _useless(path, graph, sources, targets, conventions.quantization)
-
-    strong_zero = conventions.strong_zero
-    graph = normalise(model, keep=conventions.quantization == "zero" and not strong_zero, removable=strong_zero)
-    if graph.functions:
-        with suppress(NoGradientError, RuleError):
-            return differentiated(graph)
-        graph = normalise(model)
-    return differentiated(graph)
+    return differentiate(model, Request(wrt, outputs, conventions, keep_outputs=True), RecordingEmitter)
 
 
-def _useless(
-    path: Path, graph: Graph, wrt: Sequence[str], outputs: Sequence[str], quantization: str
-) -> tuple[UselessGradient, ...]:
-    return *zeros(path, wrt, outputs, quantization), *leaks(path, graph, wrt, outputs, quantization)
-
-
-def say_useless(found: Sequence[UselessGradient], named: bool) -> None:
-    """Warn of useless gradients. Warn of a name that no output depends on only if the caller `named` it."""
-    for one in found:
-        if one.stops or named:
-            notice(str(one))
+def _gradient(model: ModelProto | str | os.PathLike[str], request: Request) -> ModelProto:
+    if request.budget is None:
+        written = differentiate(model, request)
+    else:
+        planning = import_module("refgrad.planning.budget")  # it knows executors, which no gradient needs
+        written = planning.gradient_within_budget(request.budget, plan_gradient(model, request))
+    adjoints = {adjoint: name for names in names_in(written.model) for name, adjoint in names.items()}
+    refuse_shapeless((*written.model.graph.output, *written.model.graph.input), adjoints)
+    say_useless((*written.planned.zeros, *written.planned.leaks), request.wrt is not None)
+    return written.model
 
 
 @limited
@@ -364,47 +184,12 @@ def preflight(
     :raises OptionError: an unknown quantization.
     :raises WorkerError: that process met a limit, or crashed.
     """
-    _check_options(("quantization", quantization, QUANTIZATION))
-    return _of_known_ranks(model, partial(_looked_at, wrt=wrt, outputs=outputs, quantization=quantization))
+    request = Request(wrt, outputs, Conventions(quantization=quantization))
+    return of_known_ranks(model, partial(_report, request=request))
 
 
-def _looked_at(
-    model: ModelProto | str | os.PathLike[str],
-    wrt: Sequence[str] | None,
-    outputs: Sequence[str] | None,
-    quantization: str,
-) -> Report:
-    graph = normalise(model, keep=quantization == "zero")
-    _refuse_shapeless(graph.inputs.values(), {})
-    sources, targets, path = prepare(graph, wrt, outputs, quantization)
-    if graph.functions and (path.blocked or path.blocked_within):
-        sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
-    report = Report(tuple(sources), tuple(targets), path.rows)
-    if path.blocked or path.blocked_within:
-        return report
-    return replace(
-        report,
-        zeros=zeros(path, sources, targets, quantization),
-        leaks=leaks(path, graph, sources, targets, quantization),
-    )
-
-
-def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
-    for option, value, known in options:
-        if value not in known:
-            raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
-
-
-def taken_names(graph: Graph) -> set[str]:
-    """Every name that the model uses, of values and of nodes, subgraphs included."""
-    taken = {*graph.inputs, *graph.initializers, *graph.outputs, *graph.producer}
-    taken.update(tensor.values.name for tensor in graph.model.graph.sparse_initializer)
-    for node in graph.nodes:
-        taken.add(node.name)
-        taken.update(node.reads)
-        for inner in (
-            (sub for attribute in node.proto.attribute for sub in subgraphs(attribute)) if node.attributes else ()
-        ):
-            taken |= names_of(inner)
-            taken.update(proto.name for proto in nested(inner.node))
-    return taken
+def _report(model: ModelProto | str | os.PathLike[str], request: Request) -> Report:
+    planned = plan_gradient(model, request)
+    refuse_shapeless(planned.graph.inputs.values(), {})
+    report = Report(tuple(planned.wrt), tuple(planned.outputs), planned.path.rows)
+    return report if planned.is_blocked else replace(report, zeros=planned.zeros, leaks=planned.leaks)

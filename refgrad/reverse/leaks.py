@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from onnx import NodeProto, TensorProto
 
 from refgrad import traits
-from refgrad.forward.graph import Graph, Node
-from refgrad.forward.normalise import normalise
+from refgrad.model.graph import Graph, Node
+from refgrad.model.normalise import normalise
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.traverse import nested
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import nested
-from refgrad.reverse.path import Path, prepare
+from refgrad.reverse.path import Path, find_requested_path
 from refgrad.reverse.report import LeakedGradient, OperatorVerdict
 from refgrad.tables.registry import QUANTIZERS
 from refgrad.tables.schemas import find_schema
@@ -42,14 +42,11 @@ _REDUCTIONS = frozenset(
 _LOCAL = frozenset(("", name) for name in traits.ELEMENTWISE | traits.MOVING)
 _PRODUCTS = frozenset(
     (
-        *(
-            ("", name)
-            for name in ("Mul", "Div", "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DequantizeLinear")
-        ),
+        *(("", name) for name in traits.PRODUCTS | {"Mul", "Div", "DequantizeLinear"}),
         (MICROSOFT, "DequantizeLinear"),
     )
 )
-_SUMS = frozenset(("", name) for name in ("Add", "Sub", "Sum"))
+_SUMS = frozenset(("", name) for name in traits.SUMS)
 _NUMBERS_ALONE = frozenset(
     (("", "Range"), ("", "OneHot"), ("", "ConstantOfShape"))
 )  # their inputs are counts or positions
@@ -68,21 +65,21 @@ def leaks(
     """
     if any(map(_may_round, nested(node for function in graph.functions.protos.values() for node in function.node))):
         graph = normalise(graph.source)  # the labels do not look into functions
-        path = prepare(graph, list(wrt), list(outputs), quantization)[2]
+        path = find_requested_path(graph, list(wrt), list(outputs), quantization)[2]
     if not any(_rounds(path.graph, node) for node in path.graph.nodes):
         return ()
-    found = _Labels(path, wrt, outputs).leaked()
-    if not found:
+    reads_by_node = _Labels(path, wrt, outputs).leaked()
+    if not reads_by_node:
         return ()
     helped: set[str] = set()
     if quantization == "zero":
-        names = [name for names in found.values() for name in names]
-        sources, targets, other = prepare(graph, names, list(outputs), "straight-through")
+        names = [name for names in reads_by_node.values() for name in names]
+        sources, targets, other = find_requested_path(graph, names, list(outputs), "straight-through")
         if not (other.blocked or other.blocked_within):
             still = _Labels(other, sources, targets).leaked().values()
             helped = other.needed.intersection(sources).difference(*still)
-    made, nodes = [], {node.name: node for node in path.graph.nodes}
-    for first, names in found.items():
+    leaked, nodes = [], {node.name: node for node in path.graph.nodes}
+    for first, names in reads_by_node.items():
         for group in (
             [name for name in names if name in helped],
             [name for name in names if name not in helped],
@@ -92,8 +89,8 @@ def leaks(
                 title = f"{node.key[0]}.{node.op_type}" if node.key[0] else node.op_type
                 reason = "rounding is piecewise constant"
                 verdict = OperatorVerdict(title, "zero", reason, (node.name,))
-                made.append(LeakedGradient(tuple(group), (verdict,), _advice(title, group[0] in helped)))
-    return tuple(made)
+                leaked.append(LeakedGradient(tuple(group), (verdict,), _advice(title, group[0] in helped)))
+    return tuple(leaked)
 
 
 def _advice(title: str, is_helped: bool) -> str:
@@ -123,12 +120,12 @@ def _rounds(graph: Graph, node: Node) -> bool:
 def _in_model(expanded: Graph, graph: Graph, node: Node) -> Node:
     """The node of the model that `node` belongs to. In an operator's body, it is the next node that the model has."""
     reached = set(node.outputs)
-    for one in expanded.nodes:
-        if one is node or not reached.isdisjoint(one.reads):
-            for name in one.outputs:
+    for inner in expanded.nodes:
+        if inner is node or not reached.isdisjoint(inner.reads):
+            for name in inner.outputs:
                 if name and name in graph.producer:
                     return graph.producer[name]
-            reached.update(filter(None, one.outputs))
+            reached.update(filter(None, inner.outputs))
     return node
 
 
@@ -199,33 +196,33 @@ class _Labels:
                     offset[name] |= offsets & scales
         reached = _union(direct, self._outputs) | _union(statistic, self._outputs)
         crossed = _union(rounded, self._outputs)
-        found: dict[str, list[str]] = {}
+        reads_by_node: dict[str, list[str]] = {}
         for name, bit in self._bits.items():
             if crossed & bit and not reached & bit:
-                found.setdefault(first[bit], []).append(name)
-        return found
+                reads_by_node.setdefault(first[bit], []).append(name)
+        return reads_by_node
 
     def _smooth(self) -> dict[str, int]:
         """The values that a derivative flows to from the names."""
-        found = dict(self._bits)
+        bits_by_name = dict(self._bits)
         for node in self._graph.nodes:
-            bits = _union(found, node.reads)
+            bits = _union(bits_by_name, node.reads)
             if bits:
-                found |= {name: bits for name in node.outputs if name in self._path.varied}
-        return found
+                bits_by_name |= {name: bits for name in node.outputs if name in self._path.varied}
+        return bits_by_name
 
     def _local(self, names: Iterable[str]) -> set[str]:
         """The names, and the values that they are computed from by elementwise operators alone."""
-        found, pending = set[str](), list(names)
+        reached, pending = set[str](), list(names)
         while pending:
             name = pending.pop()
-            if name in found or name not in self._path.varied:
+            if name in reached or name not in self._path.varied:
                 continue
-            found.add(name)
+            reached.add(name)
             node = self._graph.producer.get(name)
             if node is not None and node.key in _LOCAL:
                 pending.extend(node.reads)
-        return found
+        return reached
 
     def _data(self, node: Node) -> list[str]:
         """The inputs that a node computes with: no index, no size and no condition of a branch."""
@@ -249,10 +246,10 @@ class _Labels:
 
 
 def _union(labels: dict[str, int], names: Iterable[str]) -> int:
-    found = 0
+    union = 0
     for name in names:
-        found |= labels.get(name, 0)
-    return found
+        union |= labels.get(name, 0)
+    return union
 
 
 def _each(bits: int) -> Iterable[int]:

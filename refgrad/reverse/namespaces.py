@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from onnx import NodeProto
 
-from refgrad.forward.graph import Node
-from refgrad.reverse.emitted import NAMESPACE, Entries, entry
+from refgrad.builder.nodes import NAMESPACE, Entries, entry
+from refgrad.model.graph import Node
 
 _FORWARD, _BACKWARD = "forward", "backward"
 

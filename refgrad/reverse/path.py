@@ -10,14 +10,23 @@ from onnx import TensorProto
 
 from refgrad import traits
 from refgrad.errors import UnknownNameError, choices
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import FLOATS
 from refgrad.reverse.function_bodies import expanded
 from refgrad.reverse.reasons import CASTS, flat_within, reason_of, title
 from refgrad.reverse.report import OperatorVerdict
 from refgrad.reverse.requested import requested_outputs, requested_wrt
 from refgrad.tables.definitions import DEFINITIONS
-from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Flow, Passage, Structure
+from refgrad.tables.registry import (
+    NO_DERIVATIVE,
+    QUANTIZED,
+    QUANTIZERS,
+    RULES,
+    ZERO,
+    ControlFlowRule,
+    Route,
+    VaryingValues,
+)
 
 _BITWISE = frozenset(("", op_type) for op_type in traits.BITWISE)
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
@@ -28,7 +37,7 @@ class Path:
     """The nodes that the reverse sweep visits.
 
     `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` the
-    ones that an output depends on, `passages` the ways through nodes with graphs of their own, by name. `blocked` are the
+    ones that an output depends on, `routes` the ways through nodes with graphs of their own, by name. `blocked` are the
     active nodes that have no derivative, `refusals` why not where it is not the operator alone that tells, `found` the nodes
     by operator and verdict. With a `quantization` other than "zero" what QuantizeLinear makes varies too, and whatever moves
     its elements: `adjoint_types` has these values, and the types of their adjoints. So does the text or the bits of a float,
@@ -39,7 +48,7 @@ class Path:
     active: list[Node]
     varied: set[str]
     needed: set[str]
-    passages: dict[str, Passage]
+    routes: dict[str, Route]
     adjoint_types: dict[str, int]
     blocked: list[Node]
     refusals: dict[tuple[str, str], str]
@@ -48,7 +57,7 @@ class Path:
     @property
     def within(self) -> list[Path]:
         """The paths through the graphs of nodes."""
-        return list(dict.fromkeys(path for passage in self.passages.values() for path in passage.paths))
+        return list(dict.fromkeys(path for route in self.routes.values() for path in route.paths))
 
     @property
     def blocked_within(self) -> list[Node]:
@@ -72,8 +81,8 @@ class Path:
         if node.name not in self.found.get((node.key, "rule"), ()):
             reason = self._reason(node.key, "zero") + flat_within(node)
             return OperatorVerdict(title(*node.key), "zero", reason, (node.name,))
-        said = f"its result{'s' if len(flat) > 1 else ''} {choices(flat)}"
-        reason = f"{said} {'are no floats' if len(flat) > 1 else 'is no float'}"
+        results = f"its result{'s' if len(flat) > 1 else ''} {choices(flat)}"
+        reason = f"{results} {'are no floats' if len(flat) > 1 else 'is no float'}"
         if any(self.graph.is_float(name) for name in flat):
             reason = f"it has no derivative by {choices(name for name in node.reads if name in self.varied)}"
         return OperatorVerdict(title(*node.key), "rule", reason, (node.name,))
@@ -84,32 +93,32 @@ class Path:
 
 
 def find_path(
-    structures: Structures,
+    control_flow: ControlFlowRules,
     wrt: Iterable[str],
     outputs: Iterable[str],
     *,
     carried: Mapping[str, int] | None = None,
     refusals: Mapping[tuple[str, str], str] | None = None,
 ) -> Path:
-    """The path from `wrt` to `outputs` in the graph of `structures`, with the operators that stand in the way, if any.
+    """The path from `wrt` to `outputs` in the graph of `control_flow`, with the operators that stand in the way, if any.
 
     :param carried: quantised values outside that carry a derivative, and the types of their adjoints.
     :param refusals: operators whose function body does not cover a node, and why not.
     """
-    graph, flow = structures.graph, Flow(set(wrt), dict(carried or {}))
-    verdicts = _Verdicts(graph, flow, structures.quantization != "zero")
-    varied = flow.varied
-    found: dict[tuple[tuple[str, str], str], list[str]] = {}
+    graph, varying = control_flow.graph, VaryingValues(set(wrt), dict(carried or {}))
+    verdicts = _Verdicts(graph, varying, control_flow.quantization != "zero")
+    varied = varying.names
+    nodes_by_verdict: dict[tuple[tuple[str, str], str], list[str]] = {}
     moved: list[tuple[Node, Sequence[str]]] = []
     blocked: set[str] = set()
     for node in graph.nodes:
         if varied.isdisjoint(node.reads):
             continue
-        if node.key in graph.structures:
-            if by := structures.of(node).outputs_of(flow):
+        if node.key in graph.control_flow:
+            if by := control_flow.of(node).outputs_of(varying):
                 varied.update(by)
                 moved.append((node, ()))
-            found.setdefault((node.key, "rule" if by else "zero"), []).append(node.name)
+            nodes_by_verdict.setdefault((node.key, "rule" if by else "zero"), []).append(node.name)
             continue
         verdict, carrying, differentiable = verdicts.of(node)
         if verdict in ("none", "missing"):
@@ -117,82 +126,82 @@ def find_path(
         if carrying:
             varied.update(carrying)
             moved.append((node, differentiable))
-        found.setdefault((node.key, verdict), []).append(node.name)
+        nodes_by_verdict.setdefault((node.key, verdict), []).append(node.name)
     needed, active = varied.intersection(outputs), []
-    passages: dict[str, Passage] = {}
+    routes: dict[str, Route] = {}
     refused = dict(refusals or {})
     for node, differentiable in reversed(moved):
         if needed.isdisjoint(node.outputs):
             continue
         active.append(node)
-        if node.key in graph.structures:
-            passage = structures.of(node).passage(flow, needed)
-            passages[node.name], differentiable = passage, list(passage.reads)
-            if passage.refusal:
+        if node.key in graph.control_flow:
+            route = control_flow.of(node).route(varying, needed)
+            routes[node.name], differentiable = route, list(route.reads)
+            if route.refusal:
                 blocked.add(node.name)
-                found[node.key, "rule"].remove(node.name)
-                found.setdefault((node.key, "none"), []).append(node.name)
-                refused[node.key] = passage.refusal
+                nodes_by_verdict[node.key, "rule"].remove(node.name)
+                nodes_by_verdict.setdefault((node.key, "none"), []).append(node.name)
+                refused[node.key] = route.refusal
         for name in differentiable:
             if name in varied:
                 needed.add(name)
     active.reverse()
     in_the_way = [node for node in active if node.name in blocked]
-    return Path(graph, active, varied, needed, passages, flow.adjoint_types, in_the_way, refused, found)
+    return Path(graph, active, varied, needed, routes, varying.adjoint_types, in_the_way, refused, nodes_by_verdict)
 
 
 def complete_path(
-    structures: Structures, wrt: Sequence[str], outputs: Sequence[str], carried: Mapping[str, int] | None = None
+    control_flow: ControlFlowRules, wrt: Sequence[str], outputs: Sequence[str], carried: Mapping[str, int] | None = None
 ) -> Path:
     """The path, with the nodes in the way replaced by the function bodies of their operators: its graph has these."""
     refusals: dict[tuple[str, str], str] = {}
-    path = find_path(structures, wrt, outputs, carried=carried)
+    path = find_path(control_flow, wrt, outputs, carried=carried)
     while path.blocked:
         graph, more = expanded(path.graph, path.blocked)
         refusals |= more
         if graph is not None:
-            structures = structures.over(graph)
+            control_flow = control_flow.over(graph)
         elif not more:
             break
-        path = find_path(structures, wrt, outputs, carried=carried, refusals=refusals)
+        path = find_path(control_flow, wrt, outputs, carried=carried, refusals=refusals)
         if graph is None:
             break
     return path
 
 
-class Structures:
+class ControlFlowRules:
     """The bodies of a graph, each read once: what If, Loop, Scan, SequenceMap and calls of functions hold.
 
     `names` are those that are taken in the whole model; whoever needs another one adds it.
     """
 
-    def __init__(self, graph: Graph, quantization: str = "zero", model: Structures | None = None) -> None:
+    def __init__(self, graph: Graph, quantization: str = "zero", model: ControlFlowRules | None = None) -> None:
         """:param model: the bodies of the model that `graph` is a part of."""
         self.graph, self.quantization = graph, quantization
         self._model = model
-        self._read: dict[str, Structure] = {}
+        self._read: dict[str, ControlFlowRule] = {}
 
     @cached_property
     def names(self) -> set[str]:
         """The names that are taken in the model."""
         return set(self.graph.names) if self._model is None else self._model.names
 
-    def over(self, graph: Graph) -> Structures:
+    def over(self, graph: Graph) -> ControlFlowRules:
         """The bodies of another graph of the same model."""
-        return Structures(graph, self.quantization, self)
+        return ControlFlowRules(graph, self.quantization, self)
 
-    def of(self, node: Node) -> Structure:
-        """The structure of `node`."""
+    def of(self, node: Node) -> ControlFlowRule:
+        """The control-flow rule of `node`."""
         if node.name not in self._read:
-            self._read[node.name] = self.graph.structures[node.key].read(self, node)
+            self._read[node.name] = self.graph.control_flow[node.key].read(self, node)
         return self._read[node.name]
 
 
 class _Verdicts:
     """The verdicts on the nodes of a graph, in topological order."""
 
-    def __init__(self, graph: Graph, flow: Flow, rounds: bool) -> None:
-        self._graph, self._flow, self._rounds = graph, flow, rounds
+    def __init__(self, graph: Graph, varying: VaryingValues, rounds: bool) -> None:
+        self._graph, self._varying, self._rounds = graph, varying, rounds
         self._encoded: set[str] = set()  # text and bits that depend on `wrt`
 
     def of(self, node: Node) -> tuple[str, list[str], Sequence[str]]:
@@ -205,9 +214,9 @@ class _Verdicts:
             self._encoded.update(encoded)
             return "none" if encoded and self._is_encoder(node) else "zero", encoded, node.reads if encoded else ()
         verdict, differentiable = self._verdict(node)
-        if verdict == "zero" or self._flow.varied.isdisjoint(differentiable):
+        if verdict == "zero" or self._varying.names.isdisjoint(differentiable):
             return verdict, [], ()
-        self._flow.adjoint_types.update(quantised)
+        self._varying.adjoint_types.update(quantised)
         return verdict, [*carrying, *quantised], differentiable
 
     def _quantised(self, node: Node) -> dict[str, int]:
@@ -217,19 +226,19 @@ class _Verdicts:
         """
         if node.key in ZERO:
             return {}
-        types, carried = self._graph.types, self._flow.adjoint_types
+        types, carried = self._graph.types, self._varying.adjoint_types
         quantised = [carried[name] for name in node.reads if name in carried]
         rounded = [types[name] for name in reversed(node.inputs) if types.get(name) in FLOATS]
-        found = {}
+        element_types = {}
         for name in node.outputs:
             kind = types.get(name)
             if kind in _NEVER or kind in FLOATS:
                 continue
             if quantised:
-                found[name] = quantised[0]
+                element_types[name] = quantised[0]
             elif kind in QUANTIZERS.get(node.key, ()) and rounded:
-                found[name] = rounded[0]
-        return found
+                element_types[name] = rounded[0]
+        return element_types
 
     def _encoded_by(self, node: Node) -> list[str]:
         """The outputs that are text or bits of what varies: they have no derivative, and a float can be had back from them."""
@@ -246,20 +255,20 @@ class _Verdicts:
     def _verdict(self, node: Node) -> tuple[str, Sequence[str]]:
         """The verdict on `node`, an output of which may carry a derivative, and the inputs that the derivative may flow to."""
         rule = RULES.get(node.key)
-        if node.key in DEFINITIONS and DEFINITIONS[node.key].misfit(node.proto):
+        if node.key in DEFINITIONS and DEFINITIONS[node.key].mismatch(node.proto):
             return "missing", node.reads
         if rule is not None:
             opset = self._graph.opsets.get(rule.domain, 1)
             if rule.refused and any(
-                k < len(node.inputs) and node.inputs[k] in self._flow.varied for k in rule.refuses(opset)
+                k < len(node.inputs) and node.inputs[k] in self._varying.names for k in rule.refuses(opset)
             ):
                 return "none", node.reads
-            if node.reads is not node.inputs and not self._flow.varied.isdisjoint(node.reads[len(node.inputs) :]):
+            if node.reads is not node.inputs and not self._varying.names.isdisjoint(node.reads[len(node.inputs) :]):
                 return "none", node.reads  # a rule gives no adjoint of what graphs capture
             names: list[str] = []
             for position, variadic in rule.bind(opset)[1]:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]
-            quantised = self._flow.adjoint_types
+            quantised = self._varying.adjoint_types
             if quantised and node.key not in QUANTIZED and not quantised.keys().isdisjoint(names):
                 return "missing", node.reads
             return "rule", names
@@ -270,14 +279,14 @@ class _Verdicts:
 
 def joined(rows: Iterable[OperatorVerdict]) -> tuple[OperatorVerdict, ...]:
     """One row per operator and verdict, of the model and of the bodies in it."""
-    found: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    operators: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for row in rows:
         key = row.operator, row.verdict, row.reason
-        found[key] = found.get(key, ()) + row.nodes
-    return tuple(OperatorVerdict(*key, nodes) for key, nodes in found.items())
+        operators[key] = operators.get(key, ()) + row.nodes
+    return tuple(OperatorVerdict(*key, nodes) for key, nodes in operators.items())
 
 
-def prepare(
+def find_requested_path(
     graph: Graph, wrt: Sequence[str] | None, outputs: Sequence[str] | None, quantization: str = "zero"
 ) -> tuple[list[str], list[str], Path]:
     """The names to differentiate with respect to, the outputs to differentiate, and the path between them.
@@ -288,7 +297,7 @@ def prepare(
     """
     targets = requested_outputs(graph, outputs)
     sources = requested_wrt(graph, wrt)
-    path = complete_path(Structures(graph, quantization), sources, targets)
+    path = complete_path(ControlFlowRules(graph, quantization), sources, targets)
     if wrt is None:
         sources = [name for name in sources if name in graph.inputs or name in path.needed]
         if not sources:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from refgrad.errors import abridged
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.walk import nested, subgraphs
+from refgrad.protos.traverse import nested, subgraphs
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZERS, RULES, ZERO
 
 CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -21,9 +21,9 @@ def title(domain: str, op_type: str) -> str:
 
 def reason_of(key: tuple[str, str], verdict: str, graph: Graph) -> str:
     """The reason for a verdict on an operator of `graph`; of a rule, the first line of its formula."""
-    structure = graph.structures.get(key)
-    if structure is not None:
-        return structure.formula().partition("\n")[0] if verdict == "rule" else "no derivative passes"
+    rule = graph.control_flow.get(key)
+    if rule is not None:
+        return rule.formula().partition("\n")[0] if verdict == "rule" else "no derivative passes"
     if verdict == "rule":
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":
@@ -43,7 +43,9 @@ def reason_of(key: tuple[str, str], verdict: str, graph: Graph) -> str:
 def flat_within(node: Node) -> str:
     """The operators with a zero derivative in the graphs of a node, as the rest of a sentence."""
     graphs = [graph for attribute in node.proto.attribute for graph in subgraphs(attribute)]
-    inner = dict.fromkeys((one.domain, one.op_type) for one in nested(one for graph in graphs for one in graph.node))
+    inner = dict.fromkeys(
+        (member.domain, member.op_type) for member in nested(member for graph in graphs for member in graph.node)
+    )
     flat = [title(*key) for key in inner if key in ZERO]
     return f"; in its graphs are {abridged(flat)}" if flat else ""
 

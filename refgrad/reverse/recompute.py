@@ -18,35 +18,34 @@ before the copies of the next are made, in whatever order a runtime takes the no
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from typing import Any
 
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.graph import Graph, Node, needed_nodes
+from refgrad import traits
+from refgrad.builder.nodes import EmittedNode, Entries, NodeBuilder
+from refgrad.builder.op import Emitter
+from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.model.graph import Graph, Node, needed_nodes
 from refgrad.protos.types import nbytes
 from refgrad.reverse.bodies import is_random, rename_reads
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import EmittedNode, Entries
 from refgrad.reverse.path import Path
 
+Segments = Sequence[frozenset[str]]  # the names of the nodes in each
+
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
-_SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"))
 
 
 def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[str]]:
     """The names of the nodes that are to be computed again, a set per segment; no node is in two.
 
-    :raises OptionError: `recompute` is neither a bool nor a sequence of names.
     :raises UnknownNameError: a name or pattern that no node has.
     """
     if isinstance(recompute, bool):
         return cut(graph) if recompute else []
-    _check(recompute)
     names = [node.name for node in graph.nodes]
     taken: set[str] = set()
     found = []
@@ -60,14 +59,6 @@ def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[st
         found.append(frozenset(matched - taken))
         taken |= matched
     return found
-
-
-def _check(recompute: object) -> None:
-    names = recompute if isinstance(recompute, Sequence) and not isinstance(recompute, str) else [None]
-    if not all(isinstance(entry, str) for entry in names):
-        raise OptionError(
-            f"recompute is True, False, or a list of names or patterns of nodes, not {reprlib.repr(recompute)}."
-        )
 
 
 def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
@@ -134,6 +125,7 @@ class Repetition:
         if not chosen:
             return
         self._nodes, self._op, self._backward, self._live, self._rename = forward, op, backward, live, rename
+        self._builder = NodeBuilder(op.emission.taken)
         self._fixed = _fixed(op.graph, forward)
         forward = needed_nodes(forward, set(live))
         makers = self._repeatable(forward, chosen, set(results))
@@ -217,7 +209,7 @@ class Repetition:
         """The tensors that this part of the backward pass computes and none of it reads."""
         nodes = self._backward[start:end]
         read = {name for node in nodes for name in _reads(node)}
-        made = (name for node in nodes if node.op_type not in _SEQUENCES for name in node.outputs)
+        made = (name for node in nodes if node.op_type not in traits.SEQUENCES for name in node.outputs)
         return [name for name in made if name and name not in read and not self._op.is_sequence(name)]
 
     def _ready(self, names: Sequence[str], made: list[NodeProto]) -> str:
@@ -264,8 +256,8 @@ class Repetition:
     def _node(
         self, made: list[NodeProto], op_type: str, inputs: Sequence[str], of: str, what: str, **settings: Any
     ) -> str:
-        name = self._op.fresh(f"{of}_{what}")
-        made.append(helper.make_node(op_type, inputs, [name], name=name, **settings))
+        name = self._builder.add(op_type, inputs, f"{of}_{what}", **settings)
+        made += self._builder.take()
         _describe(made[-1], of, self._space)
         return name
 
@@ -294,7 +286,7 @@ def _connected(nodes: Sequence[Node], makers: Mapping[str, Node]) -> list[list[N
 
 def _reads(node: EmittedNode) -> Iterator[str]:
     yield from node.inputs
-    yield from node.settings.captured
+    yield from node.attribute_set.captured
 
 
 def _describe(node: NodeProto, of: str, space: Callable[[str], Entries]) -> None:

@@ -5,16 +5,10 @@ Nobody but `refgrad.walk` asks for it. Without a record a sweep does nothing for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from onnx import ModelProto
-
-from refgrad.forward.graph import Graph, Node
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.emitted import needed_emitted, write
-from refgrad.reverse.primitives import Primitives
-from refgrad.tables.dialects import DIALECTS
+from refgrad.model.graph import Graph, Node
 from refgrad.tables.registry import RULES
 
 
@@ -58,53 +52,7 @@ class SweepRecord:
 def _places(graph: Graph, node: Node) -> Iterator[int]:
     """The positions of the inputs that the rule of a node gives adjoints to, in its order."""
     rule = RULES.get(node.key)
-    if rule is None or node.key in graph.structures:
+    if rule is None or node.key in graph.control_flow:
         return
     for position, variadic in rule.bind(graph.opsets.get(rule.domain, 1))[1]:
         yield from range(position, len(node.inputs) if variadic else min(position + 1, len(node.inputs)))
-
-
-def with_contributions(gradient: ModelProto, op: Emitter, names: Mapping[str, str], record: SweepRecord) -> ModelProto:
-    """`gradient` with the contributions that it does without at its end: slices between zeros, which it puts side by side.
-
-    :param names: the names in `gradient` of values that `op` emitted.
-    """
-    made = {name for node in gradient.graph.node for name in node.output}
-    padded, emission = op.values.sparse.padded, op.emission
-    given = {one.adjoint for one in record.given if one.adjoint in padded}
-    nodes = [
-        node
-        for node in needed_emitted(emission.nodes, given)
-        if made.isdisjoint(names.get(name, name) for name in node.outputs)
-    ]
-    whole = ModelProto()
-    whole.CopyFrom(gradient)
-    have = {tensor.name for tensor in gradient.graph.initializer}
-    reads = dict.fromkeys(name for node in nodes for name in node.inputs if name in emission.constants)
-    whole.graph.initializer.extend(emission.constants[name] for name in reads if name not in have)
-    write(whole.graph, nodes, names)
-    return whole
-
-
-class RecordingEmitter(Emitter):
-    """An emitter that writes down in `record` what it sums over a broadcast."""
-
-    record: SweepRecord
-
-    @property
-    def grad(self) -> Primitives:
-        """The gradient primitives."""
-        return _RecordingPrimitives(self)
-
-
-class _RecordingPrimitives(Primitives):
-    def __init__(self, op: RecordingEmitter) -> None:
-        super().__init__(op)
-        self._emitter, self._record = op, op.record
-
-    def BroadcastGradient(self, dY: str, X: str, operands: tuple[str, ...]) -> Any:  # noqa: N802
-        """The lowering of the primitive, and a line in the record."""
-        made = DIALECTS["onnx"].lowerings["BroadcastGradient"](self._emitter, dY, X, operands)
-        if made != dY:
-            self._record.summed.append(Summed(self._emitter.node, X, dY, made))
-        return made

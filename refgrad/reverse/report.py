@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from refgrad.errors import abridged, choices
 from refgrad.markup import BAD, ROWS, html_table
+from refgrad.notices import notice
 
 _DERIVATIVES = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
 _FEW = 3  # nodes or values that a sentence names
@@ -39,17 +41,17 @@ class ZeroGradient(UselessGradient):
 
     def __str__(self) -> str:
         several = len(self.names) > 1
-        said = (
+        reason = (
             f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} 0"
         )
         if not self.stops:
             values = "their values" if several else "its values"
-            return f"{said}: no output that is differentiated depends on {values}. {self.advice}"
+            return f"{reason}: no output that is differentiated depends on {values}. {self.advice}"
         why = ", ".join(
             f"{row.operator} (node{'s' if len(row.nodes) > 1 else ''} {choices(row.nodes, limit=_FEW)}; {row.reason})"
             for row in self.stops
         )
-        return f"{said} whatever is fed: no derivative passes through {why}. {self.advice}"
+        return f"{reason} whatever is fed: no derivative passes through {why}. {self.advice}"
 
 
 class LeakedGradient(UselessGradient):
@@ -111,3 +113,10 @@ class Report:
         return html_table(
             self.table(), title, map(str, (*self.zeros, *self.leaks)), colors, max(ROWS, len(self.refused))
         )
+
+
+def say_useless(found: Iterable[UselessGradient], named: bool) -> None:
+    """Warn of useless gradients. Warn of a name that no output depends on only if the caller `named` it."""
+    for one in found:
+        if one.stops or named:
+            notice(str(one))

@@ -10,10 +10,10 @@ from typing import Any
 from onnx import helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.graph import Graph
+from refgrad.model.graph import Graph
 from refgrad.protos.domains import ML
+from refgrad.protos.traverse import names_of, subgraphs
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import names_of, subgraphs
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import RULES
 from refgrad.tables.schemas import find_schema
@@ -80,20 +80,20 @@ def matching(names: Sequence[str], known: Sequence[str], usual: Sequence[str], w
     :param what: the argument that has the names.
     :raises UnknownNameError: a pattern matches nothing.
     """
-    found: list[str] = []
+    matches: list[str] = []
     plain = {name for name in names if not _has_pattern([name], known)}
     for name in names:
         if name in plain:
-            found.append(name)
+            matches.append(name)
             continue
-        matched = [one for one in usual if fnmatchcase(one, name)]
+        matched = [known_name for known_name in usual if fnmatchcase(known_name, name)]
         if not matched:
             raise UnknownNameError(
                 f"The pattern {name!r} in {what} matches no float input and no float initializer of the model. "
                 f"It has: {choices(usual)}."
             )
-        found += [one for one in matched if one not in found and one not in plain]
-    return found
+        matches += [known_name for known_name in matched if known_name not in matches and known_name not in plain]
+    return matches
 
 
 def _settings(graph: Graph) -> set[str]:

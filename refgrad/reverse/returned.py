@@ -1,4 +1,4 @@
-"""The adjoints that a rule or a structure returned, paired with the inputs of the node, or an error that says what is wrong."""
+"""The adjoints that a rule returned, paired with the inputs of the node, or an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -55,37 +55,39 @@ def adjoints_of(
             yield rest[k], each
 
 
-def adjoints_by_structure(
-    structure: str, result: Any, node: str, reads: Sequence[str], known: Container[str]
+def adjoints_by_control_flow_rule(
+    rule: str, result: Any, node: str, reads: Sequence[str], known: Container[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """The inputs of a node, each with the adjoint that its structure gave.
+    """The inputs of a node, each with the adjoint that its control-flow rule gave.
 
-    :param structure: the name of the structure's class, for messages.
+    :param rule: the name of the control-flow rule's class, for messages.
     :param reads: what the node reads, in its graphs too.
     :param known: the names of all values there are.
     :raises BrokenRuleError: `result` is not a series of pairs, each the name of a value that the node reads and the name of a
         value or None.
     """
     if isinstance(result, str) or not isinstance(result, Iterable):
-        raise BrokenRuleError(f"The structure {structure} returned {_described(result)} for node {node!r}; {_PAIRS}.")
+        raise BrokenRuleError(
+            f"The control-flow rule {rule} returned {_described(result)} for node {node!r}; {_PAIRS}."
+        )
     for pair in result:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise BrokenRuleError(
-                f"The structure {structure} returned {_described(pair)} as a pair for node {node!r}; {_PAIRS}."
+                f"The control-flow rule {rule} returned {_described(pair)} as a pair for node {node!r}; {_PAIRS}."
             )
         name, adjoint = pair
         if name.__class__ is not str or name not in reads:
             raise BrokenRuleError(
-                f"The structure {structure} returned an adjoint of {_described(name)} for node {node!r}, which reads "
+                f"The control-flow rule {rule} returned an adjoint of {_described(name)} for node {node!r}, which reads "
                 f"{choices(dict.fromkeys(reads))}; {_PAIRS}."
             )
         if adjoint is not None and not (adjoint.__class__ is str and adjoint in known):
-            raise _wrong(f"structure {structure}", f"value {name!r}", node, adjoint, known)
+            raise _wrong(f"control-flow rule {rule}", f"value {name!r}", node, adjoint, known)
         yield name, adjoint
 
 
 def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
-    return f"one each is due for {', '.join(rule.wrt)}" if places else "none is due"
+    return f"expected one each for {', '.join(rule.wrt)}" if places else "expected none"
 
 
 def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> BrokenRuleError:

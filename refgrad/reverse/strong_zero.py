@@ -14,16 +14,17 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad import traits
-from refgrad.protos.external import array_of
-from refgrad.protos.reading import CONSTANT, is_number
+from refgrad.builder.nodes import NodeBuilder
+from refgrad.model.external import array_of
+from refgrad.model.reading import is_number
+from refgrad.protos.metadata import CONSTANT
+from refgrad.protos.traverse import attribute_value, names_of, refill
 from refgrad.protos.types import FLOATS, element_type
-from refgrad.protos.walk import attribute_value, fresh, names_of, refill
 from refgrad.reverse.finite import Finite
 
-# The operators that multiply elements and add up the products, and how many of their first inputs are factors; None: all.
-_CONTRACTIONS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": None, "RotaryEmbedding": 3}
+_CONTRACTIONS = traits.PRODUCTS | {"RotaryEmbedding"}  # they multiply elements and add up the products
 _PRODUCTS = frozenset(("Mul", "Div"))
-_SCALES = frozenset(("Neg", "Cast", "CastLike", "Identity"))  # 0 where their operand is
+_SCALES = traits.CASTS | {"Neg", "Identity"}  # 0 where their operand is
 # They return no cotangent: conditions, sizes and places.
 _OBSERVERS = traits.BOOLEAN | traits.COUNTING | {"Sign"}
 
@@ -49,7 +50,7 @@ class _Guards:
             for tensor in model.graph.initializer
             if is_number(tensor) and not tensor.dims and tensor.data_type in FLOATS
         }
-        self._taken = names_of(model.graph) | {node.name for node in model.graph.node}
+        self._builder = NodeBuilder(names_of(model.graph) | {node.name for node in model.graph.node})
         self._finite = Finite(model.graph)
         self._equal: dict[str, str] = {}  # by the name of a value: where it is 0
         # A value that is a product of a cotangent within one rule: the rule, and the cotangent with its element type.
@@ -132,7 +133,7 @@ class _Guards:
         refill(raw.attribute, node.attribute)
         total = self._like(node, "ReduceSum", [raw.output[0]], keepdims=0)
         is_nan = self._like(node, "IsNaN", [total.output[0]])
-        then, same = (GraphProto(name=fresh(f"{node.name}_{name}", self._taken)) for name in ("zeros", "same"))
+        then, same = (GraphProto(name=self._builder.fresh(f"{node.name}_{name}")) for name in ("zeros", "same"))
         same.node.append(self._like(node, "Identity", [raw.output[0]]))
         then.node.extend(self._sum_of_nonzero(node, place, kind, raw.output[0]))
         for graph in (then, same):
@@ -246,13 +247,13 @@ class _Guards:
         **attributes: Any,
     ) -> NodeProto:
         """A node that belongs to what `node` belongs to."""
-        name = name or fresh(f"{node.name}_{op_type}", self._taken)
+        name = name or self._builder.fresh(f"{node.name}_{op_type}")
         if not output:
             output = name
         elif output != node.output[0]:
-            output = fresh(output, self._taken)
-        made = helper.make_node(op_type, inputs, [output], name, **attributes)
-        made.metadata_props.extend(node.metadata_props)
+            output = self._builder.fresh(output)
+        self._builder.append(op_type, inputs, [output], name, attributes=attributes)
+        [made] = self._builder.take(metadata=node.metadata_props)
         return made
 
     def _constant(self, number: float, kind: int) -> str:
@@ -260,7 +261,7 @@ class _Guards:
         key = repr(number), kind
         if key not in self._constants:
             array = np.array(number, helper.tensor_dtype_to_np_dtype(kind))
-            self._constants[key] = fresh(f"{array.dtype.name}_{number}", self._taken)
+            self._constants[key] = self._builder.fresh(f"{array.dtype.name}_{number}")
             self.added.append(numpy_helper.from_array(array, self._constants[key]))
             self.added[-1].metadata_props.add(key=CONSTANT)
         return self._constants[key]
@@ -299,7 +300,9 @@ def _pairs(node: NodeProto) -> _Pairs:
 
 def _factors(node: NodeProto) -> int:
     """The number of leading inputs that are factors."""
-    return _CONTRACTIONS.get(node.op_type, 2) or len(node.input)
+    if node.op_type == "Einsum":
+        return len(node.input)
+    return 3 if node.op_type == "RotaryEmbedding" else 2
 
 
 def _kind(node: NodeProto, carried: Mapping[str, int]) -> int:

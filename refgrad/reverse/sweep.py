@@ -8,38 +8,38 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
+from refgrad.builder.op import Emitter
 from refgrad.errors import BrokenRuleError, RefgradError, abridged
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
+from refgrad.protos.traverse import fresh
 from refgrad.protos.types import type_text
-from refgrad.protos.walk import fresh
-from refgrad.reverse.emit import Emitter
+from refgrad.reverse.concatenated_slices import joined
 from refgrad.reverse.path import Path
-from refgrad.reverse.record import SweepRecord
-from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
-from refgrad.reverse.slices import joined
+from refgrad.reverse.returned import adjoints_by_control_flow_rule, adjoints_of
 from refgrad.tables.once import qualified, raised_at
 from refgrad.tables.registry import RULES, BoundParameter
 from refgrad.tables.schemas import find_schema
 
 _VALUES = frozenset(("input", "cotangent", "output"))
-_FEW = 8  # operands; each is compared with all others, and a Sum may have thousands
+_FEW = 8  # if a broadcast has more operands, only two of each shape are compared: a Sum may have thousands
 
 
 class Sweep:
-    """One pass over the active nodes of a path, of a model or of a body: adjoints by the name of their primal.
+    """One pass over the active nodes of a path, in a model or in a body. It computes the adjoint of each primal.
 
-    What it names begins with `scope`, by which a body leaves the names of gradients to the model. `names` are the names in
-    the result of emitted values. Who contributed to which adjoint is written down in `record` if there is one.
+    `totals` has the adjoints by the name of their primal. `names` has the name in the result of each emitted value.
+    Each name that the sweep gives begins with `scope`. The scope of a body keeps the names of gradients free for the model.
+    If `op` has a record, the sweep writes down in it which node contributed to which adjoint.
     """
 
-    def __init__(self, path: Path, op: Emitter, scope: str = "", record: SweepRecord | None = None) -> None:
+    def __init__(self, path: Path, op: Emitter, scope: str = "") -> None:
         self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
-        self.record = record
+        self.record = op.record
         self.names: dict[str, str] = {}
-        self.totals: dict[str, str] = {}  # primal: its whole adjoint
+        self.totals: dict[str, str] = {}  # by primal: its adjoint, after all contributions are summed
         self._made = op.emission.made
-        self._owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
-        self._contributions: dict[str, list[list[str]]] = {}  # a list per node, the last node first
+        self._owner: dict[str, str] = {}  # by emitted value: the first primal that had this value as its adjoint
+        self._contributions: dict[str, list[list[str]]] = {}  # by primal: one list per node, the last node first
 
     def seed(self, output: str, cotangent: str) -> None:
         """Start from the adjoint `cotangent` of `output`."""
@@ -48,7 +48,7 @@ class Sweep:
         self._contributions[output] = [[cotangent]]
 
     def run(self) -> None:
-        """Visit the nodes, the last one first."""
+        """Visit the active nodes from the last to the first."""
         for node in reversed(self.path.active):
             self._visit(node)
 
@@ -58,7 +58,7 @@ class Sweep:
             return
         needed, quantised, contributions = self.path.needed, self.path.adjoint_types, self._contributions
         mine: dict[str, list[str]] = {}
-        by = self._by_structure if node.key in self.graph.structures else self._by_rule
+        by = self._by_control_flow_rule if node.key in self.graph.control_flow else self._by_rule
         pairs = by(node, adjoints)
         if self.record is not None:
             pairs = self.record.watched(self.graph, node, pairs)
@@ -76,22 +76,22 @@ class Sweep:
             else:
                 contributions[name] = [mine[name]]
 
-    def _by_structure(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
+    def _by_control_flow_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
         self.op.enter(node.op_type, node.name, node)
-        passage = self.path.passages[node.name]
+        route = self.path.routes[node.name]
         cotangents = {name: adjoint for name, adjoint in zip(node.outputs, adjoints, strict=True) if adjoint}
-        by, known = passage.structure, self.op.emission.taken
+        rule, known = route.rule, self.op.emission.taken
         try:
-            given = by.differentiate(self.op, passage, cotangents)
-            return list(adjoints_by_structure(type(by).__name__, given, node.name, node.reads, known))
+            returned = rule.differentiate(self.op, route, cotangents)
+            return list(adjoints_by_control_flow_rule(type(rule).__name__, returned, node.name, node.reads, known))
         except (RefgradError, MemoryError) as error:
-            error.add_note(_in_rule(node.domain, node.op_type, by.differentiate, node, error))
+            error.add_note(_in_rule(node.domain, node.op_type, rule.differentiate, node, error))
             raise
         except Exception as error:
-            raise self._failed(node.domain, node.op_type, by.differentiate, node, error) from error
+            raise self._failed(node.domain, node.op_type, rule.differentiate, node, error) from error
 
     def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
-        """The inputs of a node and the adjoints that its rule gives them, summed over the axes of a broadcast."""
+        """Pairs of an input of the node and its adjoint from the node's rule, summed over the axes of a broadcast."""
         rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
         op = self.op
@@ -104,33 +104,33 @@ class Sweep:
             raise
         except Exception as error:
             raise self._failed(rule.domain, rule.op_type, rule.function, node, error) from error
-        found = adjoints_of(rule, places, result, node.name, node.inputs, op.emission.taken)
+        pairs = adjoints_of(rule, places, result, node.name, node.inputs, op.emission.taken)
         operands = self._facing(node) if rule.broadcast else ()
-        return self._summed(found, operands) if len(operands) > 1 else found
+        return self._summed(pairs, operands) if len(operands) > 1 else pairs
 
     def _failed(self, domain: str, op_type: str, function: Any, node: Node, error: Exception) -> BrokenRuleError:
-        """The error for an exception that a rule let through."""
+        """The error to raise if a rule fails with an exception that is not one of refgrad's."""
         types = [(name, self.op.values.type_of(name)) for name in node.inputs if name]
         reads = abridged(f"{name!r} {type_text(kind) if kind else 'of unknown type'}" for name, kind in types)
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
         return BrokenRuleError(
-            f"{_in_rule(domain, op_type, function, node, error).removesuffix('.')}: {said}. The node reads {reads}. "
-            "Look whether they fit the operator. If a runtime runs the model, the rule is wrong: report it."
+            f"{_in_rule(domain, op_type, function, node, error).removesuffix('.')}: {message}. The node reads {reads}. "
+            "Check that these inputs fit the operator. If a runtime runs the model, the rule is wrong: report it."
         )
 
     def _summed(
-        self, found: Iterable[tuple[str, str | None]], operands: tuple[str, ...]
+        self, adjoints: Iterable[tuple[str, str | None]], operands: tuple[str, ...]
     ) -> Iterator[tuple[str, str | None]]:
         """The adjoints of operands of a broadcast, each summed over the axes along which its operand was repeated."""
         needed, lower = self.path.needed, self.op.grad.BroadcastGradient
-        for name, adjoint in found:
+        for name, adjoint in adjoints:
             if adjoint is not None and name in needed:
                 facing = operands if name in operands else (*operands, name)
                 adjoint = lower(adjoint, name, facing)
             yield name, adjoint
 
     def _facing(self, node: Node) -> tuple[str, ...]:
-        """The operands of a broadcast. Of many it is two of each shape that is known: more tell no more."""
+        """The operands of a broadcast. If there are many, two of each known shape: more of the same shape add nothing."""
         names = node.inputs if "" not in node.inputs else tuple(filter(None, node.inputs))
         if len(names) <= _FEW:
             return names
@@ -179,7 +179,7 @@ class Sweep:
         return self.op.values.record(name, _output_type(node, read.position, self.graph, self.op.values.types))
 
     def adjoint(self, name: str) -> str | None:
-        """The adjoint of `name`, the sum of its contributions in the order of the nodes; None where there are none."""
+        """The adjoint of `name`: the sum of its contributions in the order of the nodes. None if nothing contributes."""
         groups = self._contributions.get(name)
         if not groups:
             return None
@@ -189,7 +189,7 @@ class Sweep:
                 self.totals[name] = total
                 return total
             self.op.enter("identity", name)
-            if total in self._made and total not in self.names:  # as mostly
+            if total in self._made and total not in self.names:  # the usual case: no alias is needed
                 self.names[total] = fresh(f"{self.scope}{name}_grad", self.op.emission.taken)
                 self._owner[total] = name
             else:
@@ -208,20 +208,20 @@ class Sweep:
         return total
 
     def _own(self, value: str, name: str, primal: str) -> str:
-        """`value`, or an alias of it where it has a name already, with this name in the result."""
+        """A value that has the name `name` in the result: `value`, or an alias of it if `value` has a name already."""
         if value not in self._made or value in self.names:
             value = self.op.grad.Alias(value)
         return self.name_value(value, name, primal)
 
     def name_value(self, value: str, name: str, primal: str) -> str:
-        """Give an emitted value, an adjoint of `primal`, its name in the result, unless it has one there already."""
+        """Give an adjoint of `primal` its name in the result, if it is emitted and has no name there. Return the adjoint."""
         if value in self._made and value not in self.names:
             self.names[value] = self.op.fresh(self.scope + name)
             self._owner[value] = primal
         return value
 
     def result(self, name: str) -> str:
-        """The value that becomes the output `<name>_grad`: no graph input, and no other name's gradient."""
+        """The value that becomes the output `<name>_grad`. It is not a graph input, and not the gradient of another name."""
         adjoint = self.adjoint(name)
         if adjoint is None:
             self.op.enter("zero", name)
@@ -234,12 +234,12 @@ class Sweep:
 
 
 def _in_rule(domain: str, op_type: str, function: Any, node: Node, error: Exception) -> str:
-    """The place in the code where an exception was raised that a rule let through."""
+    """A sentence with the rule, the node and the line of code where an exception was raised."""
     return f"In the rule for {qualified(domain, op_type)} of node {node.name!r}, at {raised_at(error, function)}."
 
 
 def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int]) -> int | None:
-    """The element type of an optional output that the node leaves out, None where the schema does not tell."""
+    """The element type of an optional output that the node leaves out. None if the schema does not determine it."""
     schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
     type_str = schema.outputs[position].type_str
     for parameter, value in zip(schema.inputs, node.inputs, strict=False):
@@ -255,10 +255,11 @@ def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int])
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """The results of a sweep: the adjoint of each name in `wrt`, and the graph inputs that are cotangents, by output.
+class SweepResults:
+    """The results of a sweep.
 
-    `seeds` are the element types of all cotangents that it started from, by their names in the result.
+    `adjoints` has the adjoint of each name in `wrt`. `cotangents` has the cotangents that are graph inputs, by output.
+    `seeds` has the element type of every cotangent that the sweep started from, by the cotangent's name in the result.
     """
 
     path: Path
@@ -275,36 +276,37 @@ def sweep(
     wrt: Sequence[str],
     outputs: Sequence[str],
     cotangent: str,
-    record: SweepRecord | None = None,
-) -> Gradients:
+) -> SweepResults:
     """Sweep the path of a model from the cotangents of `outputs` to the gradients of `wrt`."""
-    made = Sweep(path, op, record=record)
-    names = _seed(made, op, outputs, cotangent)
-    made.run()
-    adjoints = {name: made.result(name) for name in wrt}
+    sweep_of_path = Sweep(path, op)
+    names = _seed(sweep_of_path, op, outputs, cotangent)
+    sweep_of_path.run()
+    adjoints = {name: sweep_of_path.result(name) for name in wrt}
     seeds = {name: op.values.adjoint_type(output) for output, name in names.items()}
-    return Gradients(path, op, made, adjoints, names if cotangent == "input" else {}, seeds)
+    return SweepResults(path, op, sweep_of_path, adjoints, names if cotangent == "input" else {}, seeds)
 
 
 def _seed(sweep: Sweep, op: Emitter, outputs: Sequence[str], cotangent: str) -> dict[str, str]:
-    """Give every output its cotangent; the names of the cotangents in the result, by output."""
+    """Give every output its cotangent. Return the names of the cotangents in the result, by output."""
     names = {output: op.fresh(f"{output}_grad") for output in outputs}
     op.enter("cotangent", "cotangent")
     if cotangent == "yield":
-        # It returns every output to the caller; a cotangent comes back for those that are differentiated.
+        # YieldOp hands every output to the caller, and returns a cotangent for each output that is differentiated.
         every = list(sweep.graph.outputs)
         others = [k for k, output in enumerate(every) if output not in names]
-        made = op.com_microsoft(
+        returned = op.com_microsoft(
             "YieldOp",
             *every,
             outputs=len(names),
             full_shape_outputs=list(range(len(every))),
             non_differentiable_outputs=others or None,
         )
-        seeds = dict(zip((o for o in every if o in names), (made,) if isinstance(made, str) else made, strict=True))
+        seeds = dict(
+            zip((o for o in every if o in names), (returned,) if isinstance(returned, str) else returned, strict=True)
+        )
     elif cotangent == "ones":
         seeds = {output: op.full_like(output, 1.0) for output in names}
-        if op.strong_zero:  # under names of their own: not every 1 is a cotangent
+        if op.strong_zero:  # each cotangent gets a name of its own: other constants 1 are not cotangents
             seeds = {output: op.copy(seed) for output, seed in seeds.items()}
     else:
         seeds = names

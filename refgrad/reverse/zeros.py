@@ -8,9 +8,9 @@ from onnx import TensorProto
 
 from refgrad import traits
 from refgrad.errors import choices
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.domains import ML
-from refgrad.reverse.path import Path, Structures, find_path, joined
+from refgrad.reverse.path import ControlFlowRules, Path, find_path, joined
 from refgrad.reverse.report import ZeroGradient
 from refgrad.tables.registry import QUANTIZERS
 
@@ -35,8 +35,12 @@ def zeros(
     used = _used(path.graph, outputs)
     apart = tuple(name for name in lost if name not in used)
     stopped = [name for name in lost if name in used]
-    found = [ZeroGradient(apart, (), _OTHERS)] if apart else []
-    return (*found, *_stopped(path.graph, stopped, outputs, used, quantization)) if stopped else tuple(found)
+    zero_gradients = [ZeroGradient(apart, (), _OTHERS)] if apart else []
+    return (
+        (*zero_gradients, *_stopped(path.graph, stopped, outputs, used, quantization))
+        if stopped
+        else tuple(zero_gradients)
+    )
 
 
 def _used(graph: Graph, outputs: Iterable[str]) -> set[str]:
@@ -52,7 +56,7 @@ def _stopped(
     graph: Graph, names: Sequence[str], outputs: Sequence[str], used: set[str], quantization: str
 ) -> list[ZeroGradient]:
     """The nodes at which the derivative by each name ends: they vary with it, and a result that is used does not."""
-    alone = find_path(Structures(graph, quantization), names, outputs)
+    alone = find_path(ControlFlowRules(graph, quantization), names, outputs)
     varied, sources = alone.varied, dict(zip(names, (1 << k for k in range(len(names))), strict=True))
     bits = dict(sources)  # of a value: the names that it varies with
     stops: list[tuple[Node, int, list[str]]] = []
@@ -71,13 +75,13 @@ def _stopped(
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, bit in sources.items():
         alike.setdefault(tuple(node.name for node, mine, _ in stops if mine & bit), []).append(name)
-    found = []
+    zero_gradients = []
     for nodes, group in alike.items():
         here = [(node, flat) for node, _, flat in stops if node.name in nodes]
         verdicts = joined(alone.stop(node, flat) for node, flat in here)
         advice = _advice([node for node, _ in here], varied, bits.keys() - sources.keys())
-        found.append(ZeroGradient(tuple(group), verdicts, advice))
-    return found
+        zero_gradients.append(ZeroGradient(tuple(group), verdicts, advice))
+    return zero_gradients
 
 
 def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection[str]) -> str:
@@ -89,9 +93,9 @@ def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection
     before = [name for node in nodes for name in node.reads if name in varied and name in computed]
     if not before:
         return _OTHERS
-    one = len(set(before)) == 1
+    single = len(set(before)) == 1
     advice = (
-        f"Differentiate what {'it reads' if one else 'they read'}, {choices(dict.fromkeys(before), limit=_FEW)}: "
-        f"refgrad.select_model_inputs_outputs makes an output of {'it' if one else 'them'}."
+        f"Differentiate what {'it reads' if single else 'they read'}, {choices(dict.fromkeys(before), limit=_FEW)}: "
+        f"refgrad.select_model_inputs_outputs makes an output of {'it' if single else 'them'}."
     )
     return f"{advice} {_OF_NEIGHBOURS}" if any(node.key == ("", "TopK") for node in nodes) else advice

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.errors import RuleError
 from refgrad.formulas.masks import mask_cotangent
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 

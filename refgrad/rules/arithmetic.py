@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.masks import mask_cotangent
 from refgrad.formulas.norms import quotient
-from refgrad.formulas.squares import is_sum_of_squares
 from refgrad.formulas.types import in_range
 from refgrad.protos.types import smallest_normal
-from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
+from refgrad.rules.squares import is_sum_of_squares
 from refgrad.tables.registry import rule
 
 

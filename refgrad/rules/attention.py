@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.formulas.attention import (
+from refgrad.builder.op import Emitter
+from refgrad.formulas.indexing import END
+from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.rules.activation import swish_slope
+from refgrad.rules.attention_formulas import (
     AttentionWeights,
     ChunkedRecurrence,
     Heads,
@@ -24,10 +28,6 @@ from refgrad.formulas.attention import (
     tensor,
     times,
 )
-from refgrad.formulas.indexing import END
-from refgrad.protos.types import SIXTEEN_BIT
-from refgrad.reverse.emit import Emitter
-from refgrad.rules.activation import swish_slope
 from refgrad.tables.registry import rule
 
 

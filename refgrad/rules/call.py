@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from onnx import FunctionProto, TypeProto, ValueInfoProto, helper
 
-from refgrad.forward.graph import Graph, Node
+from refgrad.builder.op import Emitter
+from refgrad.model.graph import Graph, Node
+from refgrad.protos.traverse import names_of
 from refgrad.protos.types import Dim, Shape, unname
-from refgrad.protos.walk import names_of
 from refgrad.reverse.bodies import Body, known_integers
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import Structures
-from refgrad.tables.registry import Flow, Passage, Structure, structure
+from refgrad.reverse.path import ControlFlowRules
+from refgrad.tables.registry import ControlFlowRule, Route, VaryingValues, control_flow_rule
 
 Made = TypeVar("Made")
 
@@ -68,23 +68,25 @@ class _Arguments:
         return name
 
 
-@structure(None)
-class Call(Structure):
+@control_flow_rule(None)
+class Call(ControlFlowRule):
     """dy through the body of the function, whose derivative is a function too"""
 
-    def __init__(self, structures: Structures, node: Node, function: FunctionProto, arguments: _Arguments) -> None:
-        self.graph, self.node, self.function, self._arguments = structures.graph, node, function, arguments
+    def __init__(
+        self, control_flow: ControlFlowRules, node: Node, function: FunctionProto, arguments: _Arguments
+    ) -> None:
+        self.graph, self.node, self.function, self._arguments = control_flow.graph, node, function, arguments
         self.reads = arguments.pairs
         self.body = self._once(
-            "body", lambda: Body.of_function(structures, function, arguments.formal, arguments.known)
+            "body", lambda: Body.of_function(control_flow, function, arguments.formal, arguments.known)
         )
         self._inner = dict(zip(node.outputs, self.body.outputs, strict=False))
 
     @classmethod
-    def read(cls, structures: Structures, node: Node) -> Call:
+    def read(cls, control_flow: ControlFlowRules, node: Node) -> Call:
         """The body of the function that `node` calls, with what is known of the arguments."""
-        function = structures.graph.functions.protos[node.key]
-        return cls(structures, node, function, _Arguments(structures.graph, function, node))
+        function = control_flow.graph.functions.protos[node.key]
+        return cls(control_flow, node, function, _Arguments(control_flow.graph, function, node))
 
     def _once(self, what: Hashable, make: Callable[[], Made]) -> Made:
         """The result of `make`, computed once for all calls of this kind."""
@@ -94,26 +96,26 @@ class Call(Structure):
         made: Made = derived[key]
         return made
 
-    def outputs_of(self, flow: Flow) -> frozenset[str]:
+    def outputs_of(self, varying: VaryingValues) -> frozenset[str]:
         """The results that depend on an argument that varies."""
-        path = self.body.path(flow, (name for name, value in self.reads if value in flow.varied), ())
+        path = self.body.path(varying, (name for name, value in self.reads if value in varying.names), ())
         return frozenset(n for n, inner in self._inner.items() if n and inner in path.varied and self.graph.is_float(n))
 
-    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+    def route(self, varying: VaryingValues, needed: Set[str]) -> Route:
         """The way from the arguments that vary to the results in `needed`."""
         path = self.body.path(
-            flow,
-            (name for name, value in self.reads if value in flow.varied),
+            varying,
+            (name for name, value in self.reads if value in varying.names),
             (inner for name, inner in self._inner.items() if name in needed),
         )
-        return Passage(self, frozenset(value for name, value in self.reads if name in path.needed), (path,))
+        return Route(self, frozenset(value for name, value in self.reads if name in path.needed), (path,))
 
     def differentiate(
-        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+        self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
         """Emit a call of the backward function, and let the forward call be one of the function that stores more."""
         node, edit = self.node, op.edits.of(self.node)
-        wrt = frozenset(name for name, value in self.reads if value in passage.reads)
+        wrt = frozenset(name for name, value in self.reads if value in route.reads)
         seeded = tuple(self._inner[name] for name in node.outputs if name in cotangents)
         made = self._once((wrt, seeded, op.conventions), lambda: self._derive(op, wrt, seeded))
         values = dict(self.reads)
@@ -148,7 +150,7 @@ class Call(Structure):
     def _derive(self, op: Emitter, wrt: frozenset[str], seeded: tuple[str, ...]) -> _Derivative:
         """Sweep the body, and write both functions."""
         body, functions, name = self.body, self.graph.functions, self.function.name
-        path = body.path(Flow(set()), wrt, seeded)
+        path = body.path(VaryingValues(set()), wrt, seeded)
         taken = names_of(path.graph.model.graph) | {node.name for node in path.graph.nodes}
         swept = body.swept(op, path, taken)
         sub = swept.op

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from refgrad.builder.op import Emitter
 from refgrad.errors import RuleError
 from refgrad.formulas.convolution import conv_transpose_adjoints
 from refgrad.formulas.indexing import MOST_AXES, WRITTEN_OUT, distances
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 Ints = Sequence[int] | None

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.products import of_others
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 Move = Callable[..., str]

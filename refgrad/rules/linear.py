@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.errors import RuleError
 from refgrad.formulas.indexing import END, along, positions
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 
@@ -27,30 +27,33 @@ def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
         return d_A, op.Mul(op.Unsqueeze(A, [1]), op.Unsqueeze(d_Y, [-2]))
     d_A = op.grad.FusedMatMul(d_Y, B, transA=0, transB=1)
     d_B = op.grad.FusedMatMul(A, d_Y, transA=1, transB=0)
-    d_A, d_B = _with_batch(op, d_A, A, d_Y), _with_batch(op, d_B, B, d_Y)
+    d_A, d_B = _with_shape(op, d_A, A, d_Y), _with_shape(op, d_B, B, d_Y)
     return op.grad.BatchGradient(d_A, A, (A, d_A)), op.grad.BatchGradient(d_B, B, (d_B, B))
 
 
-def _with_batch(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
-    """`adjoint`, which is known to have the batch axes of the product and the last two axes of `operand`."""
-    shape, full = op.shape(operand), op.shape(d_Y)
-    if shape is not None and full is not None:
-        op.assume(adjoint, (*full[:-2], *shape[-2:]))
+def _with_shape(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
+    """`adjoint`. Its shape is known from now on: the batch axes of the product, and the last two axes of `operand`."""
+    operand_shape, product_shape = op.shape(operand), op.shape(d_Y)
+    if operand_shape is not None and product_shape is not None:
+        op.assume(adjoint, (*product_shape[:-2], *operand_shape[-2:]))
     return adjoint
 
 
 def _of_unknown_rank(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
-    """At run time, give vectors the axis of size 1 that MatMul gave them, and both operands the same rank."""
-    a, b, y = op.Shape(A), op.Shape(B), op.Shape(d_Y)
-    rank_a, rank_b = op.Shape(a), op.Shape(b)
+    """The gradients of operands whose ranks are known only at run time.
+
+    `full_a` and `full_b` are the shapes that MatMul gives its operands: vectors become matrices, and both get the same rank.
+    """
+    shape_a, shape_b, shape_y = op.Shape(A), op.Shape(B), op.Shape(d_Y)
+    rank_a, rank_b = op.Shape(shape_a), op.Shape(shape_b)
     rank = op.Max(rank_a, rank_b, [2])
-    rows = op.Concat(op.full(op.Sub(rank, rank_a), 1, like=a), a, axis=0)
-    columns = op.Slice(op.Concat(b, [1], axis=0), [0], op.Max(rank_b, [2]), [0])
-    columns = op.Concat(op.full(op.Sub(rank, op.Shape(columns)), 1, like=b), columns, axis=0)
-    batch = op.Slice(y, [0], op.Sub(rank, [2]), [0])
-    m, n = op.Slice(rows, [-2], [-1], [0]), op.Slice(columns, [-1], [END], [0])
+    full_a = op.Concat(op.full(op.Sub(rank, rank_a), 1, like=shape_a), shape_a, axis=0)
+    matrix_b = op.Slice(op.Concat(shape_b, [1], axis=0), [0], op.Max(rank_b, [2]), [0])
+    full_b = op.Concat(op.full(op.Sub(rank, op.Shape(matrix_b)), 1, like=shape_b), matrix_b, axis=0)
+    batch = op.Slice(shape_y, [0], op.Sub(rank, [2]), [0])
+    m, n = op.Slice(full_a, [-2], [-1], [0]), op.Slice(full_b, [-1], [END], [0])
     d_Y = op.Reshape(d_Y, op.Concat(batch, m, n, axis=0), allowzero=1)
-    matrices = op.Reshape(A, rows, allowzero=1), op.Reshape(B, columns, allowzero=1)
+    matrices = op.Reshape(A, full_a, allowzero=1), op.Reshape(B, full_b, allowzero=1)
     d_A = op.grad.FusedMatMul(d_Y, matrices[1], transA=0, transB=1)
     d_B = op.grad.FusedMatMul(matrices[0], d_Y, transA=1, transB=0)
     d_A, d_B = (op.grad.BatchGradient(d, x, (x, d)) for d, x in zip((d_A, d_B), matrices, strict=True))
@@ -77,84 +80,91 @@ def gemm(
 def det(op: Emitter, d_Y: str, X: str) -> str:
     """dX = dY·C, where the cofactor C_ij is the determinant of X with its row i replaced by the unit vector e_j
 
-    It exists for singular matrices too, with derivatives of every order. It takes M² determinants of M×M matrices: for
-    hundreds of rows that is much memory, M⁴ numbers for each matrix.
+    This formula holds for singular matrices too, and has derivatives of every order. It takes the determinants of M² matrices
+    for each M×M matrix, so it needs memory for M⁴ numbers.
     """
-    numbers = positions(op, X, -1)
-    unit = op.Equal(op.Unsqueeze(numbers, [1]), numbers)
-    units = op.as_type(op.Unsqueeze(unit, [0, 2]), op.type(X))
-    cofactors = op.Det(op.Where(op.Unsqueeze(unit, [1, 3]), units, op.Unsqueeze(X, [-4, -3])))
+    indices = positions(op, X, -1)
+    is_diagonal = op.Equal(op.Unsqueeze(indices, [1]), indices)
+    identity = op.as_type(op.Unsqueeze(is_diagonal, [0, 2]), op.type(X))
+    cofactors = op.Det(op.Where(op.Unsqueeze(is_diagonal, [1, 3]), identity, op.Unsqueeze(X, [-4, -3])))
     return op.Mul(op.Unsqueeze(d_Y, [-2, -1]), cofactors)
 
 
 @rule("Einsum")
 def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tuple[list[str]]:
-    """dXₖ = Einsum of dY and the other operands, where the subscripts of Y and of Xₖ change places
+    """dXₖ = Einsum of dY and the other operands, with the subscripts of Y and Xₖ exchanged
 
-    An axis that only X has was summed over: dX repeats along it. For a letter that X has twice, the diagonal was taken:
-    dX is 0 outside it.
+    If only X has a letter, Einsum sums over its axis, so dX repeats along it. If X has a letter twice, Einsum reads the
+    diagonal, so dX is 0 outside of it.
     """
     terms, output = _subscripts(equation)
-    stretched = _stretched(op, Inputs, terms)
-    operands = [op.Squeeze(X, axes) if axes else X for X, axes in zip(Inputs, stretched, strict=True)]
-    terms = [_without(term, axes) for term, axes in zip(terms, stretched, strict=True)]
+    broadcast = _broadcast_axes(op, Inputs, terms)
+    operands = [op.Squeeze(X, axes) if axes else X for X, axes in zip(Inputs, broadcast, strict=True)]
+    terms = [_without(term, axes) for term, axes in zip(terms, broadcast, strict=True)]
     adjoints = []
     for k, (X, term) in enumerate(zip(operands, terms, strict=True)):
-        read = [output, *(t for j, t in enumerate(terms) if j != k)]
-        if "..." not in term and any("..." in t for t in read):
-            # Axes that X does not have: ONNX Runtime wants them in the result, which is then summed over them.
+        other_terms = [output, *(t for j, t in enumerate(terms) if j != k)]
+        if "..." not in term and any("..." in t for t in other_terms):
+            # ONNX Runtime demands the broadcast axes in the result. X lacks them: BroadcastGradient sums over them below.
             term = f"...{term}"
-        lost = [letter for letter in term if letter != "." and not any(letter in t for t in read)]
-        target = "".join(c for n, c in enumerate(term) if c == "." or (c not in lost and c not in term[:n]))
+        summed = [letter for letter in term if letter != "." and not any(letter in t for t in other_terms)]
+        target = "".join(c for n, c in enumerate(term) if c == "." or (c not in summed and c not in term[:n]))
         others = (name for j, name in enumerate(operands) if j != k)
-        adjoint = op.Einsum(d_Output, *others, equation=f"{','.join(read)}->{target}")
-        missing = [n for n, c in enumerate(term) if c != "." and (c in lost or c in term[:n])]
-        if missing:
-            adjoint = op.Unsqueeze(adjoint, [_axis(term, n) for n in missing])
-        if lost:
+        adjoint = op.Einsum(d_Output, *others, equation=f"{','.join(other_terms)}->{target}")
+        absent = [n for n, c in enumerate(term) if c != "." and (c in summed or c in term[:n])]
+        if absent:
+            adjoint = op.Unsqueeze(adjoint, [_axis(term, n) for n in absent])
+        if summed:
             adjoint = op.Expand(adjoint, op.shape_of(X))
         for n, letter in enumerate(term):
             if letter != "." and letter in term[:n]:
                 adjoint = _on_diagonal(op, adjoint, X, _axis(term, term.index(letter)), _axis(term, n))
-        if "..." in term:  # the other operands may be longer there
+        if "..." in term:  # X may be broadcast along these axes
             adjoint = op.grad.BroadcastGradient(adjoint, X, (X, adjoint))
-        adjoints.append(op.Unsqueeze(adjoint, stretched[k]) if stretched[k] else adjoint)
+        adjoints.append(op.Unsqueeze(adjoint, broadcast[k]) if broadcast[k] else adjoint)
     return (adjoints,)
 
 
-def _stretched(op: Emitter, operands: list[str], terms: list[str]) -> list[list[int]]:
-    """The axes of size 1 of each operand that runtimes repeat, because another one has more elements along that letter."""
-    short: list[dict[str, list[int]]] = []  # of each operand: its axes of size 1, by letter
-    longer: dict[str, set[int]] = {}  # by letter: the operands that have, or may have, another size along it
+def _broadcast_axes(op: Emitter, operands: list[str], terms: list[str]) -> list[list[int]]:
+    """The axes of size 1 of each operand that runtimes broadcast, because another operand is longer along the same letter."""
+    size_one: list[dict[str, list[int]]] = []  # per operand: its axes of size 1, by letter
+    longer: dict[str, set[int]] = {}  # by letter: the operands whose size along it is not 1, or not known
     for k, (name, term) in enumerate(zip(operands, terms, strict=True)):
         shape = op.shape(name)
-        short.append({letter: [] for letter in term.replace("...", "")})
+        size_one.append({letter: [] for letter in term.replace("...", "")})
         for n, letter in enumerate(term):
             if letter == ".":
                 continue
             axis = _axis(term, n)
             if shape is not None and shape[axis] == 1:
-                short[k][letter].append(axis)
+                size_one[k][letter].append(axis)
             else:
                 longer.setdefault(letter, set()).add(k)
     return [
-        [axis for letter, axes in own.items() if longer.get(letter, set()) - {k} for axis in axes]
-        for k, own in enumerate(short)
+        [axis for letter, axes in by_letter.items() if longer.get(letter, set()) - {k} for axis in axes]
+        for k, by_letter in enumerate(size_one)
     ]
 
 
 def _without(term: str, axes: list[int]) -> str:
+    """The term without the letters of `axes`."""
     return "".join(c for n, c in enumerate(term) if c == "." or _axis(term, n) not in axes)
 
 
 def _on_diagonal(op: Emitter, adjoint: str, X: str, first: int, second: int) -> str:
-    """`adjoint` repeated along the axis `second` of X, which has size 1 in it, and 0 where the two axes differ."""
-    numbers = positions(op, X, first)
-    return op.Where(op.Equal(along(op, numbers, X, first), along(op, numbers, X, second)), adjoint, 0.0)
+    """`adjoint` on the diagonal of the axes `first` and `second` of X, and 0 elsewhere.
+
+    The axis `second` of `adjoint` has size 1. Where repeats it.
+    """
+    indices = positions(op, X, first)
+    return op.Where(op.Equal(along(op, indices, X, first), along(op, indices, X, second)), adjoint, 0.0)
 
 
 def _subscripts(equation: str) -> tuple[list[str], str]:
-    """The terms of the operands and of the output. Without an arrow the output has what occurs once, in alphabetical order."""
+    """The terms of the operands, and the term of the output.
+
+    Without an arrow, the output has the letters that occur once, in alphabetical order.
+    """
     left, arrow, output = equation.replace(" ", "").partition("->")
     if not arrow:
         once = sorted(c for c in set(left) - {".", ","} if left.count(c) == 1)
@@ -162,7 +172,6 @@ def _subscripts(equation: str) -> tuple[list[str], str]:
     return left.split(","), output
 
 
-def _axis(term: str, place: int) -> int:
-    """The axis of the letter at `place`, counted from the end if "..." stands before it."""
-    before = term[:place]
-    return place - len(term) if "..." in before else place
+def _axis(term: str, position: int) -> int:
+    """The axis of the letter at `position`, counted from the end if "..." stands before it."""
+    return position - len(term) if "..." in term[:position] else position

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.loss import read_labels
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 

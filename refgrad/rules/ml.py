@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.builder.function import FunctionEmitter
 from refgrad.protos.domains import ML
-from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.definitions import UnsupportedFormError, body
 from refgrad.tables.registry import NO_DERIVATIVE
 
 Ints = Sequence[int]
@@ -30,7 +30,7 @@ for _name, _reason in {
     NO_DERIVATIVE[ML, _name] = _reason
 
 
-@operator("Scaler", "Y", domain=ML)
+@body("Scaler", "Y", domain=ML)
 def scaler(op: FunctionEmitter, X: str, *, offset: Floats | None = None, scale: Floats | None = None) -> str:
     """(X − offset)·scale"""
     y = _float(op, X)
@@ -39,7 +39,7 @@ def scaler(op: FunctionEmitter, X: str, *, offset: Floats | None = None, scale: 
     return op.Mul(y, _constant(op, scale)) if scale else y
 
 
-@operator("Normalizer", "Y", domain=ML)
+@body("Normalizer", "Y", domain=ML)
 def normalizer(op: FunctionEmitter, X: str, *, norm: str = "MAX") -> str:
     """X divided by the norm of its row: max X, Σ|X| or √ΣX²; X itself where that is 0"""
     x = _float(op, X)
@@ -53,7 +53,7 @@ def normalizer(op: FunctionEmitter, X: str, *, norm: str = "MAX") -> str:
     return op.Div(x, op.Sqrt(size) if norm == "L2" else size)
 
 
-@operator("Imputer", "Y", domain=ML)
+@body("Imputer", "Y", domain=ML)
 def imputer(
     op: FunctionEmitter,
     X: str,
@@ -70,7 +70,7 @@ def imputer(
     return op.Where(missing, op.CastLike(_constant(op, imputed_value_floats), X), X)
 
 
-@operator("FeatureVectorizer", "Y", domain=ML)
+@body("FeatureVectorizer", "Y", domain=ML)
 def feature_vectorizer(op: FunctionEmitter, *X: str, inputdimensions: Ints | None = None) -> str:
     """The columns of all inputs side by side, each input cut or filled up with 0 to its number in inputdimensions"""
     parts = []
@@ -85,7 +85,7 @@ def feature_vectorizer(op: FunctionEmitter, *X: str, inputdimensions: Ints | Non
     return op.Concat(*parts, axis=1)
 
 
-@operator("ArrayFeatureExtractor", "Z", domain=ML, others=("Y",))
+@body("ArrayFeatureExtractor", "Z", domain=ML, others=("Y",))
 def array_feature_extractor(op: FunctionEmitter, X: str, Y: str) -> str:
     """The elements of X at the indices Y along the last axis"""
     rank = op.rank(X)
@@ -95,7 +95,7 @@ def array_feature_extractor(op: FunctionEmitter, X: str, Y: str) -> str:
     return str(op.Unsqueeze(taken, [0]) if rank == 1 else taken)
 
 
-@operator("LinearRegressor", "Y", domain=ML)
+@body("LinearRegressor", "Y", domain=ML)
 def linear_regressor(
     op: FunctionEmitter,
     X: str,
@@ -109,7 +109,7 @@ def linear_regressor(
     return _transformed(op, _linear(op, X, coefficients, intercepts, targets), post_transform, targets)
 
 
-@operator("LinearClassifier", "Y", "Z", domain=ML, others=("Y",))
+@body("LinearClassifier", "Y", "Z", domain=ML, others=("Y",))
 def linear_classifier(
     op: FunctionEmitter,
     X: str,
@@ -159,7 +159,7 @@ def _linear(op: FunctionEmitter, X: str, coefficients: Floats | None, intercepts
     return op.Add(scores, _constant(op, intercepts)) if intercepts else str(scores)
 
 
-@operator("SVMRegressor", "Y", domain=ML)
+@body("SVMRegressor", "Y", domain=ML)
 def svm_regressor(
     op: FunctionEmitter,
     X: str,
@@ -185,7 +185,7 @@ def svm_regressor(
     return _transformed(op, y, post_transform, 1)
 
 
-@operator("SVMClassifier", "Y", "Z", domain=ML, others=("Y",))
+@body("SVMClassifier", "Y", "Z", domain=ML, others=("Y",))
 def svm_classifier(
     op: FunctionEmitter,
     X: str,

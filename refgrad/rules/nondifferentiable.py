@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.protos.domains import MICROSOFT, ML, NCHWC
+from refgrad.protos.domains import ML, NCHWC
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -112,36 +112,3 @@ for _name in (
         "it stands only in models that ONNX Runtime optimized for a device which wants the channels last: save the model with "
         "the provider of the CPU, which does not"
     )
-
-# Of com.microsoft
-for _name, _reason in {
-    "BifurcationDetector": _INTEGER,
-    "GatherPacked": "its inputs are packed bytes and indices",
-    "GreedySearch": "it returns tokens, which are indices",
-    "IsAllFinite": "a truth value",
-    "MurmurHash3": "a hash",
-    "NGramHashMapping": _INTEGER,
-    "PackedSparseAttentionIndexerMerge": "indices",
-    "SpeculativePrefixCommit": "numbers of tokens",
-    "VarlenNGramHashMapping": _INTEGER,
-}.items():
-    ZERO[MICROSOFT, _name] = _reason
-
-_COMPILED = "what it computes is in the compiled code of a device"
-_SEARCHED = "it runs a decoder until it has found its tokens: differentiate the model of the decoder"
-
-for _name, _reason in {
-    "BeamSearch": _SEARCHED,
-    "DequantizeBFP": "it reads the bytes of numbers in block floating point",
-    "EPContext": _COMPILED,
-    "MatMulPacked": "its bytes are in formats that its schema does not define: store the weights for MatMulNBits",
-    "MoEPacked": "its weights are blobs in formats that its schema does not define: unpack them and use MoE",
-    "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
-    "Sampling": "it runs a decoder on the tokens that it draws: differentiate the model of the decoder",
-    "Snpe": _COMPILED,
-    "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
-    "Tokenizer": "its values are strings",
-    "WhisperBeamSearch": _SEARCHED,
-}.items():
-    NO_DERIVATIVE[MICROSOFT, _name] = _reason
-ZERO[MICROSOFT, "DynamicTimeWarping"] = "indices: the points of the cheapest path"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.normalization import (
     along_channels,
     by_rows,
@@ -19,7 +20,6 @@ from refgrad.formulas.normalization import (
 )
 from refgrad.formulas.types import of_shape, wide_type, widest
 from refgrad.protos.types import SIXTEEN_BIT
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 
@@ -38,10 +38,10 @@ def batch_normalization(
     momentum: float,
     training_mode: int,
 ) -> tuple[str | None, ...]:
-    """dX = dY·scale·r, dscale = Σ dY·x̂, dB = Σ dY; in training also through the mean and the variance of the batch"""
+    """dX = dY·scale·r, dscale = Σ dY·x̂, dB = Σ dY; in training mode dX also has terms for the batch's mean and variance"""
     wide = widest(op, X, scale, input_mean)
     if training_mode and wide in SIXTEEN_BIT:
-        wide = TensorProto.FLOAT  # for the range of r² and of the sums
+        wide = TensorProto.FLOAT  # r² and the sums may exceed the range of a 16-bit type
     x, d_y = of_shape(op, X, wide, X, d_Y or op.zeros_like(X))
     factor, mean, var = (op.as_type(value, wide) for value in (scale, input_mean, input_var))
     if training_mode:
@@ -73,10 +73,10 @@ def _in_inference(op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str
 def _through_running_statistics(
     op: Emitter, x: str, scale: str, d_running_mean: str | None, d_running_var: str | None, momentum: float
 ) -> tuple[str | None, str | None, str | None]:
-    """The adjoints of input_mean and input_var, and what they add to the adjoint of `x`.
+    """The adjoints of input_mean and input_var, and the contribution of the running statistics to the adjoint of `x`.
 
-    running_mean = momentum·input_mean + (1 − momentum)·mean, and running_var likewise; the variance divides by n, not n −
-    1.
+    running_mean = momentum·input_mean + (1 − momentum)·mean. running_var has the same form with the batch's variance,
+    which is divided by n, not by n − 1.
     """
     d_mean = d_var = d_x = None
     [rows] = channels(op, x)
@@ -99,7 +99,7 @@ def _through_running_statistics(
 @rule("InstanceNormalization")
 def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, epsilon: float) -> tuple[str, str, str]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale and means over space, dscale = Σ dy·x̂, dB = Σ dy"""
-    wide = wide_type(op, input)  # for the range of r² and of the sums
+    wide = wide_type(op, input)  # r² and the sums may exceed the range of a 16-bit type
     x, d_y = channels(op, *of_shape(op, input, wide, input, d_output))
     shared = channel_axes(op, x)
     mean, r = statistics(op, x, shared[1:], epsilon)
@@ -124,7 +124,7 @@ def layer_normalization(
 ) -> tuple[str, str, str | None]:
     """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·Scale, dScale = Σ dY·x̂, dB = Σ dY; plus (dMean − dr·r²·x̂)/n
 
-    The schema has no Mean and InvStdDev in double: of an X in double they are computed again.
+    The schema does not allow Mean and InvStdDev in double. If X is in double, the rule computes both again from X.
     """
     d_Y = d_Y or op.zeros_like(X)
     if op.type(X) == TensorProto.DOUBLE:
@@ -159,7 +159,7 @@ def rms_normalization(
     wide = widest(op, X, scale)
     wide = stash_type if wide in SIXTEEN_BIT else wide
     x, d_y, factor = (op.as_type(value, wide) for value in (X, d_Y, scale))
-    flat = x if rank is not None else op.Flatten(x, axis=axis)  # the axes from `axis` on as one row
+    flat = x if rank is not None else op.Flatten(x, axis=axis)  # one row holds all axes from `axis` on
     along = op.const([1] if rank is None else list(range(axis % rank, rank)))
     mean = op.reduce("ReduceMean", op.Mul(flat, flat), along)
     r = op.Reciprocal(op.Sqrt(op.Add(mean, epsilon)))
@@ -188,7 +188,7 @@ def group_normalization(
 ) -> tuple[str, str, str]:
     """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·scale and means over a group, dscale = Σ dY·x̂, dbias = Σ dY
 
-    From opset 21 on there is a scale and a bias for each channel, before that for each group.
+    From opset 21 on, each channel has a scale and a bias. Before opset 21, each group has them.
     """
     kind, per_channel = op.type(X), op.opset >= 21
     wide = stash_type if kind in SIXTEEN_BIT and stash_type not in SIXTEEN_BIT else wide_type(op, X)
@@ -206,7 +206,7 @@ def group_normalization(
 
 
 def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> tuple[str, str, str]:
-    """As `by_statistics` of (N, groups, channels of a group, space), with a scale for each channel."""
+    """The adjoints as in `by_statistics`, for `x` of shape (N, groups, channels of a group, space) and a scale per channel."""
     centred = op.Sub(x, mean)
     share = fraction(op, x, mean, [2, 3])
     r = finite(op, r, x, [2, 3])
@@ -219,7 +219,7 @@ def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> 
 
 
 def _grouped(op: Emitter, value: str, X: str, groups: int) -> str:
-    """`value`, of the shape of `X`, as (N, groups, channels of a group, space)"""
+    """`value`, which has the shape of `X`, reshaped to (N, groups, channels of a group, space)"""
     known = [dim for dim in (op.shape(X) or ())[1:] if isinstance(dim, int)]
     if known and 0 not in known and len(known) + 1 == op.rank(X):
         sizes = groups, known[0] // groups, math.prod(known[1:])
@@ -260,8 +260,8 @@ def lp_normalization(op: Emitter, d_output: str, input: str, output: str, axis: 
 def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, size: int) -> str:
     """With s = bias + α·mean(x²) over neighbouring channels: dx = dy·s^−β − 2αβ·x·mean'(dy·x·s^(−β−1))
 
-    mean' is the adjoint of the mean: the mean over the mirrored neighbourhood. AveragePool sees the channels as a spatial
-    axis. It has no bfloat16 before opset 22.
+    mean' is the adjoint of the mean: the mean over the mirrored neighbourhood. AveragePool computes both means: the channels
+    are reshaped to a spatial axis. AveragePool does not take bfloat16 before opset 22.
     """
     before, after = (size - 1) // 2, size // 2
     pooled = TensorProto.FLOAT if op.type(X) == TensorProto.BFLOAT16 and op.opset < 22 else op.type(X)
@@ -279,7 +279,7 @@ def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, s
 
 
 def _as_image(op: Emitter, X: str) -> str:
-    """(N, C, D...) to (N, 1, C, ΠD)"""
+    """`X` of shape (N, C, D...), reshaped to (N, 1, C, ΠD)"""
     shape = op.shape(X)
     known = None if shape is None else [dim for dim in shape[1:] if isinstance(dim, int)]
     if shape is not None and known is not None and len(known) == len(shape) - 1 and 0 not in known:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.builder.function import FunctionEmitter
 from refgrad.protos.domains import TRAINING
-from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.definitions import UnsupportedFormError, body
 from refgrad.tables.registry import NO_DERIVATIVE
 
 NO_DERIVATIVE[TRAINING, "Gradient"] = (
@@ -18,7 +18,7 @@ NO_DERIVATIVE[TRAINING, "Gradient"] = (
 )
 
 
-@operator("Adagrad", "outputs", domain=TRAINING, others=("T",))
+@body("Adagrad", "outputs", domain=TRAINING, others=("T",))
 def adagrad(
     op: FunctionEmitter,
     R: str,
@@ -43,7 +43,7 @@ def adagrad(
     return (*tensors, *squares)
 
 
-@operator("Adam", "outputs", domain=TRAINING, others=("T",))
+@body("Adam", "outputs", domain=TRAINING, others=("T",))
 def adam(
     op: FunctionEmitter,
     R: str,
@@ -76,7 +76,7 @@ def adam(
     return (*tensors, *momenta, *squares)
 
 
-@operator("Momentum", "outputs", domain=TRAINING, others=("T",))
+@body("Momentum", "outputs", domain=TRAINING, others=("T",))
 def momentum(
     op: FunctionEmitter, R: str, T: str, *inputs: str, alpha: float, beta: float, mode: str, norm_coefficient: float
 ) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.norms import over_norm_power
 from refgrad.formulas.pooling import over_windows
 from refgrad.formulas.windows import make_windows
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 Ints = Sequence[int] | None

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad import traits
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import WRITTEN_OUT
-from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import FLOATS
-from refgrad.reverse.emit import Emitter
 from refgrad.rules.linear import matmul
 from refgrad.tables.registry import QUANTIZED, QUANTIZERS, rule
 
@@ -35,10 +35,8 @@ ZERO_POINT = "a zero point is a number of the quantised type, which is not train
 
 for _name in ("QuantizeLinear", "QLinearConv", "QLinearMatMul"):
     QUANTIZERS["", _name] = INTEGERS | SMALL_FLOATS
-QUANTIZERS[MICROSOFT, "QuantizeLinear"] = INTEGERS
-QUANTIZERS[MICROSOFT, "QuantizeBFP"] = frozenset((TensorProto.UINT8,))
 QUANTIZERS["", "Resize"] = INTEGERS  # it rounds what it reads between elements
-for _name in ("Cast", "CastLike"):
+for _name in sorted(traits.CASTS):
     QUANTIZERS["", _name] = SMALL_FLOATS
 
 # Their rules need only the cotangent, which is a float, and shapes, places and comparisons of the inputs.
@@ -53,8 +51,6 @@ QUANTIZED.update(
         *("Add", "Sub", "Neg"),
     )
 )
-
-QUANTIZED.update((MICROSOFT, _name) for _name in ("QuantizeLinear", "DequantizeLinear"))
 
 Laid = tuple[str, Callable[[str], str]]
 
@@ -91,22 +87,6 @@ def dequantize_linear(
     zero_point = None if x_zero_point is None else _lay(op, x_zero_point, x, axis, block_size)[0]
     d_y = op.as_type(d_y, FLOAT)
     return op.Mul(d_y, scale), summed(op.Mul(d_y, _centred(op, x, zero_point)))
-
-
-@rule("QuantizeLinear", domain=MICROSOFT, wrt=["x", "y_scale"], refused={"y_zero_point": ZERO_POINT})
-def quantize_linear_of_microsoft(
-    op: Emitter, d_y: str, x: str, y_scale: str, y_zero_point: str | None, y: str, axis: int | None
-) -> tuple[str, str]:
-    """as QuantizeLinear of ai.onnx"""
-    return quantize_linear(op, d_y, x, y_scale, y_zero_point, y, 1 if axis is None else axis, 0)
-
-
-@rule("DequantizeLinear", domain=MICROSOFT, wrt=["x", "x_scale"], refused={"x_zero_point": ZERO_POINT})
-def dequantize_linear_of_microsoft(
-    op: Emitter, d_y: str, x: str, x_scale: str, x_zero_point: str | None, axis: int | None
-) -> tuple[str, str]:
-    """as DequantizeLinear of ai.onnx"""
-    return dequantize_linear(op, d_y, x, x_scale, x_zero_point, 1 if axis is None else axis, 0)
 
 
 @rule(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.masks import mask_cotangent
 from refgrad.formulas.products import of_others
 from refgrad.protos.types import SIXTEEN_BIT
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 from refgrad.tables.torch_functions import exported_function
 

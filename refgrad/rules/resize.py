@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import join, part, product
 from refgrad.formulas.resize import resize_adjoints
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import QUANTIZED, rule
 
 QUANTIZED.add(("", "Resize"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refgrad.reverse.emit import Emitter
+from refgrad.builder.op import Emitter
 from refgrad.tables.registry import rule
 
 

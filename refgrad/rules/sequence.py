@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, TypeProto
 
+from refgrad.builder.op import Emitter, each, replace, sequence_type, shift, where_erased
 from refgrad.errors import NoGradientError
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import held_by
 from refgrad.reverse.bodies import Body, Swept, formal
-from refgrad.reverse.containers import each, replace, sequence_type, shift, where_erased
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import Structures
-from refgrad.tables.registry import Flow, Passage, Structure, rule, structure
+from refgrad.reverse.path import ControlFlowRules
+from refgrad.tables.registry import ControlFlowRule, Route, VaryingValues, control_flow_rule, rule
 
 
 @rule("SequenceConstruct", wrt=["inputs"])
@@ -108,8 +107,8 @@ def _last(op: Emitter, position: str | None) -> str:
     return _scalar(op, -1) if position is None else position
 
 
-@structure("SequenceMap")
-class SequenceMap(Structure):
+@control_flow_rule("SequenceMap")
+class SequenceMap(ControlFlowRule):
     """dx of every element by the body; an input that all elements share gets the sum"""
 
     def __init__(self, graph: Graph, node: Node, body: Body) -> None:
@@ -118,34 +117,34 @@ class SequenceMap(Structure):
         self.outputs = list(zip(node.outputs, body.outputs, strict=False))
 
     @classmethod
-    def read(cls, structures: Structures, node: Node) -> SequenceMap:
+    def read(cls, control_flow: ControlFlowRules, node: Node) -> SequenceMap:
         """The body, whose formal inputs are elements of the inputs."""
-        graph, proto = structures.graph, node.attributes["body"]
+        graph, proto = control_flow.graph, node.attributes["body"]
         kinds = (graph.type_of(name) for name in node.inputs)
         given = [formal(v, None if k is None else held_by(k)) for v, k in zip(proto.input, kinds, strict=True)]
-        return cls(graph, node, Body.read(structures, proto, given))
+        return cls(graph, node, Body.read(control_flow, proto, given))
 
     def _inner(self, varied: Set[str]) -> set[str]:
         return {inner for outer, inner in self.inputs if outer in varied} | (varied & set(self.body.captures))
 
-    def outputs_of(self, flow: Flow) -> frozenset[str]:
+    def outputs_of(self, varying: VaryingValues) -> frozenset[str]:
         """The outputs whose elements depend on a value that varies."""
-        path = self.body.path(flow, self._inner(flow.varied), ())
+        path = self.body.path(varying, self._inner(varying.names), ())
         return frozenset(o for o, inner in self.outputs if o and inner in path.varied and self.graph.is_float(o))
 
-    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+    def route(self, varying: VaryingValues, needed: Set[str]) -> Route:
         """The way through the body, which every element goes."""
         outputs = {inner for outer, inner in self.outputs if outer in needed}
-        path = self.body.path(flow, self._inner(flow.varied), outputs)
+        path = self.body.path(varying, self._inner(varying.names), outputs)
         reads = {outer for outer, inner in self.inputs if inner in path.needed}
         reads.update(name for name in self.body.captures if name in path.needed)
-        return Passage(self, frozenset(reads), (path,))
+        return Route(self, frozenset(reads), (path,))
 
     def differentiate(
-        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+        self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
         """The adjoints by a SequenceMap over the cotangents and what the forward one stores."""
-        [path] = passage.paths
+        [path] = route.paths
         swept = self.body.swept(op, path)
         sub = swept.op
         sub.mapped = True

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import copies_added, join, put_back
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import along, pad, up_to
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 

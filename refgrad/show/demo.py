@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.protos import native
-from refgrad.transforms.losses import add_loss_output
+from refgrad.model import native
+from refgrad.rewrites.losses import add_loss_output
 
 _REGRESSION = """
 <ir_version: 8, opset_import: ["" : 14]>

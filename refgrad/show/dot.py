@@ -13,9 +13,9 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from refgrad.escaping import dot
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
-from refgrad.protos.walk import subgraphs
+from refgrad.model.checks.malformed import explained
+from refgrad.model.reading import read
+from refgrad.protos.traverse import subgraphs
 from refgrad.show.text import (
     FEW,
     attributes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from refgrad.errors import UnknownNameError, did_you_mean
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.operators import classify, operators
-from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.registry import CONTROL_FLOW_RULES, RULES
 from refgrad.tables.runtime_operators import runtime_operators
 from refgrad.tables.schemas import find_schema
 
@@ -44,7 +44,7 @@ def explain(operator: str) -> Explanation:
     if domain == "ai.onnx":
         domain = ""
     key = domain, op_type
-    known = {one.operator for one in operators()}
+    known = {operator_row.operator for operator_row in operators()}
     title = f"{domain}.{op_type}" if domain else op_type
     if title not in known:
         elsewhere = (name for name in sorted(known) if name.rpartition(".")[2] == op_type)
@@ -57,16 +57,18 @@ def explain(operator: str) -> Explanation:
     if key in RULES:
         kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
         return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
-    if key in STRUCTURES:
-        return Explanation(title, "rule", STRUCTURES[key].formula(), (), inputs, outputs)
-    found = classify(domain, op_type)
-    said = {
+    if key in CONTROL_FLOW_RULES:
+        return Explanation(title, "rule", CONTROL_FLOW_RULES[key].formula(), (), inputs, outputs)
+    classified = classify(domain, op_type)
+    texts = {
         "zero": "the derivative is zero: ",
         "none": "there is no derivative: ",
         "function": "through its function body: ",
         "missing": "there is no rule yet: ",
     }
-    return Explanation(title, found.derivative, said.get(found.derivative, "") + found.text, (), inputs, outputs)
+    return Explanation(
+        title, classified.derivative, texts.get(classified.derivative, "") + classified.text, (), inputs, outputs
+    )
 
 
 def _names(key: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.errors import OptionError
-from refgrad.protos.reading import read
+from refgrad.model.reading import read
 from refgrad.show.text import shown
 
 _INPUT, _OUTPUT, _NODE, _WEIGHT = "#f4b6b6", "#b9e3b9", "#fbd9a6", "#d9d9d9"
@@ -68,9 +68,9 @@ def plot_onnxs(*onx: ModelProto | str | os.PathLike[str], ax: Any = None, title:
         ax = ax[0] if len(onx) > 1 else ax[0, 0]
     axes = list(np.ravel(ax))
     titles = [title] * len(onx) if title is None or isinstance(title, str) else list(title)
-    for what, given in (("axes", axes), ("titles", titles)):
-        if len(given) != len(onx):
-            raise OptionError(f"One of the {what} is due for each of {len(onx)} models, and there are {len(given)}.")
+    for what, count in (("axes", len(axes)), ("titles", len(titles))):
+        if count != len(onx):
+            raise OptionError(f"Expected {len(onx)} {what}, one for each model, got {count}.")
     for one, model, text in zip(axes, onx, titles, strict=True):
         _draw(one, read(model))
         if text is not None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from refgrad.escaping import html
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
-from refgrad.protos.walk import subgraphs
+from refgrad.model.checks.malformed import explained
+from refgrad.model.reading import read
+from refgrad.protos.traverse import subgraphs
 from refgrad.show.folding import Fold, folds
 from refgrad.show.lanes import lanes
 from refgrad.show.text import attributes, dimension, kind_of, operator, shown, type_of

@@ -26,10 +26,10 @@ from onnx import (
 
 from refgrad.errors import InvalidModelError
 from refgrad.escaping import is_printable, printable
-from refgrad.protos.external import array_of, is_external
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
-from refgrad.protos.walk import captured, subgraphs
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of, is_external
+from refgrad.model.reading import read
+from refgrad.protos.traverse import captured, subgraphs
 
 T = TypeVar("T")
 

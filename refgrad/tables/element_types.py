@@ -13,36 +13,14 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from refgrad import traits
 from refgrad.protos.domains import MICROSOFT, TRAINING
 from refgrad.tables.schemas import find_schema
 
 Kinds = tuple[int, ...]
 _Source = Callable[[Sequence[int], Mapping[str, Any]], int]  # from the types of the inputs and the attributes
-_HOLDS_FIRST = (
-    frozenset(  # the tensors within have the type of the first input, and the schema has no one name for both
-        (
-            *("SequenceAt", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence"),
-            *("Optional", "OptionalGetElement"),
-        )
-    )
-)
 _OPTIMIZERS = frozenset(("Adagrad", "Adam", "Momentum"))  # each result is an input behind the first two, made anew
-# The attribute that gives an output its element type, and what holds where it is absent: a type, or None for the first input.
-_ATTRIBUTES: dict[tuple[str, int], tuple[str, int | None]] = {
-    ("Cast", 0): ("to", 0),
-    ("BitCast", 0): ("to", 0),
-    **dict.fromkeys((("EyeLike", 0), ("Bernoulli", 0), ("RandomNormalLike", 0)), ("dtype", None)),
-    ("RandomUniformLike", 0): ("dtype", None),
-    **dict.fromkeys(
-        (("RandomNormal", 0), ("RandomUniform", 0), ("SequenceEmpty", 0)), ("dtype", int(TensorProto.FLOAT))
-    ),
-    ("Multinomial", 0): ("dtype", int(TensorProto.INT32)),
-    **{
-        (op_type, 0): ("output_datatype", int(TensorProto.FLOAT))
-        for op_type in ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix")
-    },
-    **{("LayerNormalization", k): ("stash_type", int(TensorProto.FLOAT)) for k in (1, 2)},
-}
+_TYPING = ("to", "dtype", "output_datatype")  # attributes that give the first output its element type
 
 
 def element_types(
@@ -62,6 +40,16 @@ def element_types(
 
 
 @cache
+def has_own_type(op_type: str, domain: str) -> bool:
+    """True if the element type of the first result is known, and need not be the type of the first input."""
+    sources = _sources(domain, op_type, None)
+    if not sources or sources[0] is _unknown:
+        return False
+    schema = find_schema(op_type, domain)
+    return not schema.inputs or schema.inputs[0].type_str != schema.outputs[0].type_str
+
+
+@cache
 def _sources(domain: str, op_type: str, opset: int | None) -> tuple[_Source, ...]:
     """The source of the type of each output of an operator; the last one also stands for the rest of a variadic output."""
     try:
@@ -77,7 +65,7 @@ def _sources(domain: str, op_type: str, opset: int | None) -> tuple[_Source, ...
 
 
 def _source(schema: Any, domain: str, position: int) -> _Source:
-    special = _special(schema.name, position) if domain in ("", MICROSOFT, TRAINING) else None
+    special = _special(schema, position) if domain in ("", MICROSOFT, TRAINING) else None
     if special is not None:
         return special
     output = schema.outputs[position]
@@ -96,25 +84,33 @@ def _source(schema: Any, domain: str, position: int) -> _Source:
         if open_end is not None and not schema.inputs[-1].is_homogeneous:
             return _unknown
         return lambda inputs, _: _first(inputs, places, open_end)
+    if not domain and schema.name in traits.CONTAINERS:  # it has no one name for a container and for what it holds
+        return lambda inputs, _: inputs[0] if inputs else 0
     return _unknown
 
 
-def _special(op_type: str, position: int) -> _Source | None:
-    """The types that only the text of an operator's specification gives."""
-    if (op_type, position) in _ATTRIBUTES:
-        name, default = _ATTRIBUTES[op_type, position]
-        if default is None:
-            return lambda inputs, attributes: _type(attributes.get(name)) or (inputs[0] if inputs else 0)
-        return lambda _, attributes: _type(attributes.get(name, default))
+def _special(schema: Any, position: int) -> _Source | None:
+    """The types that an attribute gives, or only the text of an operator's specification."""
+    op_type = schema.name
     if op_type in _OPTIMIZERS:
         return lambda inputs, _: inputs[position + 2] if position + 2 < len(inputs) else 0
-    if op_type in _HOLDS_FIRST:
-        return lambda inputs, _: inputs[0] if inputs else 0
     if position:
-        return None
+        return _by_attribute(schema, "stash_type") if op_type == "LayerNormalization" else None
+    for name in _TYPING:
+        if name in schema.attributes:
+            return _by_attribute(schema, name)
     return {"Constant": _constant, "ConstantOfShape": _filling, "QuantizeLinear": _quantized}.get(
         op_type, _dequantized if op_type == "DequantizeLinear" else None
     )
+
+
+def _by_attribute(schema: Any, name: str) -> _Source:
+    """The type that an attribute gives; by default the schema's, or the type of the first input, or float."""
+    declared = schema.attributes[name]
+    default = declared.default_value.i if declared.default_value.name else 0 if declared.required else None
+    if default is None and schema.inputs:
+        return lambda inputs, attributes: _type(attributes.get(name)) or (inputs[0] if inputs else 0)
+    return lambda _, attributes: _type(attributes.get(name, TensorProto.FLOAT if default is None else default))
 
 
 def _unknown(_: Sequence[int], __: Mapping[str, Any]) -> int:

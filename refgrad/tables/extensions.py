@@ -5,13 +5,16 @@ The suite and its libraries are not imported for that. What is said here waits u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from refgrad.errors import RuleError
 from refgrad.tables.once import once, place, qualified
-from refgrad.tables.registry import NO_DERIVATIVE, RULES, ZERO
+from refgrad.tables.registry import BODY, NO_DERIVATIVE, QUANTIZERS, RULES, ZERO
+from refgrad.tables.runtime_operators import runtime_operators
 from refgrad.tables.schemas import find_schema
 from refgrad.tables.signatures import SIGNATURES, declare, declared_signature
 
@@ -36,6 +39,28 @@ class Entry:
 CASES: list[Entry] = []
 STRATEGIES: dict[tuple[str, str], Entry] = {}
 FORWARDS: dict[tuple[str, str], Entry] = {}
+PACKAGES: list[str] = []  # packages with folders of kernels, cases and strategies
+
+
+def families(package: str) -> None:
+    """Look for kernels, cases and strategies in the folders of these names in a package, a file per family.
+
+    Their modules are imported when the interpreter or the suite needs them. A module in `kernels` or `strategies` uses the
+    decorators. A module in `cases` has a function `cases()` that yields `refgrad.conformance.node_case(...)`, and may have
+    `rare()`, for rare arguments, and `SPECIAL`, for special numbers.
+
+    :param package: its `__name__`.
+    """
+    if package not in PACKAGES:
+        PACKAGES.append(package)
+
+
+def modules(folder: str) -> Iterator[tuple[str, str]]:
+    """The name of each module in the folder `folder` of a registered package, behind the name of that package."""
+    for package in PACKAGES:
+        for path in import_module(package).__path__:
+            for module in pkgutil.iter_modules([f"{path}/{folder}"]):
+                yield package, f"{package}.{folder}.{module.name}"
 
 
 def zero(
@@ -90,7 +115,7 @@ def _declare(
         [kind, said] = next(iter(known.items()))
         already = f"a rule already: {said}" if kind == "a rule" else f"{kind} derivative already: {said}"
         raise RuleError(f"{named} has {already}. Say with replace=True that {reason!r} takes its place.")
-    if find_schema(op_type, domain) is None or key in SIGNATURES:
+    if (find_schema(op_type, domain) is None and key not in runtime_operators()) or key in SIGNATURES:
         if not inputs or not outputs:
             raise RuleError(
                 f"{named} has no schema: name its inputs and outputs, as in "
@@ -100,7 +125,17 @@ def _declare(
     for other in (ZERO, NO_DERIVATIVE):
         other.pop(key, None)
     RULES.pop(key, None)
+    BODY.pop(key, None)
     table[key] = reason
+
+
+def rounds(*op_types: str, domain: str = "", to: Collection[int]) -> None:
+    """Declare that operators round floats to numbers of the element types `to`.
+
+    Their derivative is zero, unless `gradient(quantization=)` gives rounding one.
+    """
+    for op_type in op_types:
+        QUANTIZERS[domain, op_type] = frozenset(to)
 
 
 def case(op_type: str, *, domain: str = "") -> Callable[[Function], Function]:
@@ -127,21 +162,19 @@ def case(op_type: str, *, domain: str = "") -> Callable[[Function], Function]:
     return register
 
 
-def strategy(
-    op_type: str, *, domain: str = "", replace: bool = False, **options: Any
-) -> Callable[[Function], Function]:
-    """Register the decorated function as the one that draws cases of an operator, by hypothesis.
+def strategy(*op_types: str, domain: str = "", replace: bool = False, **options: Any) -> Callable[[Function], Function]:
+    """Register the decorated function as the one that draws cases of operators, by hypothesis.
 
     It gets a `refgrad.conformance.strategies.drawing.Drawing` and returns `d.case(...)`. The options `kinks` and `ranked`
     are explained there.
     """
-    return _waiting("strategy", STRATEGIES, op_type, domain, replace, options)
+    return _waiting("strategy", STRATEGIES, op_types, domain, replace, options)
 
 
 def forward(
     op_type: str, *, domain: str = "", analytic: bool = False, replace: bool = False
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as an independent forward of an operator: a witness for the suite beside the kernel.
+    """Register the decorated function as an independent forward of an operator: an oracle for the suite beside the kernel.
 
     It gets NumPy arrays (None for an absent input) and the attributes that a node sets, by name. It returns an array, or a
     tuple of them. Write it in another way than the kernel, or two equal mistakes agree.
@@ -149,21 +182,22 @@ def forward(
     :param analytic: it takes complex numbers too, and decides by the real part where it compares: then the suite has its
         derivative by complex step.
     """
-    return _waiting("forward", FORWARDS, op_type, domain, replace, {"analytic": analytic})
+    return _waiting("forward", FORWARDS, [op_type], domain, replace, {"analytic": analytic})
 
 
 def _waiting(
     kind: str,
     table: dict[tuple[str, str], Entry],
-    op_type: str,
+    op_types: Sequence[str],
     domain: str,
     replace: bool,
     options: Mapping[str, Any],
 ) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
-        before = table.get((domain, op_type))
-        once(kind, qualified(domain, op_type), before and before.function, function, replace)
-        table[domain, op_type] = Entry(domain, op_type, function, options)
+        for op_type in op_types:
+            before = table.get((domain, op_type))
+            once(kind, qualified(domain, op_type), before and before.function, function, replace)
+            table[domain, op_type] = Entry(domain, op_type, function, options)
         return function
 
     return register

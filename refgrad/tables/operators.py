@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 
 from refgrad.tables import plugins
-from refgrad.tables.registry import BODY, NO_DERIVATIVE, RULES, STRUCTURES, ZERO
+from refgrad.tables.registry import BODY, CONTROL_FLOW_RULES, NO_DERIVATIVE, RULES, ZERO
 from refgrad.tables.runtime_operators import runtime_operators
 from refgrad.tables.schemas import schemas
 
@@ -62,8 +62,8 @@ def classify(domain: str, op_type: str) -> Operator:
     """The derivative of one operator that has a schema, a rule, or a reason why it has none."""
     key = domain, op_type
     title = f"{domain}.{op_type}" if domain else op_type
-    if key in RULES or key in STRUCTURES:
-        formula = RULES[key].formula if key in RULES else STRUCTURES[key].formula()
+    if key in RULES or key in CONTROL_FLOW_RULES:
+        formula = RULES[key].formula if key in RULES else CONTROL_FLOW_RULES[key].formula()
         return Operator(title, "rule", " ".join(formula.partition("\n\n")[0].split()))
     if key in ZERO:
         return Operator(title, "zero", ZERO[key])

@@ -1,8 +1,9 @@
-"""Operators of other packages: modules that register them are imported once, before the first model is read.
+"""Plug-ins, which are modules that register operators: each is imported once, before the first model is read.
 
 A package names its module by an entry point of the group `refgrad.operators`; a user names one in the environment variable
 REFGRAD_IMPORT (several are separated by commas) or by `--import` on the command line, which sets that variable. Processes that
-are started from here inherit it.
+are started from here inherit it. refgrad's own plug-ins, the operators of ONNX Runtime, come before the others, which may
+replace what they register.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from refgrad.checkout import project_file
 from refgrad.errors import OptionError, PluginError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "refgrad.operators"
 VARIABLE = "REFGRAD_IMPORT"
 OPTION = "--import"
+_OWN = ("refgrad.microsoft",)
 
 _turn = threading.RLock()
 _loaded: str | None = None  # the value of VARIABLE whose modules are imported; None before the first time
 _loading = False
+_has_own = False  # refgrad's own plug-ins are imported
 
 
 def load() -> None:
@@ -35,12 +44,14 @@ def load() -> None:
     wanted = os.environ.get(VARIABLE, "")
     if wanted == _loaded:
         return
+    _import_extend()
     with _turn:
         if _loading or wanted == _loaded:  # a module that reads a model while it is imported
             return
         _loading = True
         try:
             if _loaded is None:
+                load_own()
                 _load_entry_points()
             for module in _modules(wanted):
                 _import(module)
@@ -49,10 +60,47 @@ def load() -> None:
             _loading = False
 
 
-def _load_entry_points() -> None:
+def _import_extend() -> None:
+    """Import what plug-ins import, before this thread takes the turn: a thread that imports it waits for the turn."""
+    import_module("refgrad.extend")
+
+
+def load_own() -> None:
+    """Import refgrad's own plug-ins, unless they are imported already."""
+    global _has_own
+    if _has_own:
+        return
+    _import_extend()
+    with _turn:
+        for module in own():
+            import_module(module)
+        _has_own = True
+
+
+def own() -> list[str]:
+    """The modules of refgrad's own plug-ins: pyproject.toml names them in a checkout, an installed package has entry points.
+
+    A bare checkout has no entry points, and an editable install may have older ones than its checkout. A copy of the package
+    without its metadata, as in a frozen application, has neither: it gets those that it contains.
+    """
+    written = project_file()
+    if written is not None:
+        import tomllib
+
+        groups = tomllib.loads(written.read_text(encoding="utf-8"))["project"]["entry-points"]
+        return list(groups.get(GROUP, {}).values())
+    points = [point.value for point in _entry_points() if point.dist is not None and point.dist.name == "refgrad"]
+    return points or [module for module in _OWN if find_spec(module) is not None]
+
+
+def _entry_points() -> Iterable[EntryPoint]:
     from importlib import metadata  # here, since `import refgrad` shall not pay for it
 
-    for point in metadata.entry_points(group=GROUP):
+    return metadata.entry_points(group=GROUP)
+
+
+def _load_entry_points() -> None:
+    for point in _entry_points():
         try:
             point.load()
         except (Exception, SystemExit) as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
+from refgrad import traits
 from refgrad.protos.domains import MICROSOFT
 
 # The operators that draw whenever they run, by domain and name.
 ALWAYS = frozenset(
     {
-        *(("", name) for name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike")),
-        *(("", name) for name in ("RandomUniform", "RandomUniformLike")),
+        *(("", name) for name in traits.RANDOM - {"Dropout"}),
         (MICROSOFT, "BiasSoftmaxDropout"),
     }
 )

@@ -15,7 +15,7 @@ import onnx
 from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError, did_you_mean
-from refgrad.protos.walk import attribute_value
+from refgrad.protos.traverse import attribute_value
 from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.once import once, place, qualified
 from refgrad.tables.primitives import PRIMITIVES
@@ -86,23 +86,23 @@ class Rule:
 
 
 @dataclass
-class Flow:
+class VaryingValues:
     """The values that depend on `wrt` so far, and the float types of the adjoints of the quantised ones."""
 
-    varied: set[str]
+    names: set[str]
     adjoint_types: dict[str, int] = field(default_factory=dict)
 
 
-class Structure:
+class ControlFlowRule:
     """A node with graphs of its own (bodies.py), or a call of a function; the docstring is the formula.
 
-    The path asks first for the outputs that vary, then for a passage: the reads that what is needed of them depends on.
-    The sweep asks for the adjoints of these.
+    The path asks first for the outputs that vary, then for a route: the values that it reads for the outputs that are
+    needed. The sweep asks for the adjoints of these.
     """
 
     @classmethod
-    def read(cls, structures: Any, node: Any) -> Structure:
-        """The structure of `node`, a node of the graph that `structures` are of."""
+    def read(cls, control_flow: Any, node: Any) -> ControlFlowRule:
+        """The rule for `node`, a node of the graph of `control_flow`."""
         raise NotImplementedError
 
     @classmethod
@@ -110,60 +110,66 @@ class Structure:
         """The docstring, which `refgrad explain` and the documentation print."""
         return inspect.getdoc(cls) or ""
 
-    def outputs_of(self, flow: Flow) -> frozenset[str]:
+    def outputs_of(self, varying: VaryingValues) -> frozenset[str]:
         """The outputs of the node that depend on a value that varies."""
         raise NotImplementedError
 
-    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
-        """The way from the values that vary to the outputs in `needed`."""
+    def route(self, varying: VaryingValues, needed: Set[str]) -> Route:
+        """The route from the values that vary to the outputs in `needed`."""
         raise NotImplementedError
 
-    def differentiate(
-        self, op: Any, passage: Passage, cotangents: Mapping[str, str]
-    ) -> Iterable[tuple[str, str | None]]:
+    def differentiate(self, op: Any, route: Route, cotangents: Mapping[str, str]) -> Iterable[tuple[str, str | None]]:
         """The values that the node reads, each with its adjoint, from the adjoints of its outputs by name."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Passage:
-    """A way through a structure: what it reads that varies and is needed, and the paths through its graphs.
+class Route:
+    """A route through a node: the values that it reads, vary and are needed, and the paths through its graphs.
 
     `refusal` says why no derivative passes, whatever these find.
     """
 
-    structure: Structure
+    rule: ControlFlowRule
     reads: frozenset[str]
     paths: tuple[Any, ...]
     refusal: str = ""
 
 
-def structure(
+def control_flow_rule(
     op_type: str | None, domain: str = "", *, replace: bool = False
-) -> Callable[[type[Structure]], type[Structure]]:
+) -> Callable[[type[ControlFlowRule]], type[ControlFlowRule]]:
     """Register the decorated class as the derivative of an operator that has graphs of its own; None: of every function.
 
     :raises RuleError: the operator has another one, and `replace` is false.
     """
 
-    def register(made: type[Structure]) -> type[Structure]:
+    def register(rule_class: type[ControlFlowRule]) -> type[ControlFlowRule]:
         if op_type is None:
-            once("structure", "a call of a function", next(iter(CALLS), None), made, replace)
-            CALLS[:] = [made]
+            once("control-flow rule", "a call of a function", next(iter(CALLS), None), rule_class, replace)
+            CALLS[:] = [rule_class]
         else:
-            once("structure", qualified(domain, op_type), STRUCTURES.get((domain, op_type)), made, replace)
-            STRUCTURES[domain, op_type] = made
-        return made
+            once(
+                "control-flow rule",
+                qualified(domain, op_type),
+                CONTROL_FLOW_RULES.get((domain, op_type)),
+                rule_class,
+                replace,
+            )
+            CONTROL_FLOW_RULES[domain, op_type] = rule_class
+        return rule_class
 
     return register
 
 
 RULES: dict[tuple[str, str], Rule] = {}
-STRUCTURES: dict[tuple[str, str], type[Structure]] = {}  # operator with graphs of its own: their derivative
-CALLS: list[type[Structure]] = []  # of one: the derivative of a call of a function of a model
+CONTROL_FLOW_RULES: dict[
+    tuple[str, str], type[ControlFlowRule]
+] = {}  # operator with graphs of its own: their derivative
+CALLS: list[type[ControlFlowRule]] = []  # of one: the derivative of a call of a function of a model
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
-BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
+BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what its function body computes
 QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: to which element types
 QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values of such a type too
 
@@ -186,6 +192,7 @@ def rule(
     refused: Mapping[str, str] | None = None,
     outputs: Sequence[str] | None = None,
     settings: Sequence[str] = (),
+    quantized: bool = False,
     replace: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the reverse-mode rule of an operator.
@@ -207,6 +214,7 @@ def rule(
         not say all. A question mark makes one optional, a type follows a colon.
     :param settings: inputs that steer the operator. An initializer that nodes read only there is no weight: `gradient`
         differentiates by it only where `wrt` names it.
+    :param quantized: the rule holds for values of quantized types too, whose cotangents are floats.
     :param replace: take the place of a rule that the operator has already; without it a second one is refused.
     :raises RuleError: the operator has no schema, a parameter or a name in `wrt`, `refused` or `settings` is not in it, or
         the operator has a rule.
@@ -228,8 +236,8 @@ def rule(
         names = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in signature[1:])
         by_name = frozenset(p.name for p in signature[1:] if p.kind is p.KEYWORD_ONLY)
         inputs = {p.name: p for p in schema.inputs}
-        for argument, given in (("wrt", wrt or ()), ("refused", refused or ()), ("settings", settings)):
-            for name in given:
+        for argument, listed in (("wrt", wrt or ()), ("refused", refused or ()), ("settings", settings)):
+            for name in listed:
                 if name not in inputs:
                     raise RuleError(
                         f"The rule for {op_type} has {name!r} in {argument}; the inputs are {', '.join(inputs)}."
@@ -237,10 +245,10 @@ def rule(
         differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
         called, others = (function, {}) if known is None else (with_list(function), _left_out(inputs, differentiable))
         reasons = others | dict(refused or {})
-        made = Rule(op_type, domain, called, differentiable, broadcast, names, reasons, by_name, tuple(settings))
+        registered = Rule(op_type, domain, called, differentiable, broadcast, names, reasons, by_name, tuple(settings))
         for name in names:
             if name != "**":
-                _bind(made, name, schema, schema)
+                _bind(registered, name, schema, schema)
         before = RULES.get((domain, op_type))
         once("rule", qualified(domain, op_type), before and before.function, function, replace)
         for kind, table in (("zero", ZERO), ("no", NO_DERIVATIVE)):
@@ -250,9 +258,12 @@ def rule(
                     f"replace=True that {place(function)} takes its place."
                 )
             table.pop((domain, op_type), None)
+        BODY.pop((domain, op_type), None)
         if known is not None:
             declare(known)
-        RULES[domain, op_type] = made
+        RULES[domain, op_type] = registered
+        if quantized:
+            QUANTIZED.add((domain, op_type))
         return function
 
     return register
@@ -318,7 +329,7 @@ def _is_variadic(parameter: OpSchema.FormalParameter) -> bool:
     return bool(parameter.option == OpSchema.FormalParameterOption.Variadic)
 
 
-def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> BoundParameter:
+def _bind(owner: Rule, name: str, schema: OpSchema, newest: OpSchema) -> BoundParameter:
     """The part of `schema` that the parameter `name` means; a name that only `newest` has is bound as absent.
 
     An attribute that later became an input (the axes of reductions) is bound as that input in every opset.
@@ -330,13 +341,13 @@ def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> BoundPar
     ):
         for position, parameter in enumerate(parameters):
             if name == prefix + parameter.name:
-                if name in made.by_name:
+                if name in owner.by_name:
                     raise RuleError(
-                        f"The rule for {made.op_type} has the {kind} {name!r} as a keyword-only parameter: only attributes "
+                        f"The rule for {owner.op_type} has the {kind} {name!r} as a keyword-only parameter: only attributes "
                         "may be that. Move it before the star."
                     )
                 return BoundParameter(kind, parameter.name, position, _is_variadic(parameter))
-    by_name = name in made.by_name
+    by_name = name in owner.by_name
     if name in schema.attributes:
         default = schema.attributes[name].default_value
         value = attribute_value(default) if default.name else None
@@ -352,7 +363,7 @@ def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> BoundPar
             "keyword" if by_name else "absent", name, default=attribute_value(default) if default.name else None
         )
     raise RuleError(
-        f"The rule for {made.op_type} has a parameter {name!r}, which its schema does not know. Inputs: "
+        f"The rule for {owner.op_type} has a parameter {name!r}, which its schema does not know. Inputs: "
         f"{', '.join(p.name for p in newest.inputs)}; outputs (cotangents with d_): "
         f"{', '.join(p.name for p in newest.outputs)}; attributes: {', '.join(newest.attributes) or 'none'}."
     )

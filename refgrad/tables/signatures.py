@@ -26,6 +26,7 @@ from onnx import NodeProto, helper
 from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError, choices, did_you_mean
+from refgrad.tables.annotations import KINDS, attribute_kind, hints
 from refgrad.tables.once import place, qualified
 from refgrad.tables.schemas import DECLARED, wrong_type
 
@@ -36,20 +37,6 @@ def _type_name(kind: int) -> str:
 
 _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 _TENSORS = tuple(f"tensor({_type_name(kind)})" for kind in helper.get_all_tensor_dtypes() if kind)
-_KINDS = {
-    "int": OpSchema.AttrType.INT,
-    "bool": OpSchema.AttrType.INT,
-    "float": OpSchema.AttrType.FLOAT,
-    "str": OpSchema.AttrType.STRING,
-    "TensorProto": OpSchema.AttrType.TENSOR,
-    "GraphProto": OpSchema.AttrType.GRAPH,
-    "list[int]": OpSchema.AttrType.INTS,
-    "Sequence[int]": OpSchema.AttrType.INTS,
-    "list[float]": OpSchema.AttrType.FLOATS,
-    "Sequence[float]": OpSchema.AttrType.FLOATS,
-    "list[str]": OpSchema.AttrType.STRINGS,
-    "Sequence[str]": OpSchema.AttrType.STRINGS,
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class Signature:
         given = [*inputs, *attributes, *(["**"] if self.any_attribute else [])]
         return f"{self.schema.name}({', '.join(given)}) -> {', '.join(p.name for p in self.schema.outputs)}"
 
-    def misfit(self, node: NodeProto) -> str:
+    def mismatch(self, node: NodeProto) -> str:
         """The reason why `node` is not a valid node of this operator, or ""."""
         schema, options = self.schema, OpSchema.FormalParameterOption
         for what, names, parameters, least, most in (
@@ -143,13 +130,14 @@ def read_signature(
     taken = {name for result in results for name in (result.name, f"d_{result.name}")}
     inputs = [p for p in positional if p.name not in taken]
     attributes = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = hints(function)
     return _signature(
         op_type,
         domain,
         [_Input(p.name, p.default is None, p.kind is p.VAR_POSITIONAL) for p in inputs],
         results,
         wrt,
-        [_attribute(p, named) for p in attributes],
+        [_attribute(p, known.get(p.name), named) for p in attributes],
         False,
         f"its rule {place(function)}",
         inspect.getdoc(function) or "",
@@ -253,16 +241,14 @@ def _signature(
     return Signature(schema, floats, tuple(result.kind for result in outputs), any_attribute, where)
 
 
-def _attribute(p: inspect.Parameter, named: str) -> OpSchema.Attribute:
+def _attribute(p: inspect.Parameter, hint: Any, named: str) -> OpSchema.Attribute:
     if p.default is not p.empty and p.default is not None and p.default not in ((), []):
         value = list(p.default) if isinstance(p.default, tuple) else p.default
         return OpSchema.Attribute(p.name, helper.make_attribute(p.name, value))
-    plain = isinstance(p.annotation, type) and not getattr(p.annotation, "__args__", None)
-    annotation = p.annotation.__name__ if plain else str(p.annotation)
-    kind = _KINDS.get(annotation.removesuffix(" | None").rpartition(".")[2])
+    kind = attribute_kind(hint)
     if kind is None:
         raise RuleError(
             f"The rule for {named} does not say of which kind the attribute {p.name!r} is: give it a default, or one of "
-            f"the annotations {choices(_KINDS)}."
+            f"the annotations {choices(KINDS)}."
         )
     return OpSchema.Attribute(p.name, kind, required=p.default is p.empty)

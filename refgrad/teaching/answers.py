@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 from refgrad.errors import BackendError, BrokenRuleError, NoGradientError, RefgradError, RuleError, choices
+from refgrad.tables import plugins
 from refgrad.tables.once import qualified
 from refgrad.tables.registry import RULES
 from refgrad.teaching.chapter import DOMAIN, Chapter
@@ -48,6 +49,7 @@ def read_answer(chapter: Chapter, path: Path) -> None:
 
     :raises FaultError: it is not Python, raises, ends the program, or registers something else.
     """
+    plugins.load()
     before = set(RULES)
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
@@ -70,10 +72,12 @@ def read_answer(chapter: Chapter, path: Path) -> None:
                 "broadcast=True lets refgrad sum over broadcast axes. Leave it out: the exercise is to write the sum."
             )
         return
-    made = sorted(qualified(*key) for key in set(RULES) - before)
-    due = f'@rule("{chapter.operator}", domain="{DOMAIN}")'
-    has = f"It registers a rule for {', '.join(made)}" if made else "It registers no rule"
-    raise FaultError(f"{has}, and one for {qualified(*chapter.key)} is due: decorate the function with {due}.")
+    registered = sorted(qualified(*key) for key in set(RULES) - before)
+    decorator = f'@rule("{chapter.operator}", domain="{DOMAIN}")'
+    raise FaultError(
+        f"Expected a rule for {qualified(*chapter.key)}, got {', '.join(registered) or 'no rule'}. "
+        f"Decorate the function with {decorator}."
+    )
 
 
 def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, ...]:
@@ -112,7 +116,7 @@ def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[s
         more.append(_NAMES)
     if within := re.search(r"for input (\w+), which is not variadic", said):
         more.append(f"Return d{within[1]} itself, not a list with it.")
-    if "adjoints for node" in str(error) or "one each is due" in said:
+    if "adjoints for node" in str(error) or "expected one each" in said:
         more.append(f"The rule returns {', '.join(f'd{name}' for name in chapter.floats)}, in this order.")
     if isinstance(error, RuleError) and "has a parameter" in said:
         given = ", ".join(["op", f"d_{chapter.output}", *chapter.inputs])

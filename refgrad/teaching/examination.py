@@ -11,7 +11,7 @@ from pathlib import Path
 
 import refgrad
 from refgrad.conformance.oracles.second_order import ORACLE as SECOND_ORDER
-from refgrad.conformance.questions.evidence import Property
+from refgrad.conformance.problems.observation import Property
 from refgrad.errors import BackendError, RefgradError
 from refgrad.notices import quiet
 from refgrad.teaching.answers import FaultError, Printed, explained, read_answer, short
@@ -139,7 +139,7 @@ def _second(trial: AnswerTrial) -> tuple[str, ...]:
             "Write the rule in operators of ONNX alone, each of which has a derivative.",
             short(error),
         )
-    found = SECOND_ORDER.examine(trial.question, built) if SECOND_ORDER.examine is not None else ()
+    found = SECOND_ORDER.examine(trial.problem, built) if SECOND_ORDER.examine is not None else ()
     for one in found:
         if isinstance(one, Property) and not one.holds:
             return (

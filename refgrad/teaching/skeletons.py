@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from refgrad.errors import OutputFileError
-from refgrad.protos.files import replacing, writable
+from refgrad.model.writing import replacing, writable
 from refgrad.teaching.chapters import chapter_of
 
 

@@ -19,8 +19,8 @@ _SLACK = 1e-4
 
 def hint_at(trial: AnswerTrial, gradients: Gradients) -> tuple[str, Example | None]:
     """The hint on an answer that is wrong at a tie, and an input that shows it, or None; "" and None where it is right."""
-    question, point = trial.question, trial.point
-    function, at, cotangents = forward(question), question.at, question.wide_cotangents
+    problem, point = trial.problem, trial.point
+    function, at, cotangents = forward(problem), problem.at, problem.wide_cotangents
     together = {name: np.asarray(u, np.float64) for name, u in point.together.items()}
     due = directional(function, at, together, cotangents, _STEP).value
     shared = float(sum(np.sum(gradients[name] * u) for name, u in together.items()))

@@ -13,13 +13,13 @@ from onnx import ModelProto, TensorProto, helper
 import refgrad
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import NODE, Case, node_case
-from refgrad.conformance.judging import verdicts
-from refgrad.conformance.judging.judge import Candidate, judge
-from refgrad.conformance.judging.verdicts import ResultRow
-from refgrad.conformance.oracles import Built, Evidence
+from refgrad.conformance.judge import verdicts
+from refgrad.conformance.judge.judge import Candidate, judge
+from refgrad.conformance.judge.running.runner import ORACLES, observe
+from refgrad.conformance.judge.verdicts import ResultRow
+from refgrad.conformance.oracles import Built, Observation
 from refgrad.conformance.oracles.complex_step import Tangent
-from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.running.runner import ORACLES, testify
+from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.notices import quiet
 from refgrad.teaching.chapter import DOMAIN, Chapter, ExercisePoint
 
@@ -58,8 +58,8 @@ class AnswerTrial:
         return Case("course", self._model(inputs), inputs, chapter.floats, (chapter.output,))
 
     @cached_property
-    def question(self) -> Question:
-        """The question that the suite asks, with the cotangent of the point."""
+    def problem(self) -> Problem:
+        """The problem that the suite asks, with the cotangent of the point."""
         made = ask(self.case)
         if self.random:
             return made
@@ -89,7 +89,7 @@ class AnswerTrial:
         :raises RefgradError: refgrad does not take the rule.
         """
         with quiet():
-            model = refgrad.gradient(self.question.model, self.question.wrt, list(self.question.cotangents))
+            model = refgrad.gradient(self.problem.model, self.problem.wrt, list(self.problem.cotangents))
         return Built.of(model)
 
     def gradients(self) -> Gradients:
@@ -97,25 +97,25 @@ class AnswerTrial:
 
         :raises RefgradError: refgrad does not take the rule, or the interpreter does not run the model.
         """
-        question, built = self.question, self.built
-        results = NumpyBackend().prepare(built.model).run(built.feeds(question.feeds, question.cotangents))
+        problem, built = self.problem, self.built
+        results = NumpyBackend().prepare(built.model).run(built.feeds(problem.feeds, problem.cotangents))
         named = built.named(results)
-        return {name: named.get(name, np.zeros_like(question.feeds[name])) for name in question.wrt}
+        return {name: named.get(name, np.zeros_like(problem.feeds[name])) for name in problem.wrt}
 
     @cached_property
-    def evidence(self) -> tuple[Evidence, ...]:
-        """The evidence of the oracles on the question."""
-        return tuple(said for oracle in ORACLES for said in testify(oracle, self.question))
+    def observations(self) -> tuple[Observation, ...]:
+        """The observations of the oracles on the problem."""
+        return tuple(said for oracle in ORACLES for said in observe(oracle, self.problem))
 
     def verdict(self, gradients: Gradients) -> ResultRow:
         """The verdict of the suite's judge on the gradients."""
         candidate = Candidate("answer", "numpy", len(self.built.model.graph.node), gradients)
-        [row] = judge(self.question, self.evidence, [candidate])
+        [row] = judge(self.problem, self.observations, [candidate])
         return row
 
     def is_right(self, gradients: Gradients) -> tuple[bool, tuple[str, ...]]:
         """True if the gradients are right, and the oracles that say so."""
-        if any(gradients[name].dtype != self.kind for name in self.question.wrt):
+        if any(gradients[name].dtype != self.kind for name in self.problem.wrt):
             return False, ()
         row = self.verdict(gradients)
         if row.verdict == verdicts.INCONCLUSIVE:  # the elements are few enough to look at each
@@ -125,18 +125,18 @@ class AnswerTrial:
     @cached_property
     def expected(self) -> dict[str, np.ndarray]:
         """The right gradient in float64, by complex steps along one element after the other."""
-        return self.by_steps(self.question.wide_cotangents)
+        return self.by_steps(self.problem.wide_cotangents)
 
     @cached_property
     def without_cotangent(self) -> dict[str, np.ndarray]:
         """The gradient for a cotangent of 1 everywhere."""
-        return self.by_steps({name: np.ones_like(v) for name, v in self.question.wide_cotangents.items()})
+        return self.by_steps({name: np.ones_like(v) for name, v in self.problem.wide_cotangents.items()})
 
     def by_steps(self, cotangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The gradient for other cotangents, by complex steps."""
-        tangent, made = Tangent(self.question), {}
-        for name in self.question.wrt:
-            gradient = np.zeros(self.question.at[name].shape)
+        tangent, made = Tangent(self.problem), {}
+        for name in self.problem.wrt:
+            gradient = np.zeros(self.problem.at[name].shape)
             for place in np.ndindex(gradient.shape):
                 unit = np.zeros(gradient.shape)
                 unit[place] = 1

@@ -21,13 +21,14 @@ from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import graph_inputs, graph_outputs
 from refgrad.errors import OptionError
 from refgrad.notices import quiet
+from refgrad.protos.traverse import every_node
 from refgrad.protos.types import FLOAT_DTYPES
-from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
-from refgrad.reverse.gradient import gradient, of_any_rank
+from refgrad.reverse.gradient import gradient
+from refgrad.reverse.ranks import of_any_rank
+from refgrad.rewrites.split import split
 from refgrad.tables.conventions import Conventions
 from refgrad.tables.randomness import may_draw
-from refgrad.transforms.split import split
 
 # The types that NumPy does not know, each with one of torch of the same width.
 _OF_ML_DTYPES: dict[torch.dtype, tuple[torch.dtype, Any]] = {

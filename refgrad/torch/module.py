@@ -18,11 +18,12 @@ from refgrad.backends.base import Value, check_shape, describe, load_model
 from refgrad.backends.onnxruntime import SLEEPING, CpuBackend
 from refgrad.errors import FeedError, InvalidModelError, OptionError, choices, did_you_mean
 from refgrad.escaping import printable
-from refgrad.protos.external import array_of
-from refgrad.protos.files import save_made
-from refgrad.protos.reading import read
+from refgrad.model.external import array_of
+from refgrad.model.reading import read
+from refgrad.model.writing import save_made
+from refgrad.protos.traverse import fresh, names_of, refill
 from refgrad.protos.types import FLOATS, type_text
-from refgrad.protos.walk import fresh, names_of, refill
+from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.torch.calls import OF_TORCH, ModelFunction, ModuleSettings, array_in, from_array, torch_type
 from refgrad.training.dropout import holds_dropout, with_masks
@@ -35,7 +36,6 @@ from refgrad.training.normalization import (
 )
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, trained
 from refgrad.training.training import written_back
-from refgrad.transforms.selection import select_model_inputs_outputs
 
 _MOST = 2**31 - 1  # of the numbers that say what Dropout drops
 
@@ -100,14 +100,16 @@ class Module(nn.Module):
             if value not in known:
                 raise OptionError(f"There is no {what} {value!r}; there are {choices(known)}.")
         executor = get_backend(backend or ("ort-cpu" if "ort-cpu" in available() else "numpy"))
-        given = dict(options or {})
+        given_options = dict(options or {})
         if isinstance(executor, CpuBackend):
-            given = (
-                {"threads": torch.get_num_threads()} | given | {"config": SLEEPING | dict(given.get("config") or {})}
+            given_options = (
+                {"threads": torch.get_num_threads()}
+                | given_options
+                | {"config": SLEEPING | dict(given_options.get("config") or {})}
             )
         self._settings = ModuleSettings(
             executor,
-            given,
+            given_options,
             recompute if isinstance(recompute, bool) else tuple(recompute),
             memory,
             replace(OF_TORCH, **conventions),
@@ -118,8 +120,8 @@ class Module(nn.Module):
         weights: dict[str, np.ndarray] = {}
         self._model = whole
         if trainable is not False:
-            made, weights = trained(whole, None if trainable is True else trainable)
-            self._model = read(made)
+            trained_model, weights = trained(whole, None if trainable is True else trainable)
+            self._model = read(trained_model)
         self._model = in_inference_mode(self._model)
         if outputs is not None:
             fed = [value.name for value in self._model.graph.input]
@@ -177,24 +179,24 @@ class Module(nn.Module):
         :raises BackendError: the backend fails.
         """
         mode = self._mode(self.training)
-        given = self._bound(tensors, named)
+        bound = self._bound(tensors, named)
         for name in self._places:
             # a statistic moves before the backward pass, which may read it
             tensor = self._tensor(name)
-            given.append(tensor.clone() if name in mode.moved else tensor)
+            bound.append(tensor.clone() if name in mode.moved else tensor)
         if mode.step:
-            given.append(torch.randint(_MOST, (), device="cpu"))
+            bound.append(torch.randint(_MOST, (), device="cpu"))
         symbols: dict[str, tuple[int, str]] = {}
-        known = mode.function.known(given)
-        unseen = given if known is None else given[: len(self.inputs)]
+        known = mode.function.known(bound)
+        unseen = bound if known is None else bound[: len(self.inputs)]
         for value, tensor in zip(mode.function.inputs, unseen, strict=False):
             self._check(tensor, value, symbols)
-        results = mode.function(given, known)
-        found = dict(zip(mode.function.outputs, results, strict=True))
+        results = mode.function(bound, known)
+        by_name = dict(zip(mode.function.outputs, results, strict=True))
         with torch.no_grad():
             for name, output in mode.moved.items():
-                self._tensor(name).copy_(found[output])
-        returned = tuple([found[value.name] for value in self.outputs])
+                self._tensor(name).copy_(by_name[output])
+        returned = tuple([by_name[value.name] for value in self.outputs])
         return returned[0] if len(returned) == 1 else returned
 
     def save(self, path: str | os.PathLike[str]) -> ModelProto:
@@ -205,14 +207,14 @@ class Module(nn.Module):
 
         :raises OutputFileError: the file cannot be written, or is the one that was read.
         """
-        made = self.to_onnx()
-        save_made(made, path, self._source)
-        return made
+        saved = self.to_onnx()
+        save_made(saved, path, self._source)
+        return saved
 
     def to_onnx(self) -> ModelProto:
         """The ONNX model with the weights, and the running statistics, that it has reached, for inference."""
         values = {name: array_in(self._tensor(name)) for name in self._places}
-        statistics = {one.name for one in self._moving[2]} if self._moving else set()
+        statistics = {statistic.name for statistic in self._moving[2]} if self._moving else set()
         weights = {name: value for name, value in values.items() if name not in statistics}
         return written_back(self._source, weights, {name: values[name] for name in statistics})
 
@@ -222,13 +224,13 @@ class Module(nn.Module):
         :raises FeedError: there is none any more.
         """
         place, last = self._places[name]
-        found = place._parameters.get(last)
-        if found is None:
-            found = place._buffers.get(last)
-        if found is None:
-            found = getattr(place, last, None)
-        if isinstance(found, Tensor):
-            return found
+        tensor = place._parameters.get(last)
+        if tensor is None:
+            tensor = place._buffers.get(last)
+        if tensor is None:
+            tensor = getattr(place, last, None)
+        if isinstance(tensor, Tensor):
+            return tensor
         raise FeedError(f"The module has lost {name!r}, which the model reads. Set it again, to a tensor.")
 
     def extra_repr(self) -> str:
@@ -246,19 +248,19 @@ class Module(nn.Module):
         """The model of a mode as a function: weights and running statistics are inputs of it."""
         if training and self._refusal is not None:
             raise OptionError(f"{self._refusal}")
-        moved, step, made = dict[str, str](), "", ModelProto()
+        moved, step, model = dict[str, str](), "", ModelProto()
         if self._moving is None:
-            made.CopyFrom(self._model)
+            model.CopyFrom(self._model)
         elif training:
-            made.CopyFrom(self._moving[0])
-            moved = with_following(made, self._moving[2], unbiased=True)
+            model.CopyFrom(self._moving[0])
+            moved = with_following(model, self._moving[2], unbiased=True)
         else:
-            made.CopyFrom(self._moving[1])
-        if training and self._drops and holds_dropout(made):
-            step = fresh("dropout_step", names_of(made.graph))
-            made = with_masks(made, step, 0)
-        held = {tensor.name: tensor for tensor in made.graph.initializer}
-        declared = {value.name: value for value in made.graph.input}
+            model.CopyFrom(self._moving[1])
+        if training and self._drops and holds_dropout(model):
+            step = fresh("dropout_step", names_of(model.graph))
+            model = with_masks(model, step, 0)
+        held = {tensor.name: tensor for tensor in model.graph.initializer}
+        declared = {value.name: value for value in model.graph.input}
         fed = [declared.pop(value.name) for value in self.inputs]
         for name in self._places:
             tensor = held.pop(name, None)
@@ -267,12 +269,12 @@ class Module(nn.Module):
                 if tensor is None
                 else helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
             )
-        refill(made.graph.input, [*fed, *([declared[step]] if step else ())])
-        refill(made.graph.initializer, held.values())
-        floats = {value.name for value in made.graph.output if value.type.tensor_type.elem_type in FLOATS}
+        refill(model.graph.input, [*fed, *([declared[step]] if step else ())])
+        refill(model.graph.initializer, held.values())
+        floats = {value.name for value in model.graph.output if value.type.tensor_type.elem_type in FLOATS}
         targets = [value.name for value in self.outputs if value.name in floats]
         weights = slice(len(self.inputs), len(fed))
-        return _Mode(ModelFunction(made, self._settings, targets, weights), moved, step)
+        return _Mode(ModelFunction(model, self._settings, targets, weights), moved, step)
 
     def _bound(self, tensors: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
         """The tensors that the inputs are fed, in the order of the inputs."""
@@ -283,18 +285,18 @@ class Module(nn.Module):
             raise FeedError(
                 f"The model has {len(names)} inputs ({choices(names)}), and {len(tensors)} tensors are given."
             )
-        given = dict(zip(names, tensors, strict=False))
+        bound = dict(zip(names, tensors, strict=False))
         for name, tensor in named.items():
             if name not in names:
                 raise FeedError(
                     f"The model has no input {name!r}.{did_you_mean(name, names)} Its inputs are {choices(names)}."
                 )
-            if name in given:
+            if name in bound:
                 raise FeedError(f"Input {name!r} is given twice, by its place and by its name.")
-            given[name] = tensor
-        if missing := [value for value in self.inputs if value.name not in given]:
+            bound[name] = tensor
+        if missing := [value for value in self.inputs if value.name not in bound]:
             raise FeedError(f"No tensor for {', '.join(map(str, missing))}.")
-        return [given[name] for name in names]
+        return [bound[name] for name in names]
 
     def _check(self, tensor: Tensor, value: Value, symbols: dict[str, tuple[int, str]]) -> None:
         what = "Parameter" if value.name in self._places else "Input"
@@ -328,10 +330,10 @@ def _described(value: ValueInfoProto, what: str) -> Value:
 
     :raises InvalidModelError: it is no tensor of a type that torch has.
     """
-    found = describe(value)
-    if found.kind == "tensor" and torch_type(found.dtype) is not None:
-        return found
-    kind = type_text(value.type) if found.kind == "tensor" else f"a {found.kind}"
+    described = describe(value)
+    if described.kind == "tensor" and torch_type(described.dtype) is not None:
+        return described
+    kind = type_text(value.type) if described.kind == "tensor" else f"a {described.kind}"
     advice = "Name the outputs to return in outputs" if what == "output" else "Take the part of the model behind it"
     raise InvalidModelError(
         f"{what.capitalize()} {value.name!r} is {kind}, and a module takes and returns tensors of numbers. {advice} "

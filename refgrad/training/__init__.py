@@ -1,5 +1,8 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from refgrad.errors import ConvergenceError
 from refgrad.show.plot import plot_losses
 from refgrad.training.adapters import lora, merge_adapters
@@ -7,8 +10,7 @@ from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
-from refgrad.training.optimizers import OrtGradientOptimizer
-from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
 from refgrad.training.schedules import (
     Adaptive,
@@ -20,19 +22,22 @@ from refgrad.training.schedules import (
     Schedule,
     Warmup,
 )
-from refgrad.training.sgd_learning_loss import (
-    AbsoluteLearningLoss,
-    ElasticLearningLoss,
-    NegLogLearningLoss,
-    SquareLearningLoss,
-)
-from refgrad.training.sgd_learning_penalty import ElasticLearningPenalty, NoLearningPenalty
-from refgrad.training.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 from refgrad.training.training_info import from_training_info, with_training_info
-from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+if TYPE_CHECKING:
+    from refgrad.compat.training.optimizers import OrtGradientOptimizer
+    from refgrad.compat.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+    from refgrad.compat.training.sgd_learning_loss import (
+        AbsoluteLearningLoss,
+        ElasticLearningLoss,
+        NegLogLearningLoss,
+        SquareLearningLoss,
+    )
+    from refgrad.compat.training.sgd_learning_penalty import ElasticLearningPenalty, NoLearningPenalty
+    from refgrad.compat.training.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
 
 __all__ = [
     "SGD",
@@ -82,3 +87,23 @@ __all__ = [
     "with_training_info",
     "write_artifacts",
 ]
+
+_COMPAT = {
+    "optimizers": ("OrtGradientOptimizer",),
+    "optimizers_partial": ("OrtGradientForwardBackwardOptimizer",),
+    "sgd_learning_loss": ("AbsoluteLearningLoss", "ElasticLearningLoss", "NegLogLearningLoss", "SquareLearningLoss"),
+    "sgd_learning_penalty": ("ElasticLearningPenalty", "NoLearningPenalty"),
+    "sgd_learning_rate": ("LearningRateSGD", "LearningRateSGDNesterov"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of onnxcustom, which are built on this package: they are imported when they are asked for."""
+    for module, names in _COMPAT.items():
+        if name in names:
+            return getattr(import_module(f"refgrad.compat.training.{module}"), name)
+    raise AttributeError(f"module 'refgrad.training' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,18 +13,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import OptionError, UnknownNameError, choices
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of, dtype_of
+from refgrad.model.reading import read
+from refgrad.parameters.weights import write_back
 from refgrad.protos.documents import parse_json, record_of, typed
-from refgrad.protos.external import array_of, dtype_of
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
+from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, refill
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
 from refgrad.ranges import RANGES, checked
 from refgrad.reverse.requested import matching
-from refgrad.transforms.weights import write_back
 
 _KEY = "refgrad.adapters"  # metadata: which tensors adapt which weight
 
@@ -173,23 +174,17 @@ def _initializers(
 def _branch(layer: NodeProto, a: TensorProto, b: TensorProto, factor: float, taken: set[str]) -> list[NodeProto]:
     """The nodes of x·A·B·factor, for a Gemm also times its alpha. The last one adds it to the frozen result of the layer."""
     whole, x = layer.output[0], layer.input[0]
-    frozen = fresh(f"{whole}.frozen", taken)
-    nodes = []
+    builder = NodeBuilder(taken)
+    frozen = builder.fresh(f"{whole}.frozen")
     if _setting(layer, "transA", 0):
-        nodes.append(helper.make_node("Transpose", [x], [fresh(f"{whole}.turned", taken)], perm=[1, 0]))
-        x = nodes[-1].output[0]
-    low, high, scale, adapter = (fresh(f"{whole}.{end}", taken) for end in ("low", "high", "scale", "adapter"))
+        x = builder.add("Transpose", [x], f"{whole}.turned", perm=[1, 0])
+    low = builder.add("MatMul", [x, a.name], f"{whole}.low")
+    high = builder.add("MatMul", [low, b.name], f"{whole}.high")
     number = np.array(factor * float(_setting(layer, "alpha", 1.0)), dtype_of(a))
-    nodes += [
-        helper.make_node("MatMul", [x, a.name], [low]),
-        helper.make_node("MatMul", [low, b.name], [high]),
-        helper.make_node("Constant", [], [scale], value=numpy_helper.from_array(number)),
-        helper.make_node("Mul", [high, scale], [adapter]),
-        helper.make_node("Add", [frozen, adapter], [whole]),
-    ]
-    for node in nodes:
-        node.name = node.output[0]
-    return nodes
+    scale = builder.add("Constant", [], f"{whole}.scale", value=numpy_helper.from_array(number))
+    adapter = builder.add("Mul", [high, scale], f"{whole}.adapter")
+    builder.add_as("Add", [frozen, adapter], whole)
+    return builder.take()
 
 
 def _insert(graph: GraphProto, branches: dict[str, list[NodeProto]]) -> None:

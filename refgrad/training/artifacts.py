@@ -11,18 +11,18 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError
+from refgrad.model.checks.malformed import explained
+from refgrad.model.reading import read
+from refgrad.model.writing import new_folder
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.files import new_folder
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
-from refgrad.protos.walk import refill, versions_of
+from refgrad.protos.traverse import refill, versions_of
 from refgrad.reverse.assembly import names_in
+from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import refuse_training_mode
+from refgrad.training.optimizers import SGD, AdamW, Optimizer
 from refgrad.training.outputs import compared_output
 from refgrad.training.step import trained
-from refgrad.training.updates import SGD, AdamW, Optimizer
-from refgrad.transforms.selection import select_model_inputs_outputs
 
 TRAINING, EVAL, OPTIMIZER, CHECKPOINT = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"
 _RESET = "lazy_reset_grad"

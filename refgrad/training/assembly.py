@@ -11,14 +11,14 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from refgrad import traits
+from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, UnknownNameError
-from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
+from refgrad.protos.traverse import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.training.normalization import Statistic
+from refgrad.training.optimizers import Optimizer
 from refgrad.training.slimming import slim, uses
 from refgrad.training.steps import RATE, STEP, VECTOR, StepModel
-from refgrad.training.updates import Optimizer
-from refgrad.training.writer import StepWriter
 
 _CLIP_EPSILON = 1e-6
 
@@ -61,7 +61,7 @@ class Assembly:
         self.made, self.weights, self.running, self.asked = made, weights, running, asked
         taken = names_of(made.graph) | {node.name for node in made.graph.node}
         opset = versions_of(made)[""]
-        self.first, self.last = StepWriter(opset, "weights", taken), StepWriter(opset, "update", taken)
+        self.first, self.last = (FunctionEmitter.into_graph(opset, part, taken) for part in ("weights", "update"))
         self.taken, self.count = taken, ""  # the number of the samples of a step, where it is asked for
         self.uses = uses(made.graph)
         self.inputs: list[ValueInfoProto] = []
@@ -112,7 +112,7 @@ class Assembly:
         for name, value in parts.items():
             results |= self._update(name, value, slopes[name], t, due)
         if (
-            not due and not self.asked.draws and not any(t in node.input for node in op.nodes)
+            not due and not self.asked.draws and not any(t in node.inputs for node in op.nodes)
         ):  # no update asks how many there were
             del results[STEP], self.state[STEP]
             self.inputs = [value for value in self.inputs if value.name != STEP]
@@ -141,11 +141,9 @@ class Assembly:
             start += value.size
             if value.ndim == 1 and len(sizes) > 1:
                 split = op.nodes[0]
-                split.output[list(split.output).index(row)] = name
+                op.nodes[0] = split._replace(outputs=tuple(name if one == row else one for one in split.outputs))
                 continue
-            op.nodes.append(
-                helper.make_node("Reshape", [row, op.const(list(value.shape))], [name], name=f"weights/{name}")
-            )
+            op.builder.append("Reshape", [row, op.const(list(value.shape))], [name], f"weights/{name}")
         return layout
 
     def _packed(self, gradients: Mapping[str, str]) -> str:
@@ -276,11 +274,11 @@ class Assembly:
         moved, new = found
         if new.keys() != states.keys():
             raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
-        known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.output)}
+        known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.outputs)}
         if odd := [value for value in (moved, *new.values()) if not isinstance(value, str) or value not in known]:
             raise OptionError(f"{where} returns {odd[0]!r}, which is no value that a method of op returned.")
         types = [
-            {op.type(read) for read in node.input} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC
+            {op.type(read) for read in node.inputs} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC
         ]
         if any(len(some - {0}) > 1 for some in types) or not {op.type(value) for value in (moved, *new.values())} <= {
             0,
@@ -319,11 +317,13 @@ class Assembly:
             graph.ClearField(field_name)
         graph.name = "step"
         graph.input.extend([*data, *self.inputs])
-        graph.node.extend([*self.first.nodes, *source.node, *self.last.nodes])
+        graph.node.extend([*self.first.builder.take(), *source.node, *self.last.builder.take()])
         for node in graph.node:
             node.input[:] = [final.get(name, name) for name in node.input]
             node.output[:] = [final.get(name, name) for name in node.output]
-        graph.initializer.extend([*source.initializer, *self.first.constants.values(), *self.last.constants.values()])
+        graph.initializer.extend(source.initializer)
+        for op in (self.first, self.last):
+            graph.initializer.extend(op.builder.constants.values())
         graph.output.append(helper.make_tensor_value_info(result, self.last.type(self.asked.loss), []))
         types = {value.name: value.type for value in graph.input}
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())

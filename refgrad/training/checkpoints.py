@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refgrad.errors import FeedError, OptionError
+from refgrad.model.writing import replacing
 from refgrad.protos.documents import parse_json, record_of, typed
-from refgrad.protos.files import replacing
 from refgrad.protos.safetensors import read_safetensors
 from refgrad.training.schedules import Progress
 from refgrad.training.steps import StepModel

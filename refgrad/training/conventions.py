@@ -9,10 +9,10 @@ from typing import Any
 from onnx import ModelProto
 
 from refgrad.errors import OptionError, choices
+from refgrad.parameters.weights import weights
+from refgrad.rewrites.lifting import lift_weights
+from refgrad.training.optimizers import Optimizer, optimizer_class
 from refgrad.training.schedules import Adaptive, Constant, InverseScaling, Optimal, Schedule
-from refgrad.training.updates import Optimizer, optimizer_class
-from refgrad.transforms.lifting import lift_weights
-from refgrad.transforms.weights import weights
 
 _INTERCEPTS = frozenset({"Add:0", "Add:1", "Gemm:2", "Conv:2", "ConvTranspose:2"})  # the inputs that are added
 _SCHEDULES = {"constant": Constant, "invscaling": InverseScaling, "optimal": Optimal, "adaptive": Adaptive}

@@ -268,17 +268,17 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
     if dims is None:
         return
     if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
-        due = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
+        expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
         hint = ""
         if name == step.label and dtype.kind in "iu" and len(shape) < len(dims):
             hint = " Classes are for the loss cross_entropy, or log_loss where the model returns probabilities."
-        raise FeedError(f"{name!r} has the shape {list(shape)}, and [{due}] is due.{hint}")
+        raise FeedError(f"Expected [{expected}], got {list(shape)} for {name!r}.{hint}")
 
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     kinds = {"f": "biuf", "i": "biuf", "u": "biuf", "b": "b"}
     if array.dtype.kind not in kinds.get(dtype.kind, ""):
-        raise FeedError(f"{name!r} is an array of {array.dtype}, and {dtype} is due.")
+        raise FeedError(f"Expected {dtype}, got {array.dtype} for {name!r}.")
     with np.errstate(invalid="ignore"):
         cast = array.astype(dtype)
     if dtype.kind in "iu" and not (cast == array).all():

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, UnknownNameError
-from refgrad.forward.normalise import normalise
-from refgrad.protos.external import array_of
-from refgrad.protos.reading import read
+from refgrad.model.external import array_of
+from refgrad.model.normalise import normalise
+from refgrad.model.reading import read
+from refgrad.protos.traverse import attribute_value, every_node, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import attribute_value, every_node, names_of, refill, versions_of
-from refgrad.training.writer import StepWriter
 
 _OPSET = 11  # since which Range is there
 _ALLOWS_ZERO = 14
@@ -57,7 +57,7 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     types = normalise(made).types
     constants = {tensor.name: tensor for tensor in made.graph.initializer}
     taken.add(step)
-    op = StepWriter(versions_of(made)[""], "dropout", taken)
+    op = FunctionEmitter.into_graph(versions_of(made)[""], "dropout", taken)
     op.types[step] = (TensorProto.INT64, 0)
     written: dict[str, list[NodeProto]] = {}
     for index, node in enumerate(nodes):
@@ -66,16 +66,14 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
             raise OptionError(f"Dropout node {_called(node)} reads {node.input[0]!r}, of which no float type is known.")
         key = int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) % _PRIME
         op.types[node.input[0]] = (kind, None)
-        _drop(op, node, step, _ratio(node, constants), key, kind)
-        written[node.output[0]] = op.nodes
-        op.nodes = []
+        written[node.output[0]] = _drop(op, node, step, _ratio(node, constants), key, kind)
     refill(made.graph.node, [n for node in made.graph.node for n in written.get(next(iter(node.output), ""), [node])])
-    made.graph.initializer.extend(op.constants.values())
+    made.graph.initializer.extend(op.builder.constants.values())
     made.graph.input.append(helper.make_tensor_value_info(step, TensorProto.INT64, []))
     return made
 
 
-def _drop(op: StepWriter, node: NodeProto, step: str, ratio: float, key: int, kind: int) -> None:
+def _drop(op: FunctionEmitter, node: NodeProto, step: str, ratio: float, key: int, kind: int) -> list[NodeProto]:
     """The nodes in place of a Dropout: y = x·keep / (1 − ratio), and the mask where it is read."""
     x = node.input[0]
     start = _fifth_power(op, op.Mul(op.Mod(op.Add(step, key), _PRIME), _STRIDES[0]))
@@ -87,12 +85,10 @@ def _drop(op: StepWriter, node: NodeProto, step: str, ratio: float, key: int, ki
     scale = op.const(1 / (1 - ratio), like=x)
     made = op.Mul(x, op.Mul(op.Cast(keep, to=kind), scale))
     names = {made: node.output[0]} | ({keep: node.output[1]} if len(node.output) > 1 and node.output[1] else {})
-    for one in op.nodes:
-        one.input[:] = [names.get(name, name) for name in one.input]
-        one.output[:] = [names.get(name, name) for name in one.output]
+    return op.builder.take(names)
 
 
-def _fifth_power(op: StepWriter, x: str) -> str:
+def _fifth_power(op: FunctionEmitter, x: str) -> str:
     """x⁵ mod p, of an x that may be larger than p."""
     x = op.Mod(x, _PRIME)
     square = op.Mod(op.Mul(x, x), _PRIME)

@@ -18,20 +18,20 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from refgrad.backends import get_backend
 from refgrad.errors import FeedError, OptionError
+from refgrad.model.reading import read
 from refgrad.notices import quiet
-from refgrad.protos.reading import read
-from refgrad.protos.walk import fresh, names_of
+from refgrad.protos.traverse import fresh, names_of
+from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import DEFAULT
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.labels import classes_of
 from refgrad.training.losses import OF_CLASSES
+from refgrad.training.optimizers import Optimizer
 from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.schedules import Schedule
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
-from refgrad.training.updates import Optimizer
-from refgrad.transforms.selection import select_model_inputs_outputs
 
 
 class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from refgrad import traits
 from refgrad.errors import FeedError, choices
+from refgrad.model.external import array_of
 from refgrad.protos.domains import ML
-from refgrad.protos.external import array_of
-from refgrad.protos.walk import attribute_value
+from refgrad.protos.traverse import attribute_value
 
 _CLASSES = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
 
@@ -81,7 +82,7 @@ def classes_of(model: ModelProto) -> list[Any] | None:
     for node in reversed(model.graph.node):
         if node.op_type in ("ArrayFeatureExtractor", "Gather") and node.input[0] in held:
             maker = makers.get(node.input[1])
-            while maker is not None and maker.op_type in ("Cast", "Reshape", "Identity", "Squeeze"):
+            while maker is not None and maker.op_type in traits.RESHAPES | traits.CASTS:
                 maker = makers.get(maker.input[0])
             if maker is not None and maker.op_type in ("ArgMax", "Greater"):
                 values = array_of(held[node.input[0]]).ravel().tolist()

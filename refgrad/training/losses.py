@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, choices
-from refgrad.forward.normalise import normalise
-from refgrad.protos import native
-from refgrad.protos.external import array_of
-from refgrad.protos.reading import read
+from refgrad.model import native
+from refgrad.model.external import array_of
+from refgrad.model.normalise import normalise
+from refgrad.model.reading import read
+from refgrad.model.upgrading.upgrade import upgrade
+from refgrad.protos.traverse import fresh, import_onnx, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS, is_unnamed
-from refgrad.protos.upgrade import upgrade
-from refgrad.protos.walk import fresh, import_onnx, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
+from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
+from refgrad.rewrites.scores import makers_of, refuse_probabilities, smallest_step, warn_of_logits
+from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
-from refgrad.training.writer import StepWriter
-from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
-from refgrad.transforms.scores import makers_of, refuse_probabilities, smallest_step, warn_of_logits
-from refgrad.transforms.selection import select_model_inputs_outputs
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
-_DIRECT: dict[str, Callable[[StepWriter, str], tuple[str, str]]] = {
+_DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
     "squared_error": lambda op, d: (op.Mul(d, d), op.Add(d, d)),
     "half_squared_error": lambda op, d: (op.Mul(op.Mul(d, d), 0.5), d),
     "absolute_error": lambda op, d: (op.Abs(d), op.Sign(d)),
@@ -116,7 +116,7 @@ def _direct(
     seed = names_in(made)[0][compared]
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
     taken.update(name for name in (label, sample_weight) if name is not None)
-    op = StepWriter(versions_of(made)[""], "loss", taken)
+    op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken)
     op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
     score, slope = _DIRECT[loss](op, op.Sub(compared, label))
     inputs = [helper.make_tensor_value_info(label, kind, shape)]
@@ -130,12 +130,12 @@ def _direct(
         slope = op.Div(slope, op.Cast(op.Size(score), to=kind))
     nodes = list(made.graph.node)
     place = next((k + 1 for k, node in enumerate(nodes) if compared in node.output), 0)
-    nodes[place:place] = [*op.nodes, NodeProto(op_type="Identity", name=seed, input=[slope], output=[seed])]
+    nodes[place:place] = [*op.builder.take(), NodeProto(op_type="Identity", name=seed, input=[slope], output=[seed])]
     refill(made.graph.node, nodes)
     refill(made.graph.input, [*(value for value in made.graph.input if value.name != seed), *inputs])
     refill(made.graph.output, [value for value in made.graph.output if value.name != compared])
     made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
-    made.graph.initializer.extend(op.constants.values())
+    made.graph.initializer.extend(op.builder.constants.values())
     gradients = names_in(made)[1]
     note(made, made, gradients=gradients, cotangents={})
     return made, total
@@ -189,7 +189,7 @@ def _of_classes(
     else:
         warn_of_logits(made, compared, loss)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
-    op = StepWriter(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
+    op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
     if loss == "cross_entropy":
         each = op.emit("SoftmaxCrossEntropyLoss", "", (compared, label), 1, {"reduction": "none"})
@@ -207,8 +207,7 @@ def _of_classes(
         more = max(len(shape) - 2, 0)
         each = op.Mul(each, op.Reshape(sample_weight, [-1] + [1] * more) if more else sample_weight)
     total: str = op.emit(REDUCTIONS[reduction], "", (each,), 1, {"keepdims": 0})
-    made.graph.node.extend(op.nodes)
-    made.graph.initializer.extend(op.constants.values())
+    op.builder.put_into(made.graph)
     dims = [shape[0], *shape[2:]]
     made.graph.input.append(helper.make_tensor_value_info(label, TensorProto.INT64, [_dim(dim) for dim in dims]))
     if sample_weight is not None:
@@ -229,7 +228,7 @@ def _is_of_one_score(model: ModelProto, name: str) -> bool:
     return negated is not None and negated.op_type == "Neg" and negated.input[0] == second
 
 
-def _of_columns(op: StepWriter, p: str, label: str, count: int | str | None, rank: int) -> str:
+def _of_columns(op: FunctionEmitter, p: str, label: str, count: int | str | None, rank: int) -> str:
     """−log p of the column of the label, and −log(1 − p) of the others: each column is a yes or no for itself."""
     kind = op.type(p)
     size = (
@@ -242,7 +241,7 @@ def _of_columns(op: StepWriter, p: str, label: str, count: int | str | None, ran
     return op.Neg(op.ReduceSum(parts, [1], keepdims=0))
 
 
-def _log(op: StepWriter, p: str, kind: int) -> str:
+def _log(op: FunctionEmitter, p: str, kind: int) -> str:
     """log p, of no less than the smallest step from 1."""
     op.types[p] = (kind, None)
     return op.Log(op.Max(p, op.const(smallest_step(kind), like=p)))

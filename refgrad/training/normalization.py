@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
+from refgrad.builder.function import FunctionEmitter
+from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import OptionError
-from refgrad.protos.external import array_of
-from refgrad.protos.reading import read
-from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, reads_of, refill, versions_of
-from refgrad.training.writer import StepWriter
+from refgrad.model.external import array_of
+from refgrad.model.reading import read
+from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, reads_of, refill, versions_of
 
 _OPSET = 14  # since which training_mode is an attribute
 
@@ -29,7 +30,7 @@ class Statistic:
     momentum: float
     is_variance: bool
 
-    def following(self, op: StepWriter, unbiased: bool) -> str:
+    def following(self, op: FunctionEmitter, unbiased: bool) -> str:
         """The value of the next step. The node's variance of a batch divides by n, torch's running one by n − 1.
 
         The attribute is a float32, 0.9 about 0.89999998: the number that was meant is the shortest that it stands for.
@@ -54,7 +55,8 @@ def holds_batch_norm(model: ModelProto) -> bool:
 def with_following(model: ModelProto, statistics: Sequence[Statistic], unbiased: bool) -> dict[str, str]:
     """Let a model in training mode return the statistics of the next step too, in place; the output of each by its name."""
     graph = model.graph
-    op = StepWriter(versions_of(model)[""], "statistics", names_of(graph) | {node.name for node in graph.node})
+    taken = names_of(graph) | {node.name for node in graph.node}
+    op = FunctionEmitter.into_graph(versions_of(model)[""], "statistics", taken)
     declared = {value.name: value for value in graph.input}
     found = {}
     for statistic in statistics:
@@ -62,8 +64,7 @@ def with_following(model: ModelProto, statistics: Sequence[Statistic], unbiased:
         op.types[statistic.name] = (value.type.tensor_type.elem_type, 1)
         found[statistic.name] = statistic.following(op, unbiased)
         graph.output.add(name=found[statistic.name], type=value.type)
-    graph.node.extend(op.nodes)
-    graph.initializer.extend(op.constants.values())
+    op.builder.put_into(graph)
     return found
 
 
@@ -147,14 +148,15 @@ def _feed_zeros(model: ModelProto, found: Sequence[Statistic], taken: set[str]) 
     ONNX Runtime's kernel writes over what it reads there, before or after others read it. The zeros are computed: it writes
     over constants too.
     """
-    zeros = {statistic.name: fresh(f"{statistic.name}.zero", taken) for statistic in found}
+    builder = NodeBuilder(taken)
+    zeros = {statistic.name: builder.fresh(f"{statistic.name}.zero") for statistic in found}
     nodes = []
     for node in model.graph.node:
         if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
             for k in (3, 4):
                 name = node.input[k]
-                nodes.append(helper.make_node("Sub", [name, name], [zeros[name]], name=zeros[name]))
-                node.input[k] = zeros[name]
+                node.input[k] = builder.add_as("Sub", [name, name], zeros[name])
+                nodes += builder.take()
         nodes.append(node)
     refill(model.graph.node, nodes)
 

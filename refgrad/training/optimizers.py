@@ -1,137 +1,326 @@
-"""The optimizer of the onnxcustom notebooks whose model returns its loss."""
+"""Optimizers: each updates a weight by its gradient, in ONNX operators.
+
+Libraries differ in details. Each detail is a setting of the optimizer (docs/training.md). In the formulas, w is the weight, g
+its gradient, η the learning rate, and t the number of the step, from 1. The number ε is the setting `eps`. The setting
+`epsilon` of Adam says where ε is added, not how large it is.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-import numpy as np
-from onnx import ModelProto
+from refgrad.builder.function import FunctionEmitter
+from refgrad.errors import OptionError, choices
+from refgrad.ranges import FINITE, checked
+from refgrad.tables import plugins
 
-from refgrad.backends import Prepared, get_backend
-from refgrad.errors import OptionError, UnknownNameError, choices
-from refgrad.protos.files import replacing
-from refgrad.tables.conventions import ConventionOptions
-from refgrad.training.notebook import BaseOptimizer, fitting
-from refgrad.training.sgd_learning_rate import BaseLearningRate
-from refgrad.training.step import step_model
-from refgrad.training.steps import StepModel
+States = Mapping[str, str]  # the values of an optimizer's states, by their names
+EPSILONS = ("corrected", "uncorrected")  # where Adam adds ε: to the square root after or before its correction
+_RANGED = ("beta1", "beta2", "dampening", "momentum", "weight_decay")  # settings whose range refgrad.ranges has
 
-__all__ = ["OrtGradientOptimizer"]
+OPTIMIZERS: dict[str, type[Optimizer]] = {}  # by name
 
 
-class OrtGradientOptimizer(BaseOptimizer):
-    """Trains a model that has the expected values as an input and returns its loss, as `refgrad.add_loss_output` makes it.
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """An optimizer. Its fields are its settings.
 
-    Each step is w ← w − η/n·∂loss/∂w with the loss of a batch of n samples; η falls from epoch to epoch (`LearningRateSGD`).
-    One graph does the whole step, on stock ONNX Runtime or the interpreter.
-
-    :param model_onnx: a model, or the path of one.
-    :param weights_to_train: names of float initializers, or patterns; None: the parameters that `refgrad.weights` finds.
-    :param learning_rate: η₀, or `LearningRateSGD(…)` or `LearningRateSGDNesterov(…)`.
-    :param device: "cpu" or "cuda".
-    :param warm_start: `fit` goes on with the weights of the last `fit`, or at first with the weights of the model.
-    :param validation_every: epochs, or a part of `max_iter`.
-    :param sample_weight_name: the input that weighs samples, where the model has it.
-    :param backend: what runs the step; by default ONNX Runtime, or the interpreter where that is not installed.
-    :param start: what `fit` begins with: "normal", numbers from N(0, 1), as in the notebooks, or "model".
-    :param random_state: the seed of these numbers and of the order of the samples.
-    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
-    :raises OptionError: an argument does not fit.
-    :raises UnknownNameError: there is no such output or weight.
-
-    >>> import numpy as np, onnx.parser, refgrad
-    >>> from refgrad.training.optimizers import OrtGradientOptimizer
-    >>> line = onnx.parser.parse_model(
-    ...     '<ir_version: 8, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
-    ...     '<float[2, 1] a = {0, 0}> { y = MatMul(x, a) }'
-    ... )
-    >>> x = np.random.default_rng(0).standard_normal((100, 2))
-    >>> session = OrtGradientOptimizer(refgrad.add_loss_output(line), ["a"], learning_rate=0.1, random_state=0)
-    >>> session.fit(x, x @ [1, 2]).trained_coef_["a"].numpy().round(3)
-    array([[1.],
-           [2.]], dtype=float32)
+    `refgrad train` and the estimators accept every subclass with a `name`, by this name, and `rate` is its default learning
+    rate. `elementwise` is true if the update of an element does not depend on other elements. Then `step_model` may concatenate
+    all weights into one vector, and `update` gets this vector.
     """
 
-    _shown = (
-        "model_onnx", "weights_to_train", "loss_output_name", "max_iter", "training_optimizer_name", "batch_size",
-        "learning_rate", "value", "device", "warm_start", "verbose", "validation_every", "saved_gradient",
-        "sample_weight_name",
-    )  # fmt: skip
+    name: ClassVar[str] = ""
+    rate: ClassVar[float] = 1e-3
+    elementwise: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        model_onnx: ModelProto | str | os.PathLike[str],
-        weights_to_train: Sequence[str] | None = None,
-        loss_output_name: str = "loss",
-        max_iter: int = 100,
-        training_optimizer_name: str = "SGDOptimizer",
-        batch_size: int = 10,
-        learning_rate: BaseLearningRate | float | str = "SGD",
-        device: str = "cpu",
-        warm_start: bool = False,
-        verbose: int = 0,
-        validation_every: float = 0.1,
-        saved_gradient: str | os.PathLike[str] | None = None,
-        sample_weight_name: str = "weight",
-        *,
-        backend: str | None = None,
-        start: str = "normal",
-        random_state: int | None = None,
-        **conventions: Unpack[ConventionOptions],
-    ) -> None:
-        self.saved_gradient, self.sample_weight_name = saved_gradient, sample_weight_name
-        super().__init__(
-            model_onnx, weights_to_train, loss_output_name, max_iter, training_optimizer_name, batch_size, learning_rate,
-            device, warm_start, verbose, validation_every, backend, start, random_state, conventions,
-        )  # fmt: skip
-        if saved_gradient is not None:
-            with replacing(saved_gradient) as temporary:
-                temporary.write_bytes(self._step.model.SerializeToString())
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Add the class to `OPTIMIZERS`.
 
-    def _step_model(self, weights: Sequence[str] | None) -> StepModel:
-        outputs = [value.name for value in self.model_onnx.graph.output]
-        if self.loss_output_name not in outputs:
-            raise UnknownNameError(
-                f"The model has no output {self.loss_output_name!r}, the loss; it has {choices(outputs)}. "
-                "refgrad.add_loss_output adds one."
-            )
-        initialized = {tensor.name for tensor in self.model_onnx.graph.initializer}
-        inputs = [value.name for value in self.model_onnx.graph.input if value.name not in initialized]
-        self._weighted = self.sample_weight_name in inputs
-        data = [name for name in inputs if name != self.sample_weight_name]
-        if len(data) != 2:
-            raise OptionError(f"The model has an input and the expected values; this one has {choices(data)}.")
-        self._inputs = data
-        return step_model(
-            self.model_onnx,
-            None,
-            self.learning_rate.optimizer,
-            trainable=weights,
-            output=self.loss_output_name,
-            label=data[1],
-            **self._conventions,
-        )
+        :raises OptionError: another class has its name.
+        """
+        super().__init_subclass__(**options)
+        if "update" in cls.__dict__ and "elementwise" not in cls.__dict__:
+            cls.elementwise = False  # do not inherit it from a base class whose `update` is replaced
+        if name := cls.__dict__.get("name", ""):
+            registered = OPTIMIZERS.setdefault(name, cls)
+            # A module that is reloaded defines its class again.
+            if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise OptionError(f"{registered.__qualname__} is the optimizer {name!r}: choose another name.")
+            OPTIMIZERS[name] = cls
 
-    def _data(self, X: Any, y: Any, sample_weight: Any) -> dict[str, np.ndarray]:
-        data = dict(zip(self._inputs, (X, y), strict=True))
-        if self._weighted:
-            data[self.sample_weight_name] = np.ones(len(X)) if sample_weight is None else sample_weight
-        elif sample_weight is not None:
-            raise OptionError(f"The model has no input {self.sample_weight_name!r}: it takes no sample_weight.")
-        return {name: fitting(name, given, self.model_onnx) for name, given in data.items()}
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _RANGED:
+                checked(field.name, value, f"{field.name} of {type(self).__name__}")
+            elif isinstance(field.default, bool | str):
+                continue
+            elif FINITE.why_not(value) or value < 0:
+                raise OptionError(
+                    f"{field.name} of {type(self).__name__} is a number that is not negative, not {value!r}."
+                )
 
-    def _mean_loss(self, data: Mapping[str, np.ndarray]) -> float:
-        loss = self._prepared().run(data, [self.loss_output_name])[self.loss_output_name]
-        return float(np.sum(loss)) / len(data[self._inputs[0]])
+    @property
+    @abstractmethod
+    def states(self) -> Mapping[str, float]:
+        """The initial number of each state, by its name. A state is a tensor per weight, of the weight's shape and type."""
 
-    def _prepared(self) -> Prepared:
-        return get_backend(self.backend).prepare(self.model_onnx if self._state is None else self.get_trained_onnx())
+    @abstractmethod
+    def update(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
+    ) -> tuple[str, dict[str, str]]:
+        """Emit the update of a weight, and return the new weight and the new states.
 
-    def losses(self, X: Any, y: Any, sample_weight: Any = None) -> np.ndarray:
-        """The loss of each sample, [N]."""
-        data = self._data(X, y, sample_weight)
-        prepared = self._prepared()
-        rows = [{name: array[k : k + 1] for name, array in data.items()} for k in range(len(X))]
-        return np.array([prepared.run(row, [self.loss_output_name])[self.loss_output_name].item() for row in rows])
+        :param rate: η, a scalar of the type of the weight.
+        :param t: the number of the step, a scalar in double.
+        :param decay: λ: a number (by default `weight_decay`), or a value of the shape of the weight. 0 emits nothing.
+        """
+
+
+def _decayed(op: FunctionEmitter, w: str, g: str, decay: float | str) -> str:
+    """g + λ·w; g itself if the number λ is 0"""
+    return op.Add(g, op.Mul(w, decay)) if decay else g
+
+
+def _in_type_of(op: FunctionEmitter, number: str, w: str) -> str:
+    """The scalar `number`, cast to the type of the weight."""
+    return op.Cast(number, to=op.type(w))
+
+
+def _bias_correction(op: FunctionEmitter, beta: float, t: str) -> str:
+    """1 − βᵗ in double. In float32, 1 − 0.999 would lose half of its digits."""
+    return op.Sub(1.0, op.Pow(op.const(beta, like=t), t))
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum μ and dampening δ.
+
+    v ← μ·v + (1 − δ)·g and w ← w − η·v, where v = g after the first step. With `nesterov`, w ← w − η·(g + μ·v).
+
+    With `rate_in_velocity`, as in scikit-learn, the learning rate is a factor of the gradient and not of the velocity:
+    v ← μ·v − η·g and w ← w + v. With `nesterov`, w ← w + μ·v − η·g. The results differ only if the learning rate changes.
+
+    `weight_decay` λ adds λ·w to g.
+
+    Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013).
+    """
+
+    name = "sgd"
+    rate = 0.01
+    elementwise = True
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    rate_in_velocity: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dampening and (self.rate_in_velocity or self.nesterov or not self.momentum):
+            raise OptionError("dampening needs momentum, and neither nesterov nor rate_in_velocity. Leave it at 0.")
+        if self.nesterov and not self.momentum:
+            raise OptionError("nesterov needs a momentum above 0.")
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The velocity."""
+        return {"velocity": 0.0} if self.momentum else {}
+
+    def update(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
+    ) -> tuple[str, dict[str, str]]:
+        """Apply the formula of the class."""
+        g = _decayed(op, w, g, decay)
+        if not self.momentum:
+            return op.Sub(w, op.Mul(rate, g)), {}
+        previous = op.Mul(states["velocity"], self.momentum)
+        if self.rate_in_velocity:
+            step = op.Mul(rate, g)
+            v = op.Sub(previous, step)
+            change = op.Sub(op.Mul(v, self.momentum), step) if self.nesterov else v
+            return op.Add(w, change), {"velocity": v}
+        dampened = g
+        if self.dampening:  # 1 − δ, and 1 in the first step
+            factor = op.Sub(1.0, op.Mul(_in_type_of(op, op.Min(op.Sub(t, 1.0), 1.0), w), self.dampening))
+            dampened = op.Mul(g, factor)
+        v = op.Add(previous, dampened)
+        direction = op.Add(g, op.Mul(v, self.momentum)) if self.nesterov else v
+        return op.Sub(w, op.Mul(rate, direction)), {"velocity": v}
+
+
+@dataclass(frozen=True)
+class Nesterov(SGD):
+    """`SGD` with Nesterov's momentum."""
+
+    name = "nesterov"
+
+    momentum: float = 0.9
+    nesterov: bool = True
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """m ← β₁·m + (1 − β₁)·g and s ← β₂·s + (1 − β₂)·g²; w ← w − η/(1 − β₁ᵗ) · m / (√(s/(1 − β₂ᵗ)) + ε).
+
+    With epsilon="uncorrected", as in scikit-learn, ε is added to √s before the correction:
+    w ← w − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√s + ε). `weight_decay` λ adds λ·w to g.
+
+    Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1 and section 2.
+    """
+
+    name = "adam"
+    elementwise = True
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    epsilon: str = "corrected"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon not in EPSILONS:
+            raise OptionError(f"epsilon={self.epsilon!r}; there are {choices(EPSILONS)}.")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise OptionError(f"{name} lies between 0 and 1, unlike {getattr(self, name)}.")
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The moments."""
+        return {"first_moment": 0.0, "second_moment": 0.0}
+
+    def update(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
+    ) -> tuple[str, dict[str, str]]:
+        """Apply the formula of the class."""
+        return self._updated(op, w, _decayed(op, w, g, decay), rate, t, states)
+
+    def _updated(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+    ) -> tuple[str, dict[str, str]]:
+        m = op.Add(op.Mul(states["first_moment"], self.beta1), op.Mul(g, 1 - self.beta1))
+        s = op.Add(op.Mul(states["second_moment"], self.beta2), op.Mul(op.Mul(g, g), 1 - self.beta2))
+        correction_m = _in_type_of(op, _bias_correction(op, self.beta1, t), w)
+        root_of_correction_s = _in_type_of(op, op.Sqrt(_bias_correction(op, self.beta2, t)), w)
+        if self.epsilon == "corrected":
+            direction = op.Div(m, op.Add(op.Div(op.Sqrt(s), root_of_correction_s), self.eps))
+            step = op.Mul(op.Div(rate, correction_m), direction)
+        else:
+            direction = op.Div(m, op.Add(op.Sqrt(s), self.eps))
+            step = op.Mul(op.Div(op.Mul(rate, root_of_correction_s), correction_m), direction)
+        return op.Sub(w, step), {"first_moment": m, "second_moment": s}
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam after the step w ← w − η·λ·w. The decay does not enter the moments.
+
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019).
+    """
+
+    name = "adamw"
+    elementwise = True
+
+    weight_decay: float = 0.01
+
+    def update(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
+    ) -> tuple[str, dict[str, str]]:
+        """Apply the formula of the class."""
+        shrinkage = op.Sub(1.0, op.Mul(rate, decay)) if decay else None
+        return self._updated(op, w if shrinkage is None else op.Mul(w, shrinkage), g, rate, t, states)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """s ← s + g² and w ← w − η/(1 + (t − 1)·δ) · g / (√s + ε), where δ is `rate_decay`, and s is `initial` before step 1.
+
+    `weight_decay` λ adds λ·w to g. Duchi et al., "Adaptive Subgradient Methods" (2011).
+    """
+
+    name = "adagrad"
+    rate = 0.01
+    elementwise = True
+
+    eps: float = 1e-10
+    initial: float = 0.0
+    rate_decay: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The sum of squares."""
+        return {"sum_of_squares": self.initial}
+
+    def update(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
+    ) -> tuple[str, dict[str, str]]:
+        """Apply the formula of the class."""
+        g = _decayed(op, w, g, decay)
+        s = op.Add(states["sum_of_squares"], op.Mul(g, g))
+        if self.rate_decay:
+            divisor = op.Add(op.Mul(op.Sub(t, 1.0), self.rate_decay), 1.0)
+            rate = op.Div(rate, _in_type_of(op, divisor, w))
+        return op.Sub(w, op.Mul(rate, op.Div(g, op.Add(op.Sqrt(s), self.eps)))), {"sum_of_squares": s}
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    """s ← α·s + (1 − α)·g² and w ← w − η·g / (√s + ε). With momentum μ, v ← μ·v + g / (√s + ε) and w ← w − η·v.
+
+    With `centered`, √(s − a²) replaces √s, where a ← α·a + (1 − α)·g. `weight_decay` λ adds λ·w to g.
+    Tieleman and Hinton, "Lecture 6.5: rmsprop" (2012); Graves, "Generating Sequences with Recurrent Neural Networks" (2013).
+    """
+
+    name = "rmsprop"
+    elementwise = True
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The mean of squares; with `centered` the mean, and with momentum the velocity."""
+        states = {"mean_of_squares": 0.0}
+        if self.centered:
+            states["mean"] = 0.0
+        if self.momentum:
+            states["velocity"] = 0.0
+        return states
+
+    def update(
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
+    ) -> tuple[str, dict[str, str]]:
+        """Apply the formula of the class."""
+        g = _decayed(op, w, g, decay)
+        s = op.Add(op.Mul(states["mean_of_squares"], self.alpha), op.Mul(op.Mul(g, g), 1 - self.alpha))
+        new_states, variance = {"mean_of_squares": s}, s
+        if self.centered:
+            new_states["mean"] = op.Add(op.Mul(states["mean"], self.alpha), op.Mul(g, 1 - self.alpha))
+            variance = op.Sub(s, op.Mul(new_states["mean"], new_states["mean"]))
+        direction = op.Div(g, op.Add(op.Sqrt(variance), self.eps))
+        if self.momentum:
+            direction = new_states["velocity"] = op.Add(op.Mul(states["velocity"], self.momentum), direction)
+        return op.Sub(w, op.Mul(rate, direction)), new_states
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """The class of the optimizer called `name`.
+
+    :raises OptionError: no optimizer has this name.
+    """
+    if name not in OPTIMIZERS:
+        plugins.load()  # a plug-in may define it
+    if name not in OPTIMIZERS:
+        raise OptionError(f"There is no optimizer {name!r}; there are {choices(OPTIMIZERS)}.")
+    return OPTIMIZERS[name]

@@ -9,11 +9,11 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import RefgradError
-from refgrad.forward.inference import infer
-from refgrad.protos.external import array_of
-from refgrad.protos.reading import is_large, skeleton_of
+from refgrad.model.external import array_of
+from refgrad.model.inference.infer import infer
+from refgrad.model.reading import is_large, skeleton_of
+from refgrad.protos.traverse import captures_of, positions_needed, reads_of, refill, signatures
 from refgrad.protos.types import Shape, type_of
-from refgrad.protos.walk import captures_of, positions_needed, reads_of, refill, signatures
 
 
 def uses(graph: GraphProto) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""One step of training as one model: forward, loss, gradient and update. Weights and states go in and come out."""
+"""One step of training as one model: forward, loss, gradient and update. Weights and states are inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.model.checks.malformed import explained
+from refgrad.model.reading import read
 from refgrad.notices import quiet
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
+from refgrad.parameters.weights import weights
 from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
+from refgrad.rewrites.lifting import holds_weights, lift_weights
+from refgrad.rewrites.losses import get_train_initializer
+from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest
@@ -23,17 +27,13 @@ from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
 from refgrad.training.losses import OF_CLASSES, count_of_classes, differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
+from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.steps import STEP, StepModel
-from refgrad.training.updates import SGD, Optimizer
-from refgrad.transforms.lifting import holds_weights, lift_weights
-from refgrad.transforms.losses import get_train_initializer
-from refgrad.transforms.selection import select_model_inputs_outputs
-from refgrad.transforms.weights import weights
 
 BATCH_NORMS = ("frozen", "training")
 DROPOUTS = ("off", "training")
-_FLAT = 2**16  # elements of weights, up to which one vector of all of them is faster than a tensor for each
+_FLAT = 2**16  # the most elements of all weights together for which one vector is faster than one tensor per weight
 _CLIP_EPSILON = 1e-6
 PENALTIES_BY = ("step", "sample")
 
@@ -66,35 +66,39 @@ def step_model(
     """The model of one step of training.
 
     :param model: a model, or the path of one. It is not modified. `refgrad.lift_weights` is applied to it.
-    :param loss: what `output` is compared by with the label: "squared_error", "absolute_error", "elastic", "log" as in
-        `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
-        int64, or "log_loss" of probabilities [N, C, ...], or of the second of two classes [N, 1], with such classes. None:
-        `output` is the loss already. Or a model of the same opset, or a `pathlib.Path`: its inputs that are called as outputs
-        of the model get these (or its first input gets `output`), the others are fed, and it returns a scalar.
+    :param loss: the loss of `output` and the label. "squared_error", "absolute_error", "elastic" and "log" are those in
+        `refgrad.add_loss_output`; "half_squared_error" is half of the first. "cross_entropy" takes logits [N, C, ...] and
+        classes [N, ...] in int64. "log_loss" takes the same classes and probabilities [N, C, ...], or the probabilities of
+        the second of two classes [N, 1]. None: `output` is the loss already. A model of the same opset, or its
+        `pathlib.Path`: the model returns the loss, a scalar. Its inputs with the names of outputs of `model` get these
+        outputs; if there are none, its first input gets `output`. Its other inputs are fed.
     :param optimizer: the update; SGD without momentum by default.
-    :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default the
-        adapters that `lora` added, or else all that `refgrad.weights` calls parameters.
-    :param output: the output that is compared, or the loss; needed where there are several of floats. What ZipMap makes maps
-        of counts as the output.
-    :param sample_weight: name of an input to add, one weight per sample.
-    :param reduction: "mean" or "sum" of the losses of the samples.
+    :param trainable: names of float initializers, or patterns of parameters (`head.*`). By default, the adapters that `lora`
+        added, or without adapters all initializers that `refgrad.weights` calls parameters.
+    :param output: the output that is compared with the label, or that is the loss; needed if the model has several outputs of
+        floats. Instead of the maps that a ZipMap returns, the input of the ZipMap is the output.
+    :param sample_weight: the name of an input to add. The input has one weight per sample.
+    :param reduction: "mean" or "sum" of the losses of the samples: the loss of a step.
     :param penalty: {name or pattern: (l1, l2)}: l1·Σ|w| + l2·Σw² is added to the loss.
-    :param penalty_by: "step", or "sample": the penalty is divided by the number of samples of the step, as for the networks of
-        scikit-learn.
-    :param weight_decay: {name or pattern: λ} in place of the optimizer's; of several patterns that match the last counts.
+    :param penalty_by: "step": the penalty is added as it is. "sample": the penalty is divided by the number of samples of the
+        step, as in scikit-learn's neural networks.
+    :param weight_decay: {name or pattern: λ}, which replaces the optimizer's weight decay. If several patterns match, the last
+        one counts.
     :param clip_value: each element of the gradient is clipped to [−c, c].
-    :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
-    :param accumulate: the update is made in every so many steps, with the mean of their gradients, which are kept as a state.
-        Clipping comes after; learning rates that count steps count all of them.
-    :param flat: keep the weights, and each kind of state, in one vector; by default if they are of one type and few, and the
-        optimizer is elementwise.
-    :param loss_settings: what the loss is told besides: l1_weight and l2_weight of "elastic", eps of "log".
-    :param batch_norm: "frozen": BatchNormalization is as the model has it, with its running statistics. "training": batches are
-        normalised by their own statistics, and the running ones become states that follow them with the node's momentum.
-    :param unbiased: the running variance follows the variance of a batch of n numbers that is divided by n − 1, as torch's
-        does; ONNX divides by n.
-    :param dropout: "off": nothing is dropped. "training": each Dropout draws anew in every step, the same on every executor,
-        from `seed` and the number of the step, which is a state then.
+    :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of the gradients of all weights
+        together.
+    :param accumulate: the number of steps per update. An update uses the mean of the gradients of these steps, which a state
+        of the step model accumulates. The mean is clipped. Learning-rate schedules count every step, not every update.
+    :param flat: keep all weights in one vector, and each kind of state too. This is the default if the weights have one type
+        and few elements, and the optimizer is elementwise.
+    :param loss_settings: the parameters of the loss: l1_weight and l2_weight for "elastic", eps for "log".
+    :param batch_norm: "frozen": each BatchNormalization uses its running statistics, and training does not change them.
+        "training": batches are normalised by their own statistics. The running statistics become states, which are updated
+        from the batch's statistics with the node's momentum.
+    :param unbiased: if True, the running variance is updated from a batch variance that is divided by n − 1, as in torch; if
+        False, from one that is divided by n, as in ONNX. n is the number of elements per channel.
+    :param dropout: "off": nothing is dropped. "training": each Dropout draws a new mask in every step. The masks depend on
+        `seed` and the number of the step, which becomes a state, and are the same on every executor.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: an option does not fit.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
@@ -118,7 +122,7 @@ def step_model(
         if bound is not None:
             checked(name, bound)
     if not isinstance(optimizer, Optimizer):
-        raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
+        raise OptionError(f"optimizer is an optimizer of refgrad.training, such as SGD(), not {optimizer!r}.")
     model, chosen = trained(model, trainable)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
@@ -159,8 +163,8 @@ def step_model(
     asked = StepRequest(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
     made_step = Assembly(made, chosen, running, asked).step()
     evaluation = None
-    if statistics or decays or draws:  # the loss of a step is of other statistics, penalized, or of a part
-        with quiet():  # it was said of the step
+    if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
+        with quiet():  # the same notices were given for the step model
             whole, name = differentiated(
                 still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, conventions
             )
@@ -175,7 +179,7 @@ def step_model(
 def trained(
     model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None
 ) -> tuple[ModelProto | str | os.PathLike[str], dict[str, np.ndarray]]:
-    """The model with its weights as initializers, and those that `trainable` chooses.
+    """The model with its weights as initializers, and the values of the weights that `trainable` chooses, by name.
 
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     """
@@ -191,7 +195,11 @@ def trained(
 def _trained(
     trainable: Sequence[str] | None, model: ModelProto | str | os.PathLike[str], floats: Sequence[str]
 ) -> list[str]:
-    """The weights to train: initializers that are named, and parameters that a pattern matches; all parameters by default."""
+    """The names of the weights to train.
+
+    These are the initializers that `trainable` names and the parameters that its patterns match. If `trainable` is None,
+    these are the adapters that `lora` added, or all parameters.
+    """
     found = weights(model)
     adapters = adapters_of(read(model))
     parameters = [name for name in adapters or found.trainable if name in floats]
@@ -204,12 +212,15 @@ def _trained(
     held = ", ".join(f"{name!r} ({found[name].kind})" for name in floats[:12])
     raise UnknownNameError(
         f"Nothing is trainable: no initializer of the model is a parameter of a layer. It has {held}"
-        f"{', …' if len(floats) > 12 else ''}. Name those to train in trainable."
+        f"{', …' if len(floats) > 12 else ''}. Name the initializers to train in trainable."
     )
 
 
 def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Sequence[str] | None = None) -> list[str]:
-    """The names that are given, and the names in `usual` that a pattern matches, in the order of `known`."""
+    """The names in `known` that `patterns` choose, in the order of `known`.
+
+    A name chooses itself. A pattern chooses the names in `usual` that it matches, or the names in `known` if `usual` is None.
+    """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     found = matching(given, known, known if usual is None else usual, what)
     if unknown := [name for name in found if name not in known]:

@@ -16,12 +16,12 @@ from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES
+from refgrad.rewrites.lifting import lower_weights
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
-from refgrad.transforms.lifting import lower_weights
-from refgrad.transforms.weights import write_back
 
 Batch = Mapping[str, np.ndarray]
 

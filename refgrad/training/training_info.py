@@ -7,13 +7,14 @@ import os
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.protos.external import array_of
-from refgrad.protos.malformed import explained
-from refgrad.protos.reading import read
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of
+from refgrad.model.reading import read
+from refgrad.model.upgrading.upgrade import upgrade
+from refgrad.protos.traverse import names_of, reads_of, refill, versions_of
 from refgrad.protos.types import type_of
-from refgrad.protos.upgrade import upgrade
-from refgrad.protos.walk import fresh, names_of, reads_of, refill, versions_of
 from refgrad.training.steps import RATE, StepModel
 
 
@@ -31,7 +32,7 @@ def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepMod
     """
     if step.flat:
         raise OptionError(
-            "training_info binds the weights one by one, and those of the step are a vector. Take flat=False."
+            "training_info binds the weights one by one, and this step has them in one vector. Take flat=False."
         )
     versions = versions_of(step.model)
     made = ModelProto()
@@ -63,7 +64,7 @@ def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepMod
         refill(getattr(graph, field), entries)
     graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in states.items())
     if clash := next((tensor.name for tensor in graph.initializer if tensor.name in held), ""):
-        raise OptionError(f"The model and the step both have an initializer {clash!r}. Rename that of the model.")
+        raise OptionError(f"The model and the step both have an initializer {clash!r}. Rename the one in the model.")
     for name, following in step.next.items():
         info.update_binding.add(key=name, value=following)
     return made
@@ -90,7 +91,7 @@ def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = 
     """
     whole = read(model)
     if len(whole.training_info) != 1:
-        raise InvalidModelError(f"The model has {len(whole.training_info)} entries of training_info, and one is due.")
+        raise InvalidModelError(f"Expected one entry of training_info, got {len(whole.training_info)}.")
     info = whole.training_info[0]
     algorithm, bound = info.algorithm, {entry.key: entry.value for entry in info.update_binding}
     own = {tensor.name: tensor for tensor in algorithm.initializer}
@@ -139,9 +140,10 @@ def _with_rate(graph: GraphProto, inputs: list[ValueInfoProto]) -> list[ValueInf
     kind, shape = type_of(given)
     if not shape:
         return inputs
-    row, target = fresh(f"{RATE}_row", names_of(graph)), fresh(f"{RATE}_shape", names_of(graph))
+    builder = NodeBuilder(names_of(graph))
+    target = builder.add("Constant", [], f"{RATE}_shape", value_ints=[1] * len(shape))
+    row = builder.add("Reshape", [RATE, target], f"{RATE}_row")
     for node in graph.node:  # [1], as the optimizers of ONNX Runtime have it
         node.input[:] = [row if name == RATE else name for name in node.input]
-    ones = helper.make_node("Constant", [], [target], target, value_ints=[1] * len(shape))
-    refill(graph.node, [ones, helper.make_node("Reshape", [RATE, target], [row], row), *graph.node])
+    refill(graph.node, [*builder.take(), *graph.node])
     return [helper.make_tensor_value_info(RATE, kind, []) if value.name == RATE else value for value in inputs]

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
+from refgrad import traits
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance.case import is_float
 from refgrad.errors import RefgradError
-from refgrad.protos.walk import nested, reads_of
+from refgrad.protos.traverse import nested, reads_of
 from refgrad.tables.randomness import ALWAYS, IN_TRAINING, operator_of
 from refgrad.walks.records import Difference
 
@@ -157,11 +158,11 @@ class Differences:
     def _work(self, node: NodeProto) -> float:
         """The elements that a node reads and writes, and the products that it computes of them."""
         sizes = [v.size for n in (*node.input, *node.output) if isinstance(v := self._wide.get(n), np.ndarray)]
-        if node.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose") and len(sizes) > 2:
+        if node.op_type in traits.PRODUCTS and len(sizes) > 2:
             a, b, result = sizes[0], sizes[1], sizes[-1]
             weight = self._wide[node.input[1]]
-            convolved = b / max(weight.shape[0], 1) * (result if node.op_type == "Conv" else a)
-            return sum(sizes) + 0.5 * (convolved if node.op_type.startswith("Conv") else math.sqrt(a * b * result))
+            convolved = b / max(weight.shape[0], 1) * (a if node.op_type == "ConvTranspose" else result)
+            return sum(sizes) + 0.5 * (convolved if "Conv" in node.op_type else math.sqrt(a * b * result))
         return sum(sizes)
 
     def _prepared(self, nodes: Sequence[NodeProto], feeds: Mapping[str, Any]) -> NumpyModel:

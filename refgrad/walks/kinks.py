@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.questions.kinked import kinked
+from refgrad.conformance.problems.kinked import kinked
 from refgrad.errors import RefgradError
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.kinks import KinkRow as Row
@@ -77,12 +77,12 @@ def _reason(row: Row, node: NodeProto, convention: str) -> str:
 
 
 def _choice(row: Row, node: NodeProto, convention: str) -> str:
-    """The reason for the choice, and the derivative that is taken where it does not depend on attributes."""
+    """The reason for the choice, and the derivative that is taken if attributes and other inputs do not decide about it."""
     reason = _reason(row, node, convention)
     if reason != row.reason:
         return reason
     first = row.ours[0]
-    if row.attributes or not isinstance(first, float) or row.operator in ("Max", "Min", "Pow", "Mod"):
+    if row.attributes or not isinstance(first, float) or len(row.ours) > 1:
         return row.reason
     return f"the derivative {first:g} is taken: {row.reason}"
 

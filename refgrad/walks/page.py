@@ -19,7 +19,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.escaping import csv_cell
-from refgrad.protos.external import array_of
+from refgrad.model.external import array_of
 from refgrad.show.folding import folds
 from refgrad.show.lanes import lanes
 from refgrad.walks.records import Contribution, Element, Walk
@@ -67,15 +67,15 @@ def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
         "form-action 'none'",
     }
     template = (_FOLDER / "page.html").read_text(encoding="utf-8")
-    return _PLACE.sub(lambda found: parts[found[1]], template)
+    return _PLACE.sub(lambda match: parts[match[1]], template)
 
 
 def questions(walk: Walk) -> list[QuizQuestion]:
     """Return what the quiz asks, one question for each step that contributes numbers: the element of largest magnitude."""
-    found = []
+    quiz = []
     for step in walk.steps:
-        for one in step.outgoing:
-            array = walk.values.get(one.value)
+        for contribution in step.outgoing:
+            array = walk.values.get(contribution.value)
             if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "fV":
                 continue
             wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
@@ -85,11 +85,20 @@ def questions(walk: Walk) -> list[QuizQuestion]:
             flat = int(wide.argmax() if most >= -least else wide.argmin())
             place = _within(np.unravel_index(flat, array.shape), array)
             answer = float(wide[place])
-            found.append(
-                QuizQuestion(step.number, step.node, step.operator, one.of, one.value, array.shape, place, answer)
+            quiz.append(
+                QuizQuestion(
+                    step.number,
+                    step.node,
+                    step.operator,
+                    contribution.of,
+                    contribution.value,
+                    array.shape,
+                    place,
+                    answer,
+                )
             )
             break
-    return found
+    return quiz
 
 
 def answers(asked: Mapping[str, Sequence[QuizQuestion]]) -> str:
@@ -101,18 +110,27 @@ def answers(asked: Mapping[str, Sequence[QuizQuestion]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("page", "step", "node", "operator", "cotangent of", "shape", "element", "value"))
     for name, of_page in asked.items():
-        for one in of_page:
-            shape, element = (" ".join(map(str, sizes)) for sizes in (one.shape, one.element))
-            row = (name, one.step, one.node, one.operator, one.of, shape, element, f"{one.answer:.6g}")
+        for question in of_page:
+            shape, element = (" ".join(map(str, sizes)) for sizes in (question.shape, question.element))
+            row = (
+                name,
+                question.step,
+                question.node,
+                question.operator,
+                question.of,
+                shape,
+                element,
+                f"{question.answer:.6g}",
+            )
             writer.writerow(map(csv_cell, row))
     return text.getvalue()
 
 
 def data_of(text: str) -> tuple[dict[str, Any], bytes]:
     """Return what a page shows: the document, and the numbers that its `values` point into."""
-    found = re.search(r'<script id="data" type="text/plain">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    raw = zlib.decompress(base64.b64decode(found[1]))
+    match = re.search(r'<script id="data" type="text/plain">(.*?)</script>', text, re.DOTALL)
+    assert match is not None
+    raw = zlib.decompress(base64.b64decode(match[1]))
     size = int.from_bytes(raw[:4], "little")
     return json.loads(raw[4 : 4 + size]), raw[4 + size :]
 
@@ -136,16 +154,18 @@ def _packed(walk: Walk, title: str, quiz: bool) -> str:
 
 def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
     nodes, place = _nodes(walk)
-    forward = [place[one.outputs] for one in walk.forward if one.outputs in place]
+    forward = [place[item.outputs] for item in walk.forward if item.outputs in place]
     row = {k: number for number, k in enumerate(forward)}
     reads = _reads([nodes[k] for k in forward])
     alike = [(nodes[k]["domain"], nodes[k]["operator"], str(nodes[k]["attributes"])) for k in forward]
-    metadata = {one.key: one.value for one in walk.gradient.metadata_props}
-    asked = {one.step: one for one in questions(walk)}
+    metadata = {item.key: item.value for item in walk.gradient.metadata_props}
+    asked = {item.step: item for item in questions(walk)}
     by_output = {name: k for k in forward for name in nodes[k]["outputs"] if name}
-    own = {value.name for value in walk.model.graph.input} | {one.name for one in walk.model.graph.initializer}
-    own |= {one.values.name for one in walk.model.graph.sparse_initializer}
-    given = [value.name for value in walk.gradient.graph.input] + [one.name for one in walk.gradient.graph.initializer]
+    own = {value.name for value in walk.model.graph.input} | {item.name for item in walk.model.graph.initializer}
+    own |= {item.values.name for item in walk.model.graph.sparse_initializer}
+    names = [value.name for value in walk.gradient.graph.input] + [
+        item.name for item in walk.gradient.graph.initializer
+    ]
     return {
         "title": title,
         "of": walk.of,
@@ -156,12 +176,16 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
         "forward": forward,
         "lanes": lanes(reads),
         "reads": reads,
-        "folds": [[one.start, one.length, one.copies] for one in folds(alike, reads)],
-        "inputs": [name for name in dict.fromkeys(given) if name in own],
+        "folds": [[item.start, item.length, item.copies] for item in folds(alike, reads)],
+        "inputs": [name for name in dict.fromkeys(names) if name in own],
         "seeds": json.loads(metadata.get("refgrad.cotangents", "{}")),
         "cotangents": {
-            of: {"value": one.value, "alias": one.alias, "contributions": [_contribution(c) for c in one.contributions]}
-            for of, one in walk.cotangents.items()
+            of: {
+                "value": item.value,
+                "alias": item.alias,
+                "contributions": [_contribution(c) for c in item.contributions],
+            }
+            for of, item in walk.cotangents.items()
         },
         "steps": [
             {
@@ -173,13 +197,13 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
                 "outputs": list(step.outputs),
                 "attributes": _plain_attributes(step.attributes),
                 "read": list(step.read),
-                "incoming": [one.of for one in step.incoming],
-                "outgoing": [_contribution(one) for one in step.outgoing],
+                "incoming": [item.of for item in step.incoming],
+                "outgoing": [_contribution(item) for item in step.outgoing],
                 "kinks": [
-                    {"input": one.input, "elements": [list(at) for at in one.elements[:WHOLE]], "text": one.text}
-                    for one in step.kinks
+                    {"input": item.input, "elements": [list(at) for at in item.elements[:WHOLE]], "text": item.text}
+                    for item in step.kinks
                 ],
-                "emitted": [place[one.outputs] for one in step.emitted if one.outputs in place],
+                "emitted": [place[item.outputs] for item in step.emitted if item.outputs in place],
                 "row": next((row[by_output[name]] for name in step.outputs if name in by_output), -1),
                 "difference": None
                 if step.difference is None
@@ -199,15 +223,15 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
     }
 
 
-def _contribution(one: Contribution) -> dict[str, Any]:
+def _contribution(contribution: Contribution) -> dict[str, Any]:
     return {
-        "of": one.of,
-        "step": one.step,
-        "position": one.position,
-        "value": one.value,
-        "before": one.before,
-        "axes": list(one.axes),
-        "summed": one.summed,
+        "of": contribution.of,
+        "step": contribution.step,
+        "position": contribution.position,
+        "value": contribution.value,
+        "before": contribution.before,
+        "axes": list(contribution.axes),
+        "summed": contribution.summed,
     }
 
 
@@ -215,8 +239,8 @@ def _nodes(walk: Walk) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], int]
     """The nodes of the gradient model and of `walk.more` in their order, and the place of each by its outputs."""
     nodes: list[dict[str, Any]] = []
     place: dict[tuple[str, ...], int] = {}
-    functions = {(one.domain, one.name) for one in walk.gradient.functions}
-    told = {one.outputs: one for step in walk.steps for one in step.emitted}
+    functions = {(item.domain, item.name) for item in walk.gradient.functions}
+    told = {item.outputs: item for step in walk.steps for item in step.emitted}
     for node in (*walk.gradient.graph.node, *walk.more):
         outputs = tuple(node.output)
         place[outputs] = len(nodes)
@@ -227,54 +251,57 @@ def _nodes(walk: Walk) -> tuple[list[dict[str, Any]], dict[tuple[str, ...], int]
                 "domain": "" if node.domain == "ai.onnx" else node.domain,
                 "inputs": list(node.input),
                 "outputs": list(outputs),
-                "attributes": {one.name: _attribute(one) for one in node.attribute if one.name != "doc_string"},
+                "attributes": {item.name: _attribute(item) for item in node.attribute if item.name != "doc_string"},
                 "body": (node.domain, node.op_type) in functions or any(map(_has_graph, node.attribute)),
                 "shape": outputs in told and told[outputs].is_shape,
             }
         )
-    for one in (*walk.forward, *told.values()):
+    for item in (*walk.forward, *told.values()):
         if (
-            one.outputs not in place
+            item.outputs not in place
         ):  # it has no node of its own in the gradient model: a forward node with one more output
             mine = [
-                k for k, node in enumerate(nodes) if node["name"] == one.name or set(one.outputs) & set(node["outputs"])
+                k
+                for k, node in enumerate(nodes)
+                if node["name"] == item.name or set(item.outputs) & set(node["outputs"])
             ]
-            place[one.outputs] = mine[0] if mine else len(nodes)
+            place[item.outputs] = mine[0] if mine else len(nodes)
             if not mine:
                 nodes.append(
                     {
-                        "name": one.name,
-                        "operator": one.operator,
+                        "name": item.name,
+                        "operator": item.operator,
                         "domain": "",
-                        "inputs": list(one.inputs),
-                        "outputs": list(one.outputs),
-                        "attributes": _plain_attributes(one.attributes),
+                        "inputs": list(item.inputs),
+                        "outputs": list(item.outputs),
+                        "attributes": _plain_attributes(item.attributes),
                         "body": True,
-                        "shape": one.is_shape,
+                        "shape": item.is_shape,
                     }
                 )
     return nodes, place
 
 
-def _has_graph(one: AttributeProto) -> bool:
-    return one.HasField("g") or bool(one.graphs)
+def _has_graph(attribute: AttributeProto) -> bool:
+    return attribute.HasField("g") or bool(attribute.graphs)
 
 
 def _reads(nodes: list[dict[str, Any]]) -> list[list[int]]:
-    made = {name: k for k, node in enumerate(nodes) for name in node["outputs"] if name}
+    number_of = {name: k for k, node in enumerate(nodes) for name in node["outputs"] if name}
     return [
-        [made[name] for name in dict.fromkeys(node["inputs"]) if made.get(name, k) < k] for k, node in enumerate(nodes)
+        [number_of[name] for name in dict.fromkeys(node["inputs"]) if number_of.get(name, k) < k]
+        for k, node in enumerate(nodes)
     ]
 
 
-def _attribute(one: AttributeProto) -> Any:
+def _attribute(attribute: AttributeProto) -> Any:
     """An attribute as the page reads it: a tensor of numbers is {"dims", "data", "kind"}, a graph the text of its nodes."""
-    if one.type == AttributeProto.GRAPH:
-        return {"graph": [_line(node) for node in one.g.node]}
-    if one.type == AttributeProto.TENSOR:
-        return _tensor(one.t)
+    if attribute.type == AttributeProto.GRAPH:
+        return {"graph": [_line(node) for node in attribute.g.node]}
+    if attribute.type == AttributeProto.TENSOR:
+        return _tensor(attribute.t)
     try:
-        return _plain(helper.get_attribute_value(one))
+        return _plain(helper.get_attribute_value(attribute))
     except (TypeError, ValueError):
         return {"text": "…"}
 
@@ -284,16 +311,16 @@ def _line(node: NodeProto) -> str:
     return f"{outputs} = {node.op_type}({inputs})"
 
 
-def _tensor(one: TensorProto) -> dict[str, Any]:
-    array = array_of(one)
+def _tensor(tensor: TensorProto) -> dict[str, Any]:
+    array = array_of(tensor)
     kind = _kind(array)
     if array.size > WHOLE or not kind:
         return {"text": f"a tensor of shape {list(array.shape)}"}
     return {"dims": list(array.shape), "data": [_number(x) for x in array.astype(np.float64).flat], "kind": kind}
 
 
-def _plain_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in given.items()}
+def _plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in attributes.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -310,7 +337,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _tensor(numpy_helper.from_array(value))
     if isinstance(value, Iterable):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return {"text": type(value).__name__}
 
 
@@ -345,9 +372,14 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
     if not isinstance(array, np.ndarray | np.generic) or not _kind(np.asarray(array)):
         return {"name": name, "text": _told(array)}
     array = np.asarray(array)
-    found: dict[str, Any] = {"name": name, "type": array.dtype.name, "kind": _kind(array), "shape": list(array.shape)}
+    document: dict[str, Any] = {
+        "name": name,
+        "type": array.dtype.name,
+        "kind": _kind(array),
+        "shape": list(array.shape),
+    }
     if array.size <= WHOLE:
-        return found | _stored(array, numbers)
+        return document | _stored(array, numbers)
     wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
     least, most = wide.min(), wide.max()
     infinite = 0
@@ -357,7 +389,7 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
         least, most = wide.min(), wide.max()
     largest = int(wide.argmax() if most >= -least else wide.argmin())
     at = _within(np.unravel_index(largest, array.shape), array)
-    found["statistics"] = {
+    document["statistics"] = {
         "least": float(least),
         "most": float(most),
         "mean": float(wide.mean(dtype=np.float64)),
@@ -371,7 +403,7 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
     parts = [_part(array, element, side, numbers) for element in shown]
     around = _part(array, at, min(side, 16), numbers)
     known = {(tuple(part["lead"]), tuple(part["from"])) for part in parts}
-    return found | {"parts": parts if (tuple(around["lead"]), tuple(around["from"])) in known else [*parts, around]}
+    return document | {"parts": parts if (tuple(around["lead"]), tuple(around["from"])) in known else [*parts, around]}
 
 
 def _part(array: np.ndarray, at: Element, side: int, numbers: bytearray) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The records of a walk: its steps, and the cotangents, contributions and differences in them."""
+"""The records of a walk: its steps, and their cotangents, contributions and differences.
+
+The names of fields are keys of the JSON that `refgrad walk` writes.
+"""
 
 from __future__ import annotations
 
@@ -19,83 +22,67 @@ Element = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Emitted:
-    """A node of the gradient model. `is_shape`: it computes sizes and indices, not the numbers of a cotangent."""
+    """A node of the gradient model."""
 
     name: str
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
-    is_shape: bool = False
+    is_shape: bool = False  # it computes sizes or indices, not elements of a cotangent
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """The contribution of one reader of a forward value to its cotangent.
+    """The contribution of one reader of a forward value to the value's cotangent."""
 
-    `of` is the forward value, `value` the name of the contribution in the gradient model. `step` is the number of the step
-    that made it, None for the seed. `position` is the place of the operand among the inputs of the step's node, -1 for the
-    seed and for what a body reads. `before` is what was summed over `axes` because the operand was broadcast, and `summed` the
-    sum: `value`, or what it is made of, as Sub negates it. Both are "" where nothing was summed.
-    """
-
-    of: str
-    step: int | None
-    position: int
-    value: str
-    before: str = ""
+    of: str  # the forward value
+    step: int | None  # the number of the step that computes the contribution; None for the seed
+    position: (
+        int  # the forward value's position among the inputs of the step's node; -1 for the seed, and if a body reads it
+    )
+    value: str  # the name of the contribution in the gradient model
+    before: str = ""  # the value before it is summed over `axes`, because the operand was broadcast; "" without a sum
     axes: tuple[int, ...] = ()
-    summed: str = ""
+    summed: str = ""  # the sum: `value` itself, or the value that `value` is computed from (Sub negates it)
 
 
 @dataclass(frozen=True)
 class Cotangent:
-    """The cotangent of a forward value: `value` is its name in the gradient model, the sum of its `contributions`.
+    """The cotangent of a forward value: the sum of its contributions, and zero without any."""
 
-    `alias` is the forward value that has the same cotangent: the first operand of an Add has the cotangent of the result.
-    It is "" where there is none. `emitted` are the nodes that sum the contributions, or copy the only one into an output.
-    Without any contribution the gradient is zero.
-    """
-
-    of: str
-    value: str
+    of: str  # the forward value
+    value: str  # the name of the cotangent in the gradient model
     contributions: tuple[Contribution, ...]
-    alias: str = ""
-    emitted: tuple[Emitted, ...] = ()
+    alias: str = ""  # a forward value with the same cotangent, such as the result of an Add for its first operand
+    emitted: tuple[Emitted, ...] = ()  # the nodes that sum the contributions, or copy the only one to an output
 
 
 @dataclass(frozen=True)
 class Kink:
-    """A choice that was made where the operator has no derivative: at these `elements` of `input`."""
+    """A convention that was applied where the operator has no derivative."""
 
     input: str
-    elements: tuple[Element, ...]
-    text: str
+    elements: tuple[Element, ...]  # of `input`, at the kink
+    text: str  # the convention
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The central difference of the differentiated output by one element of `of`, in float64.
+    """The derivative of the differentiated output by one element of a forward value, as a central difference in float64."""
 
-    `gradient` is that element of the cotangent of `of`, the sum of all contributions; `error` is how far the two are apart.
-    """
-
-    of: str
+    of: str  # the forward value
     element: Element
-    difference: float
-    gradient: float
-    error: float
+    difference: float  # the central difference
+    gradient: float  # the same element of the cotangent of the forward value
+    error: float  # the distance between `difference` and `gradient`
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward node on the way back. `number` is 0 for the last one.
+    """A step back over one forward node."""
 
-    `read` are the forward values that the emitted nodes read, `incoming` the cotangents of the outputs of the node,
-    `outgoing` its contributions to the cotangents of its inputs.
-    """
-
-    number: int
+    number: int  # from 0, for the last node
     node: str
     operator: str
     domain: str
@@ -103,27 +90,33 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
-    read: tuple[str, ...]
-    incoming: tuple[Cotangent, ...]
-    outgoing: tuple[Contribution, ...]
+    read: tuple[str, ...]  # the forward values that the emitted nodes read
+    incoming: tuple[Cotangent, ...]  # of the node's outputs
+    outgoing: tuple[Contribution, ...]  # to the cotangents of the node's inputs
     kinks: tuple[Kink, ...]
     emitted: tuple[Emitted, ...]
     difference: Difference | None = None
     values: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)  # the values of the walk
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each cotangent that comes in, each value that is read, and each contribution that goes out."""
-        rows = [_row(f"cotangent of {one.of}", one.value, self.values, came_from(one)) for one in self.incoming]
+        """A row for each incoming cotangent, each value that is read, and each outgoing contribution."""
+        rows = [
+            _row(f"cotangent of {cotangent.of}", cotangent.value, self.values, origin_text(cotangent))
+            for cotangent in self.incoming
+        ]
         rows += [_row("read", name, self.values, "") for name in self.read]
         for part in self.outgoing:
             if part.before:
                 rows.append(_row("before its sum", part.before, self.values, ""))
-            rows.append(_row(f"contribution to {part.of}", part.value, self.values, said_of(part)))
+            rows.append(_row(f"contribution to {part.of}", part.value, self.values, sum_text(part)))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """The step for JSON, with the values that it names."""
-        named = [one.value for one in self.incoming] + [*self.read, *filter(None, (*self.inputs, *self.outputs))]
+        named = [cotangent.value for cotangent in self.incoming] + [
+            *self.read,
+            *filter(None, (*self.inputs, *self.outputs)),
+        ]
         named += [name for part in self.outgoing for name in (part.value, part.before, part.summed) if name]
         values = {name: as_json(self.values[name]) for name in dict.fromkeys(named) if name in self.values}
         return {**as_dict(self), "values": values}
@@ -132,39 +125,35 @@ class Step:
         """The numbers of the step, for a notebook."""
         notes = [self.formula, *(f"{kink.input!r}: {kink.text}" for kink in self.kinks)]
         if self.difference is not None:
-            notes.append(said_of_difference(self.difference))
+            notes.append(difference_text(self.difference))
         notes += [
-            f"emitted: {one.operator}({', '.join(one.inputs)}) -> {', '.join(filter(None, one.outputs))}"
-            f"{' (sizes)' if one.is_shape else ''}"
-            for one in self.emitted
+            f"emitted: {node.operator}({', '.join(node.inputs)}) -> {', '.join(filter(None, node.outputs))}"
+            f"{' (sizes)' if node.is_shape else ''}"
+            for node in self.emitted
         ]
         return html_table(self.table(), f"Step {self.number}: {self.operator} {self.node}", notes)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The backward pass of a model with its numbers: `steps` in backward order, `values` by their name in `gradient`.
-
-    `of` is the differentiated output or element, `wrt` the names that it is differentiated by. `cotangents` are by forward
-    value, `forward` are the nodes of the model in their order. `more` are nodes that `gradient` does without, for
-    contributions between zeros that it puts side by side and does not add. `notes` say what the reader must know: which feeds
-    are random, which gradients are zero and why.
-    """
+    """The backward pass of a model, with its numbers."""
 
     model: ModelProto
     gradient: ModelProto
     feeds: dict[str, np.ndarray]
-    values: dict[str, np.ndarray]
-    of: str
-    wrt: tuple[str, ...]
-    steps: tuple[Step, ...]
-    cotangents: dict[str, Cotangent]
-    forward: tuple[Emitted, ...]
+    values: dict[str, np.ndarray]  # by their names in `gradient`
+    of: str  # the differentiated output, or one element of it
+    wrt: tuple[str, ...]  # the names that the output is differentiated by
+    steps: tuple[Step, ...]  # in backward order
+    cotangents: dict[str, Cotangent]  # by forward value
+    forward: tuple[Emitted, ...]  # the nodes of the model, in order
+    # Nodes that compute contributions which `gradient` itself does not need: slices between zeros, which it concatenates
+    # instead of padding and adding them.
     more: tuple[NodeProto, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # facts that the reader must know: the random feeds, and the gradients that are zero
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each step: what it is, what it contributes to, and the difference beside the gradient."""
+        """A row for each step: its node, the values that it contributes to, and its difference beside the gradient."""
         return [
             {
                 "step": step.number,
@@ -186,52 +175,52 @@ class Walk:
         return html_table(self.table(), title, (*notes, *self.notes), most=_FIRST)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it for JSON, without the two models: small arrays as nested lists, larger ones as statistics.
+        """The walk for JSON, without the two models.
 
-        An infinity or NaN is text.
+        Small arrays become nested lists, larger ones statistics. An infinity or NaN becomes text.
         """
-        made: dict[str, Any] = {"of": self.of, "wrt": list(self.wrt), "notes": list(self.notes)}
-        made["feeds"] = {name: as_json(value) for name, value in self.feeds.items()}
-        made["steps"] = [as_dict(step) for step in self.steps]
-        made["cotangents"] = {name: as_dict(one) for name, one in self.cotangents.items()}
-        made["forward"] = [as_dict(node) for node in self.forward]
-        made["values"] = {name: as_json(value) for name, value in self.values.items()}
-        return made
+        document: dict[str, Any] = {"of": self.of, "wrt": list(self.wrt), "notes": list(self.notes)}
+        document["feeds"] = {name: as_json(value) for name, value in self.feeds.items()}
+        document["steps"] = [as_dict(step) for step in self.steps]
+        document["cotangents"] = {name: as_dict(cotangent) for name, cotangent in self.cotangents.items()}
+        document["forward"] = [as_dict(node) for node in self.forward]
+        document["values"] = {name: as_json(value) for name, value in self.values.items()}
+        return document
 
 
 def as_dict(record: Any) -> Any:
-    """A record, or a value in one, as dictionaries and lists; attributes that are arrays as nested lists."""
+    """A record, or the value of a field, as dictionaries and lists. Arrays become nested lists."""
     if isinstance(record, Step | Cotangent | Contribution | Emitted | Kink | Difference):
-        return {one.name: as_dict(getattr(record, one.name)) for one in fields(record) if one.name != "values"}
+        return {each.name: as_dict(getattr(record, each.name)) for each in fields(record) if each.name != "values"}
     return [as_dict(item) for item in record] if isinstance(record, tuple) else plain(record)
 
 
 def element_of(difference: Difference) -> str:
-    """The element by which a difference is taken, "x[0, 3]"."""
+    """The element that a difference moves, such as "x[0, 3]"."""
     return difference.of + (f"[{', '.join(map(str, difference.element))}]" if difference.element else "")
 
 
-def said_of_difference(difference: Difference) -> str:
-    """A difference beside the gradient, as a line of text."""
+def difference_text(difference: Difference) -> str:
+    """A line of text with a difference beside the gradient."""
     return (
         f"by {element_of(difference)}: gradient {number(difference.gradient)}, central difference "
-        f"{number(difference.difference)}, apart by {difference.error:.1e}"
+        f"{number(difference.difference)}, error {difference.error:.1e}"
     )
 
 
-def said_of(part: Contribution) -> str:
-    """The text that names the value summed to get a contribution, and the axes; "" where nothing was summed."""
+def sum_text(part: Contribution) -> str:
+    """A text about the sum in a contribution, if its operand was broadcast, else ""."""
     if not part.before:
         return ""
     axes = f"ax{'i' if len(part.axes) == 1 else 'e'}s {', '.join(map(str, part.axes))}"
-    made = "" if part.summed == part.value else f": {part.summed}, of which it is made"
-    return f"{part.before} summed over {axes}{made}"
+    source = "" if part.summed == part.value else f": {part.summed}, from which it is computed"
+    return f"{part.before} summed over {axes}{source}"
 
 
-def came_from(cotangent: Cotangent) -> str:
-    """The text that names the origin of a cotangent: the seed, another one, a sum; "" where its step alone makes it."""
+def origin_text(cotangent: Cotangent) -> str:
+    """A text about the origin of a cotangent: the seed, another cotangent, or a sum; "" if it is one contribution of a step."""
     if cotangent.alias:
-        return f"that of {cotangent.alias}, unchanged"
+        return f"the cotangent of {cotangent.alias}, unchanged"
     parts = cotangent.contributions
     if len(parts) == 1 and parts[0].step is None:
         return "the seed"
@@ -240,5 +229,5 @@ def came_from(cotangent: Cotangent) -> str:
     return "" if parts else "zero: nothing contributes"
 
 
-def _row(what: str, name: str, values: Mapping[str, Any], said: str) -> dict[str, Any]:
-    return {"what": what, "name": name, "value": inline(values.get(name)), "": said}
+def _row(what: str, name: str, values: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {"what": what, "name": name, "value": inline(values.get(name)), "": text}

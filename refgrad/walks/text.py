@@ -11,7 +11,7 @@ from rich.text import Text
 from refgrad.errors import OptionError
 from refgrad.escaping import printable
 from refgrad.walks.numbers import inline, lines, shape_of
-from refgrad.walks.records import Contribution, Cotangent, Emitted, Step, Walk, came_from, said_of, said_of_difference
+from refgrad.walks.records import Contribution, Cotangent, Emitted, Step, Walk, difference_text, origin_text, sum_text
 
 _NODES = 40  # emitted nodes of a step that are listed
 _ELEMENTS = 6  # at a kink that are listed
@@ -78,12 +78,12 @@ def _of_step(walk: Walk, step: Step, width: int) -> Iterator[tuple[str, str]]:
     if step.difference is not None:
         parts = walk.cotangents[step.difference.of].contributions
         whole = f" (all {len(parts)} contributions)" if len(parts) > 1 else ""
-        yield f"  check {said_of_difference(step.difference)}{whole}", "green"
+        yield f"  check {difference_text(step.difference)}{whole}", "green"
     yield from _of_nodes(step.emitted, "  emits ")
 
 
 def _of_cotangent(walk: Walk, cotangent: Cotangent, title: str, width: int) -> Iterator[tuple[str, str]]:
-    said = came_from(cotangent)
+    said = origin_text(cotangent)
     named = "" if cotangent.value == f"{cotangent.of}_grad" else f" ({cotangent.value})"
     yield from _array(walk, title + named + (f", {said}" if said else ""), cotangent.value, width)
     if len(cotangent.contributions) > 1:
@@ -96,10 +96,10 @@ def _of_contribution(walk: Walk, part: Contribution, width: int) -> Iterator[tup
     place = f", its input {part.position}" if part.position >= 0 else ""
     if part.before:
         yield from _array(walk, f"  sum   {part.before}, before it is summed for {part.of}", part.before, width)
-    said = said_of(part)
+    said = sum_text(part)
     cotangent = walk.cotangents.get(part.of)
     passes = next((name for name in _values(walk, walk.steps, part) if name), "")
-    unchanged = f", unchanged: that of {passes}" if passes and not said else ""
+    unchanged = f", unchanged: the cotangent of {passes}" if passes and not said else ""
     several = (
         f", 1 of {len(cotangent.contributions)}" if cotangent is not None and len(cotangent.contributions) > 1 else ""
     )

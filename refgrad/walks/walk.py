@@ -10,27 +10,28 @@ from typing import Any, Unpack
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from refgrad import traits
 from refgrad.backends.base import ModelLike, Value, by_names, check_feeds, graph_inputs, graph_outputs, load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
-from refgrad.conformance.questions.feeds import DOMAINS, SIZE, random_feeds
-from refgrad.conformance.questions.kinked import OPERATORS
-from refgrad.conformance.questions.point import inputs_of, with_values
+from refgrad.conformance.problems.feeds import DOMAINS, SIZE, random_feeds
+from refgrad.conformance.problems.kinked import OPERATORS
+from refgrad.conformance.problems.point import inputs_of, with_values
 from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameError, abridged, choices, did_you_mean
-from refgrad.forward.graph import Node
-from refgrad.protos.external import array_of
-from refgrad.protos.malformed import explained
-from refgrad.protos.printing import onnx_text
-from refgrad.protos.walk import attribute_value, reads_of
+from refgrad.model.checks.malformed import explained
+from refgrad.model.external import array_of
+from refgrad.model.graph import Node
+from refgrad.model.printing import onnx_text
+from refgrad.parameters.weights import weights
+from refgrad.protos.traverse import attribute_value, reads_of
 from refgrad.ranges import checked
 from refgrad.reverse.gradient import preflight, recorded
 from refgrad.reverse.path import Path
-from refgrad.reverse.record import with_contributions
+from refgrad.reverse.recording import with_contributions
 from refgrad.reverse.report import UselessGradient
-from refgrad.reverse.sweep import Gradients
+from refgrad.reverse.sweep import SweepResults
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.tables.registry import RULES
-from refgrad.transforms.weights import weights
 from refgrad.walks.differences import Differences
 from refgrad.walks.kinks import kinks_at
 from refgrad.walks.records import Contribution, Cotangent, Difference, Element, Emitted, Kink, Step, Walk
@@ -39,7 +40,6 @@ __all__ = ["Contribution", "Cotangent", "Difference", "Element", "Emitted", "Kin
 
 _ELEMENT = re.compile(r"(.+?)\s*\[([-\d,\s]*)\]", re.DOTALL)
 _OF_PRIMALS = frozenset(("sum", "identity", "zero", "cotangent"))  # rules of what belongs to a value, and to no node
-_SIZES = frozenset(("Shape", "Size"))
 _FEW = 3
 
 
@@ -95,21 +95,23 @@ def walk(
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
     names = _sources(proto, output, given, chosen.quantization) if wrt is None else wrt
-    gradient, found, useless = recorded(proto, names, [output], chosen)
+    written = recorded(proto, names, [output], chosen)
+    gradient, swept = written.model, written.sweep_results
+    useless = (*written.planned.zeros, *written.planned.leaks)
     notes += map(str, useless)
     cotangent = np.zeros(shown.shape, shown.dtype)
     cotangent.reshape(-1)[place] = 1
-    seeds = {found.cotangents[output]: cotangent}
+    seeds = {swept.cotangents[output]: cotangent}
     needed = {value.name for value in gradient.graph.input}
     fed = {name: value for name, value in given.items() if name in needed}
-    assert found.sweep.record is not None
-    whole = with_contributions(gradient, found.op, found.sweep.names, found.sweep.record)
+    assert swept.sweep.record is not None
+    whole = with_contributions(gradient, swept.op, swept.sweep.names, swept.sweep.record)
     every = [name for node in whole.graph.node for name in node.output if name]  # the values of constants too
     values = NumpyBackend().prepare(whole).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
     values |= {t.name: array_of(t) for t in whole.graph.initializer if t.name not in values}
     title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
     more = tuple(whole.graph.node[len(gradient.graph.node) :])
-    return _Reading(gradient, more, found, values).walk(proto, given, title, output, place, notes, differences, useless)
+    return _Reading(gradient, more, swept, values).walk(proto, given, title, output, place, notes, differences, useless)
 
 
 # The output to differentiate, and the feeds
@@ -208,13 +210,13 @@ def _fed(
     ]
     if not missing:
         return with_values(model, check_feeds(feeds, known))
-    given = dict(sizes or {})
+    known_sizes = dict(sizes or {})
     for value in inputs:
         if value.name in feeds and value.shape is not None:
             shape = np.shape(feeds[value.name])
-            given |= {d: n for d, n in zip(value.shape, shape, strict=False) if isinstance(d, str)}
+            known_sizes |= {d: n for d, n in zip(value.shape, shape, strict=False) if isinstance(d, str)}
     symbols = {d for value in missing for d in value.shape or () if isinstance(d, str)}
-    fitting = {d: n for d, n in given.items() if d in symbols or d in (sizes or {})}
+    fitting = {d: n for d, n in known_sizes.items() if d in symbols or d in (sizes or {})}
     undeclared = [value for value in missing if value.kind != "tensor"]
     if undeclared:
         raise FeedError(
@@ -223,9 +225,9 @@ def _fed(
     error: RefgradError | None = None
     for domain in DOMAINS:
         drawn = random_feeds(missing, seed=seed, size=size, sizes=fitting, domain=domain)
-        made, whole = with_values(model, check_feeds({**drawn, **feeds}, known))
+        fed_model, whole = with_values(model, check_feeds({**drawn, **feeds}, known))
         try:
-            result = NumpyBackend().prepare(made).run(whole, [output])[output]
+            result = NumpyBackend().prepare(fed_model).run(whole, [output])[output]
         except RefgradError as failure:
             error = failure
             continue
@@ -237,13 +239,13 @@ def _fed(
                 f"The model does not run with random feeds for {choices(v.name for v in missing)}: {error} Feed them "
                 "(--feeds, a .npz file of arrays by name), or choose the sizes (--dim)."
             ) from error
-    said = "" if domain == DOMAINS[0] else f", {domain}"
+    domain_text = "" if domain == DOMAINS[0] else f", {domain}"
     several = len(missing) > 1
     notes.append(
         f"{abridged((repr(v.name) for v in missing), _FEW)} {'were' if several else 'was'} not fed: "
-        f"{'they are' if several else 'it is'} random, drawn with seed {seed}{said}."
+        f"{'they are' if several else 'it is'} random, drawn with seed {seed}{domain_text}."
     )
-    return made, whole
+    return fed_model, whole
 
 
 # The record of the sweep, with numbers
@@ -253,20 +255,20 @@ class _Reading:
     """A gradient model, the record of the sweep that wrote it, and what a run of it computed: read as steps."""
 
     def __init__(
-        self, gradient: ModelProto, more: tuple[NodeProto, ...], found: Gradients, values: dict[str, Any]
+        self, gradient: ModelProto, more: tuple[NodeProto, ...], swept: SweepResults, values: dict[str, Any]
     ) -> None:
-        record = found.sweep.record
+        record = swept.sweep.record
         assert record is not None
-        self.gradient, self.more, self.found, self.values, self.record = gradient, more, found, values, record
-        self.graph, self.sweep = found.path.graph, found.sweep
-        self._names = found.sweep.names
-        emitted = {self.name(value) for value in found.op.emission.made}
+        self.gradient, self.more, self.found, self.values, self.record = gradient, more, swept, values, record
+        self.graph, self.sweep = swept.path.graph, swept.sweep
+        self._names = swept.sweep.names
+        emitted = {self.name(value) for value in swept.op.emission.made}
         nodes = [*gradient.graph.node, *more]
         self.backward = [node for node in nodes if not emitted.isdisjoint(filter(None, node.output))]
         self.forward = [node for node in nodes if emitted.isdisjoint(filter(None, node.output))]
         self._functions = {(f.domain, f.name): f for f in gradient.functions}
-        self._made = emitted | found.op.emission.constants.keys() | set(found.cotangents.values())
-        self._results = {name: self.name(value) for name, value in found.adjoints.items()}
+        self._made = emitted | swept.op.emission.constants.keys() | set(swept.cotangents.values())
+        self._results = {name: self.name(value) for name, value in swept.adjoints.items()}
         self._sized = self._of_sizes()
         self._wide: dict[str, Any] = {}
 
@@ -298,8 +300,8 @@ class _Reading:
         kinked: dict[str, np.ndarray] = {}
         steps = [self._step(node, numbers[node.name], contributions, cotangents, by_owner, kinked) for node in visited]
         if differences:
-            steps, said = self._with_differences(steps, cotangents, kinked, output, place)
-            notes += said
+            steps, difference_notes = self._with_differences(steps, cotangents, kinked, output, place)
+            notes += difference_notes
         notes += _flat(steps, cotangents, self.values, self.found.adjoints, useless)
         return Walk(
             model=model,
@@ -325,43 +327,44 @@ class _Reading:
             pair = self.name(sum_.before), self.name(sum_.after)
             summed.setdefault((sum_.node, sum_.primal), []).append(pair)
         needed, totals = self.found.path.needed, self.sweep.totals
-        structured = self.graph.structures
+        with_graphs = self.graph.control_flow
         nodes = {node.name: node for node in self.found.path.active}
         seen: dict[tuple[str, str], int] = {}
-        for given in self.record.given:
-            if given.primal not in needed or given.primal not in totals or self.name(given.adjoint) not in self.values:
+        for entry in self.record.given:
+            if entry.primal not in needed or entry.primal not in totals or self.name(entry.adjoint) not in self.values:
                 continue
-            node = nodes[given.node]
-            position = given.position
-            if node.key in structured:
-                places = [k for k, name in enumerate(node.inputs) if name == given.primal]
-                nth = seen.get((node.name, given.primal), 0)
-                seen[node.name, given.primal] = nth + 1
+            node = nodes[entry.node]
+            position = entry.position
+            if node.key in with_graphs:
+                places = [k for k, name in enumerate(node.inputs) if name == entry.primal]
+                nth = seen.get((node.name, entry.primal), 0)
+                seen[node.name, entry.primal] = nth + 1
                 position = places[nth] if nth < len(places) else -1
             short = _short(node.name)
-            value = self.name(given.adjoint)
-            before, after = self._before(summed.get((short, given.primal), []), value, by_owner.get((False, short), []))
-            axes = self._axes(before, given.primal) if before else ()
+            value = self.name(entry.adjoint)
+            before, after = self._before(summed.get((short, entry.primal), []), value, by_owner.get((False, short), []))
+            axes = self._axes(before, entry.primal) if before else ()
             if not axes:
                 before = after = ""
-            one = Contribution(given.primal, numbers[node.name], position, value, before, axes, after)
-            by_node.setdefault(given.primal, {}).setdefault(node.name, []).append(one)
-        found = {
-            primal: [one for group in reversed(groups.values()) for one in group] for primal, groups in by_node.items()
+            contribution = Contribution(entry.primal, numbers[node.name], position, value, before, axes, after)
+            by_node.setdefault(entry.primal, {}).setdefault(node.name, []).append(contribution)
+        by_primal = {
+            primal: [contribution for group in reversed(groups.values()) for contribution in group]
+            for primal, groups in by_node.items()
         }
         for output, cotangent in self.found.cotangents.items():
-            found.setdefault(output, []).append(Contribution(output, None, -1, cotangent))
-        return found
+            by_primal.setdefault(output, []).append(Contribution(output, None, -1, cotangent))
+        return by_primal
 
     def _before(self, summed: Sequence[tuple[str, str]], value: str, emitted: Sequence[NodeProto]) -> tuple[str, str]:
         """The summed value and its sum, which is the contribution `value`, or of which it is made; "" and "" without a sum."""
         for before, after in summed:
             if after == value:
                 return before, after
-        made = {name: node for node in emitted for name in node.output if name}
+        producers = {name: node for node in emitted for name in node.output if name}
         pending, reached = [value], {value}
         while pending and summed:
-            node = made.get(pending.pop())
+            node = producers.get(pending.pop())
             for name in node.input if node is not None else ():
                 if name not in reached:
                     reached.add(name)
@@ -385,7 +388,7 @@ class _Reading:
         by_owner: Mapping[tuple[bool, str], list[NodeProto]],
     ) -> dict[str, Cotangent]:
         first: dict[str, str] = {}  # adjoint: the first primal that had it
-        found: dict[str, Cotangent] = {}
+        cotangents: dict[str, Cotangent] = {}
         for primal, adjoint in self.sweep.totals.items():
             owner = first.setdefault(adjoint, primal)
             value = self._results.get(primal, self.name(adjoint))
@@ -393,14 +396,14 @@ class _Reading:
                 continue
             emitted = tuple(self._emitted(node) for node in by_owner.get((True, _short(primal)), ()))
             parts = tuple(contributions.get(primal, ()))
-            found[primal] = Cotangent(primal, value, parts, owner if owner != primal else "", emitted)
+            cotangents[primal] = Cotangent(primal, value, parts, owner if owner != primal else "", emitted)
         for output, seed in self.found.cotangents.items():  # also of one that no derivative leaves
-            found.setdefault(output, Cotangent(output, seed, tuple(contributions[output])))
+            cotangents.setdefault(output, Cotangent(output, seed, tuple(contributions[output])))
         for primal, value in self._results.items():
-            if primal not in found:
+            if primal not in cotangents:
                 emitted = tuple(self._emitted(node) for node in by_owner.get((True, _short(primal)), ()))
-                found[primal] = Cotangent(primal, value, tuple(contributions.get(primal, ())), "", emitted)
-        return found
+                cotangents[primal] = Cotangent(primal, value, tuple(contributions.get(primal, ())), "", emitted)
+        return cotangents
 
     def _step(
         self,
@@ -413,14 +416,17 @@ class _Reading:
     ) -> Step:
         emitted = by_owner.get((False, _short(node.name)), [])
         read = dict.fromkeys(
-            name for one in emitted for name in reads_of(one) if name and name not in self._made and name in self.values
+            name
+            for item in emitted
+            for name in reads_of(item)
+            if name and name not in self._made and name in self.values
         )
         outgoing = sorted(
-            (one for name in dict.fromkeys(node.reads) for one in contributions.get(name, ()) if one.step == number),
-            key=lambda one: one.position if one.position >= 0 else len(node.inputs),
+            (item for name in dict.fromkeys(node.reads) for item in contributions.get(name, ()) if item.step == number),
+            key=lambda item: item.position if item.position >= 0 else len(node.inputs),
         )
-        structure = self.graph.structures.get(node.key)
-        formula = structure.formula() if structure is not None else RULES[node.key].formula
+        control_flow_rule = self.graph.control_flow.get(node.key)
+        formula = control_flow_rule.formula() if control_flow_rule is not None else RULES[node.key].formula
         return Step(
             number=number,
             node=node.name,
@@ -434,7 +440,7 @@ class _Reading:
             incoming=tuple(cotangents[name] for name in node.outputs if name in cotangents),
             outgoing=tuple(outgoing),
             kinks=self._kinks(node, outgoing, kinked),
-            emitted=tuple(self._emitted(one) for one in emitted),
+            emitted=tuple(self._emitted(item) for item in emitted),
             values=self.values,
         )
 
@@ -442,17 +448,17 @@ class _Reading:
         """The kinks of a node; `kinked` learns which elements of a value are at one."""
         if node.op_type not in OPERATORS:
             return ()
-        asked = sorted({one.position for one in outgoing if one.position >= 0})
+        asked = sorted({contribution.position for contribution in outgoing if contribution.position >= 0})
         inputs = [self._widened(name) if name else None for name in node.inputs]
         if not asked or any(name and name not in self.values for name in node.inputs):
             return ()
-        found = []
+        kinks = []
         with np.errstate(all="ignore"):
             whose = self.found.op.kinks
             for kink, mask in kinks_at(node.proto, node.inputs, inputs, node.attributes, asked, self.gradient, whose):
-                found.append(kink)
+                kinks.append(kink)
                 kinked[kink.input] = kinked.get(kink.input, np.zeros(mask.shape, bool)) | mask
-        return tuple(found)
+        return tuple(kinks)
 
     def _widened(self, name: str) -> Any:
         if name not in self._wide:
@@ -480,18 +486,20 @@ class _Reading:
             ]
         rounded = _rounded(self.found.path)
         known: dict[str, Difference | None] = dict.fromkeys(rounded)
-        made = []
+        steps_checked = []
         for step in steps:
-            for one in step.outgoing:
-                if one.of not in known and one.of in cotangents:
-                    value = self.values[cotangents[one.of].value]
+            for contribution in step.outgoing:
+                if contribution.of not in known and contribution.of in cotangents:
+                    value = self.values[cotangents[contribution.of].value]
                     array = value if isinstance(value, np.ndarray) and is_float(value) else None
-                    known[one.of] = None if array is None else taken.by(one.of, array, kinked.get(one.of))
-                if known.get(one.of) is not None:
-                    step = replace(step, difference=known[one.of])
+                    known[contribution.of] = (
+                        None if array is None else taken.by(contribution.of, array, kinked.get(contribution.of))
+                    )
+                if known.get(contribution.of) is not None:
+                    step = replace(step, difference=known[contribution.of])
                     break
-            made.append(step)
-        without = [step for step in made if step.outgoing and step.difference is None]
+            steps_checked.append(step)
+        without = [step for step in steps_checked if step.outgoing and step.difference is None]
         result = np.asarray(self.values[output])
         if not np.isfinite(result.reshape(-1)[place]):  # in float64 it is finite
             why = f"the output {output!r} is not finite in {result.dtype} at these feeds"
@@ -501,8 +509,10 @@ class _Reading:
                 whys.insert(0, "a difference would see the steps of a later rounding, which the gradient ignores")
             why = "; ".join(whys)
         if not without or not why:
-            return made, []
-        return made, [f"{len(made) - len(without)} of {len(made)} steps have a finite difference beside them: {why}."]
+            return steps_checked, []
+        return steps_checked, [
+            f"{len(steps_checked) - len(without)} of {len(steps_checked)} steps have a finite difference beside them: {why}."
+        ]
 
     def _of_sizes(self) -> set[str]:
         """The values that depend on sizes and constants alone."""
@@ -511,10 +521,10 @@ class _Reading:
             t.name for t in self.graph.initializers.values() if t.data_type in (TensorProto.INT64, TensorProto.INT32)
         }
         sized -= set(self.graph.inputs)
-        shown = {*self._results.values(), *(self.name(one.adjoint) for one in self.record.given)}
+        shown = {*self._results.values(), *(self.name(entry.adjoint) for entry in self.record.given)}
         for node in self.gradient.graph.node:
             reads = [name for name in reads_of(node) if name]
-            alone = node.op_type in _SIZES or sized.issuperset(reads)
+            alone = node.op_type in traits.SIZES or sized.issuperset(reads)
             if (
                 alone
                 and shown.isdisjoint(node.output)
@@ -542,7 +552,7 @@ def _flat(
     useless: Sequence[UselessGradient],
 ) -> list[str]:
     """The note on gradients that are 0 in every element at these feeds, though not everywhere, with the step that begins it."""
-    told = {name for one in useless for name in one.names}
+    told = {name for contribution in useless for name in contribution.names}
     flat = [
         name
         for name in wrt
@@ -554,24 +564,25 @@ def _flat(
     if not flat:
         return []
     several = len(flat) > 1
-    said = f"The gradient{'s' if several else ''} of {choices(flat, limit=_FEW)} {'are' if several else 'is'} 0"
-    said += " in every element"
+    sentence = f"The gradient{'s' if several else ''} of {choices(flat, limit=_FEW)} {'are' if several else 'is'} 0"
+    sentence += " in every element"
     for step in steps:
-        alive = any(not _is_zero(values[one.value]) for one in step.incoming)
-        if alive and step.outgoing and all(_is_zero(values[one.value]) for one in step.outgoing):
+        alive = any(not _is_zero(values[contribution.value]) for contribution in step.incoming)
+        if alive and step.outgoing and all(_is_zero(values[contribution.value]) for contribution in step.outgoing):
             at = f" ({'; '.join(kink.text for kink in step.kinks)})" if step.kinks else ""
             return [
-                f"{said} at these feeds. The derivative becomes 0 in step {step.number}, {step.operator} {step.node!r}{at}: "
+                f"{sentence} at these feeds. "
+                f"The derivative becomes 0 in step {step.number}, {step.operator} {step.node!r}{at}: "
                 "feed other values, with which it lets a derivative through."
             ]
-    return [f"{said} at these feeds."]
+    return [f"{sentence} at these feeds."]
 
 
 def _rounded(path: Path) -> set[str]:
     """The values whose derivative passes straight through a later rounding."""
     rounded = set(path.adjoint_types)
     for node in reversed(path.active):
-        within = path.passages[node.name].paths if node.name in path.passages else ()
+        within = path.routes[node.name].paths if node.name in path.routes else ()
         if not rounded.isdisjoint(node.outputs) or any(inner.adjoint_types for inner in within):
             rounded.update(path.varied.intersection(node.reads))
     return rounded

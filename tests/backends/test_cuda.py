@@ -26,7 +26,7 @@ from refgrad.backends.onnxruntime import CudaBackend
 from refgrad.conformance import compare
 from refgrad.conformance.case import Case
 from refgrad.conformance.locating.sides import Live
-from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.problems.feeds import widened
 
 HERE = "ort-cuda" in available()
 pytestmark = pytest.mark.skipif(not HERE, reason="there is no GPU, or no onnxruntime-gpu")
@@ -166,7 +166,7 @@ def test_the_gradient_of_an_operator(case: Case) -> None:
     assert_runtime(case, model, seeds, expected, backend="ort-cuda", roundings=ROUNDINGS)
 
 
-MODELS = [row["model"] for row in json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())]
+MODELS = [row["model"] for row in json.loads((ROOT / "reports" / "results" / "models.json").read_text())]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if HERE and (FOLDER / f"{name}.npz").is_file()])

@@ -51,8 +51,8 @@ from training_operators import (
 from training_steps import BY_HAND, SEQUENCES, STEPS, Step, step_model
 
 from refgrad.backends.numpy import registry
-from refgrad.conformance.findings import findings
-from refgrad.conformance.findings.finding import TRAINING, VERSIONS, installed
+from refgrad.conformance.known.bugs import known_bugs
+from refgrad.conformance.known.bugs.bug import TRAINING, VERSIONS, installed
 from refgrad.errors import BackendError
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ def test_what_has_no_kernel_has_none():
 
 
 def test_what_is_not_compared_is_a_finding():
-    shown = {finding.operator for finding in findings() if finding.system == TRAINING}
+    shown = {bug.operator for bug in known_bugs() if bug.system == TRAINING}
     assert {case.grad for case in CASES if case.ort == FAULT} <= shown
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from refgrad.backends import get_backend
 from refgrad.backends.numpy import plan as plans
 from refgrad.backends.numpy.memory import OBJECT, Watch
-from refgrad.conformance.questions.feeds import random_feeds
+from refgrad.conformance.problems.feeds import random_feeds
 from refgrad.errors import BackendError, OptionError
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -226,7 +226,7 @@ def test_a_plan_that_overwrites_what_is_needed_is_caught(nodes, monkeypatch):
     compare_with_and_without_reuse(model)
 
     def wrong(self, index):
-        return tuple(name not in self._foreign for name in self._steps[index].inputs)
+        return tuple(name not in self._external for name in self._steps[index].inputs)
 
     honest = plans.PlannedGraph._schedule
 
@@ -253,7 +253,7 @@ def chain(count=4):
 
 def test_a_node_that_needs_too_much_is_named_with_what_it_needs():
     model = graph([node("ConstantOfShape", "s", "c"), node("Neg", "c", "y")], {}, ["y"], {"s": np.array([2**40])})
-    with pytest.raises(BackendError, match=r"node 'make_c' \(ConstantOfShape\) needs 4096 GiB .* max_memory is 1 GiB"):
+    with pytest.raises(BackendError, match=r"node 'make_c' \(ConstantOfShape\) needs 4 TiB .* max_memory is 1 GiB"):
         NUMPY.prepare(model, max_memory=2**30).run({})
 
 

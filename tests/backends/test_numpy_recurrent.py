@@ -40,8 +40,8 @@ from recurrent import (
 
 from refgrad.backends import available, get_backend
 from refgrad.conformance.oracles.central import directional
+from refgrad.derivatives import ortbuilder
 from refgrad.errors import BackendError
-from refgrad.transforms import ortbuilder
 
 NUMPY = get_backend("numpy")
 # The training build is of an older version, with other defaults in RNN and nothing written for a sequence of length 0.

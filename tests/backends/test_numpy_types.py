@@ -25,7 +25,7 @@ from onnx import helper, parser
 
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import qualified
-from refgrad.conformance.findings.finding import TRAINING, installed
+from refgrad.conformance.known.bugs.bug import TRAINING, installed
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from onnx_tests import collected, loaded, names
 from refgrad.backends import onnx_backend
 from refgrad.backends.numpy import registry
 from refgrad.backends.onnx_backend import OnnxBackend
-from refgrad.conformance.exporting import backendtests
-from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, RANDOM, backend_tests
+from refgrad.conformance.tools.exporting import backendtests
+from refgrad.conformance.tools.exporting.backendtests import KINDS, LEFT_OUT, RANDOM, backend_tests
 from refgrad.errors import BackendError, FeedError, OptionError
 
 pytestmark = pytest.mark.interpreter

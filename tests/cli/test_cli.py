@@ -22,7 +22,7 @@ from refgrad.cli import main
 from refgrad.cli.options import names, sizes_of
 from refgrad.cli.output import Bar
 from refgrad.errors import OutputFileError
-from refgrad.protos import files
+from refgrad.model import writing as files
 from refgrad.show import demo
 from refgrad.tables import registry
 
@@ -367,9 +367,9 @@ def test_python_m_refgrad_is_the_command():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are not POSIX")
 def test_being_terminated_leaves_no_temporary_file(tmp_path):
     program = (
-        "import sys, time; from refgrad import cli; from refgrad.protos import files\n"
+        "import sys, time; from refgrad import cli; from refgrad.model import writing\n"
         "def save(gradient, path, source):\n"
-        "    with files.replacing(path) as file: file.write_text('half'); print('writing', flush=True); time.sleep(60)\n"
+        "    with writing.replacing(path) as file: file.write_text('half'); print('writing', flush=True); time.sleep(60)\n"
         "cli.output.save_gradient = save; sys.argv = ['refgrad', 'grad', 'm.onnx', '-o', 'g.onnx']; sys.exit(cli.main())\n"
     )
     onnx.save(demo.regression(), tmp_path / "m.onnx")
@@ -390,7 +390,7 @@ def test_importing_refgrad_imports_no_backend_and_no_command_line():
 
 
 def test_the_command_imports_nothing_that_only_the_conformance_suite_needs():
-    names = ("onnx.reference", "onnx.backend", "refgrad.conformance.parity", "hypothesis", "torch", "onnxruntime")
+    names = ("onnx.reference", "onnx.backend", "refgrad.conformance.tools.parity", "hypothesis", "torch", "onnxruntime")
     program = f"import sys, refgrad.cli; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

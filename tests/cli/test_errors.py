@@ -142,17 +142,17 @@ MISFITS = {
     "Loop without a state": (
         """y = Loop (n, "", x)
             <body = b (int64 i, bool g) => (bool g2, float[2] p) { g2 = Identity (g) p = Exp (x) }>""",
-        "2 inputs of the body, and 3",
+        "2 inputs of the body; expected 3",
     ),
     "Loop without a result": (
         """y = Loop (n, "", x)
             <body = b (int64 i, bool g, float[2] p) => (bool g2) { g2 = Identity (g) }>""",
-        "1 outputs of the body, and at least 2",
+        "1 outputs of the body; expected at least 2",
     ),
     "Loop with two results": (
         """y, z = Loop (n, "", x)
             <body = b (int64 i, bool g, float[2] p) => (bool g2, float[2] r) { g2 = Identity (g) r = Exp (p) }>""",
-        "2 outputs, and at most 1",
+        "2 outputs; expected at most 1",
     ),
     "Loop that casts": (
         """y = Loop (n, "", x)
@@ -170,22 +170,22 @@ MISFITS = {
         """g = Cast <to = 9> (n) y, z = If (g)
             <then_branch = t () => (float[2] p) { p = Exp (x) },
              else_branch = e () => (float[2] r) { r = Exp (x) }>""",
-        "2 outputs, and at most 1",
+        "2 outputs; expected at most 1",
     ),
     "Scan of nothing": (
         """y = Scan
             <num_scan_inputs = 5, body = b (float p) => (float r) { r = Exp (p) }> (x)""",
-        "1 inputs, and at least 5",
+        "1 inputs; expected at least 5",
     ),
     "Scan of a state": (
         """y = Scan
             <num_scan_inputs = 1, body = b (float p) => (float r) { r = Exp (p) }> (x, x)""",
-        "1 inputs of the body, and 2",
+        "1 inputs of the body; expected 2",
     ),
     "Scan along axes": (
         """y = Scan
             <num_scan_inputs = 1, scan_input_axes = [0, 0], body = b (float p) => (float r) { r = Exp (p) }> (x)""",
-        "2 numbers in scan_input_axes, and 1",
+        "2 numbers in scan_input_axes; expected 1",
     ),
     "Scan along no axis": (
         """y = Scan
@@ -197,10 +197,10 @@ MISFITS = {
             <body = b (float[2] p)
                 => (float[2] r) { r = Exp (p) }> (s, x)
         k = Constant <value_int = 0> () y = SequenceAt (t, k)""",
-        "1 inputs of the body, and 2",
+        "1 inputs of the body; expected 2",
     ),
-    "inputs of a function": ("y = l.F (x, x)", "2 inputs, and at most 1"),
-    "outputs of a function": ("y, z = l.F (x)", "2 outputs, and at most 1"),
+    "inputs of a function": ("y = l.F (x, x)", "2 inputs; expected at most 1"),
+    "outputs of a function": ("y, z = l.F (x)", "2 outputs; expected at most 1"),
     "nothing of a function": ("y = l.F ()", "leaves out the input 'a', which Exp within needs"),
     "nothing of a function within": ('y = l.G ("")', "leaves out the input 'c', which Exp within needs"),
 }

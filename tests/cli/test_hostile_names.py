@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import refgrad
 from refgrad import cli
 from refgrad.cli.output import Files
-from refgrad.conformance.reporting import html
+from refgrad.conformance.reports import html
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 

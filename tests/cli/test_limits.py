@@ -22,7 +22,7 @@ from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.cli.output import Files
 from refgrad.conformance import Results
-from refgrad.conformance.questions.feeds import random_feeds, read_feeds
+from refgrad.conformance.problems.feeds import random_feeds, read_feeds
 from refgrad.errors import (
     FeedError,
     InvalidModelError,
@@ -32,7 +32,7 @@ from refgrad.errors import (
     UnknownNameError,
     WorkerError,
 )
-from refgrad.protos.files import fingerprint
+from refgrad.model.writing import fingerprint
 from refgrad.worker import limited
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -128,9 +128,9 @@ def _command(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_crash_is_exit_2_with_a_message(tmp_path, death, said):
     onnx.save(SQUARE, tmp_path / "m.onnx")
     program = (
-        "import refgrad.reverse.gradient\n"
+        "import refgrad.reverse.writing\n"
         f"def normalise(*a, **k):\n    {death}\n"
-        "sys.modules['refgrad.reverse.gradient'].normalise = normalise"
+        "sys.modules['refgrad.reverse.writing'].normalise = normalise"
     )
     done = _command(program, "grad", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "g.onnx"))
     assert done.returncode == 2

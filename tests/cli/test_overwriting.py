@@ -19,7 +19,7 @@ import refgrad
 from refgrad import cli
 from refgrad.cli.output import App, Files
 from refgrad.errors import OutputFileError
-from refgrad.protos import files
+from refgrad.model import writing as files
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 

@@ -25,8 +25,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it
 import numpy as np
 from refgrad.cli import conformance, main
 from refgrad.conformance.case import node_case
-from refgrad.conformance.exporting import export
-from refgrad.conformance.mutating import survey
+from refgrad.conformance.tools.exporting import export
+from refgrad.conformance.tools.mutating import survey
 def few(*asked):
     for size in range(1, 13):
         time.sleep({seconds})

@@ -64,7 +64,7 @@ _DEAF = {  # native code that looks at no signal
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", _DEAF)
 def test_a_signal_ends_a_command_in_native_code(kind, number, tmp_path):
-    body = f"from refgrad.protos import files\n    with files.replacing('g.onnx') as t: t.write_text('half'); {_DEAF[kind]}"
+    body = f"from refgrad.model import writing\n    with writing.replacing('g.onnx') as t: t.write_text('half'); {_DEAF[kind]}"
     code, seconds, said = _signalled(tmp_path, body, number)
     assert code == 128 + number
     assert seconds < 5

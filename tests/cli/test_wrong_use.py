@@ -15,7 +15,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import OutputFileError, RefgradError
-from refgrad.protos.files import new_folder
+from refgrad.model.writing import new_folder
 from refgrad.show import demo
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]

@@ -11,8 +11,8 @@ from checking import by_operator
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.oracles import Elementwise, get_oracle
-from refgrad.conformance.questions.question import ask
-from refgrad.conformance.systems.builders import build
+from refgrad.conformance.problems.problem import ask
+from refgrad.conformance.problems.systems.builders import build
 
 pytest.importorskip("torch")
 from refgrad.conformance.oracles.tables.torch_table import TABLE
@@ -30,20 +30,20 @@ def test_gradient_equals_autograds(operator: str) -> None:
 
 def agrees(case: Case) -> bool:
     """Compare the gradient with torch's, in float64; False where torch has no such form."""
-    question = ask(case)
-    testify = get_oracle("torch").testify
-    assert testify is not None
-    said = testify(question)
+    problem = ask(case)
+    observe = get_oracle("torch").observe
+    assert observe is not None
+    said = observe(problem)
     if len(said) == 1 and not isinstance(said[0], Elementwise):
-        if len(question.cotangents) == 1:
+        if len(problem.cotangents) == 1:
             return False
-        first = next(iter(question.cotangents))  # torch may have the first output alone
+        first = next(iter(problem.cotangents))  # torch may have the first output alone
         return agrees(replace(case, outputs=(first,)))
-    built = build("refgrad", question)
+    built = build("refgrad", problem)
     got = (
         get_backend("numpy")
         .prepare(built.model, precision="float64")
-        .run(built.feeds(question.at, question.wide_cotangents))
+        .run(built.feeds(problem.at, problem.wide_cotangents))
     )
     for one in said:
         assert isinstance(one, Elementwise)

@@ -15,12 +15,12 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.oracles.central import directional
-from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.problems.feeds import widened
+from refgrad.derivatives import ortbuilder
 from refgrad.errors import BackendError
-from refgrad.forward.graph import MIN_OPSET
+from refgrad.model.graph import MIN_OPSET
 from refgrad.protos.types import FLOATS
-from refgrad.tables.registry import BODY, RULES, STRUCTURES
-from refgrad.transforms import ortbuilder
+from refgrad.tables.registry import BODY, CONTROL_FLOW_RULES, RULES
 
 SETTLED = 1e-3  # the error of differences that still tell right from wrong, relative to the gradient
 STEPS = (1e-3, 1e-6)  # the second where the first crosses what is rounded
@@ -33,7 +33,7 @@ def by_operator(accept: Callable[[Case], bool]) -> dict[tuple[str, str], list[Ca
     for case in every_case():
         domain, _, op_type = case.operator.rpartition(".")
         key = domain, op_type
-        known = key in RULES or key in STRUCTURES or key in BODY
+        known = key in RULES or key in CONTROL_FLOW_RULES or key in BODY
         if case.values == "smooth" and known and (domain or case.opset >= MIN_OPSET) and accept(case):
             found[key].append(case)
     return found

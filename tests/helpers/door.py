@@ -6,7 +6,7 @@ import onnx
 from onnx import ModelProto, TypeProto
 
 from refgrad.errors import RefgradError
-from refgrad.protos import native
+from refgrad.model import native
 
 
 def asked(model: ModelProto) -> list[str]:

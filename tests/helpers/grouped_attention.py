@@ -11,7 +11,7 @@ from onnx import helper
 
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.microsoft import drawer
+from refgrad.microsoft.cases import drawer
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.schemas import find_schema
 

@@ -19,7 +19,7 @@ from onnx_tests import loaded, names
 
 from refgrad.conformance.case import Case, qualified
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.running.nodemodels import as_array
+from refgrad.conformance.judge.running.nodemodels import as_array
 from refgrad.tables import randomness
 from refgrad.tables.schemas import find_schema
 

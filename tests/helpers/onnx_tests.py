@@ -43,8 +43,8 @@ def collected() -> dict[str, Any]:
     from numpy_nodes import alone, node_tests
 
     from refgrad.conformance.case import qualified
-    from refgrad.conformance.exporting.backendtests import backend_tests
-    from refgrad.conformance.running.nodemodels import excluded, node_models
+    from refgrad.conformance.judge.running.nodemodels import excluded, node_models
+    from refgrad.conformance.tools.exporting.backendtests import backend_tests
 
     models = {test.name: test for test in node_models()}
     judged = [name for name, test in models.items() if excluded(test) is None]

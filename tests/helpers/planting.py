@@ -14,9 +14,9 @@ import refgrad
 from refgrad.backends import Backend, Prepared, available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.questions.evidence import Built
-from refgrad.conformance.questions.question import Question
-from refgrad.conformance.tracing.watching import Watching
+from refgrad.conformance.judge.nan.watching import Watching
+from refgrad.conformance.problems.observation import Built
+from refgrad.conformance.problems.problem import Problem
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 Fault = Callable[[NodeProto, list[Any]], list[Any] | None]
@@ -75,11 +75,11 @@ class Planted(Backend):
 # Rules
 
 
-def builder_with(fault: Callable[[ModelProto], None]) -> Callable[[Question], Built]:
+def builder_with(fault: Callable[[ModelProto], None]) -> Callable[[Problem], Built]:
     """refgrad's gradient with a planted fault."""
 
-    def build(question: Question) -> Built:
-        made = refgrad.gradient(question.model, question.wrt, list(question.cotangents))
+    def build(problem: Problem) -> Built:
+        made = refgrad.gradient(problem.model, problem.wrt, list(problem.cotangents))
         fault(made)
         return Built.of(made)
 

@@ -5,16 +5,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from refgrad.backends.numpy import registry as kernels
-from refgrad.tables import extensions, registry, schemas, signatures
+from refgrad.conformance import strategies
+from refgrad.tables import definitions, extensions, registry, schemas, signatures
 from refgrad.tables.dialects import DIALECTS
 
 
 @contextmanager
 def forgetting() -> Iterator[None]:
     """While this lasts operators may be registered; behind it every table is as it was before."""
-    kernels.kernels()
+    kernels._all()  # without other packages, which a test may be about
+    strategies._import_families()
     tables: list[dict[Any, Any]] = [
-        *(registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE),
+        *(registry.RULES, registry.CONTROL_FLOW_RULES, registry.ZERO, registry.NO_DERIVATIVE, registry.BODY),
+        definitions.DEFINITIONS,
         *(DIALECTS, *(one.lowerings for one in DIALECTS.values())),
         *(schemas.DECLARED, signatures.SIGNATURES, extensions.STRATEGIES, extensions.FORWARDS),
         kernels._kernels,

@@ -4,8 +4,8 @@ import random
 
 import onnx.parser
 
-from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, VERDICTS, ResultRow
-from refgrad.conformance.running.results import About, Results
+from refgrad.conformance.judge.running.results import About, Results
+from refgrad.conformance.judge.verdicts import AGREED, INCONCLUSIVE, REFUSED, VERDICTS, ResultRow
 
 MODEL = onnx.parser.parse_model(
     '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu(x) }'

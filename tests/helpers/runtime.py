@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from refgrad.backends import get_backend
-from refgrad.conformance.findings.finding import ORT, RELEASES, installed
+from refgrad.conformance.known.bugs.bug import ORT, RELEASES, installed
 
 RUNTIME = installed().get(ORT) in RELEASES[ORT]
 WITHOUT = f"onnxruntime {' or '.join(RELEASES[ORT])} is not installed"
@@ -18,7 +18,7 @@ PRODUCTS = frozenset(("ConvInteger", "MatMulInteger", "QGemm", "QLinearConv", "Q
 
 
 def overflows(op_types: Iterable[str]) -> bool:
-    """True if ONNX Runtime's sums in one of these operators are not exact here, and so no witness."""
+    """True if ONNX Runtime's sums in one of these operators are not exact here, and so no oracle."""
     return not PRODUCTS.isdisjoint(op_types) and _adds_in_16_bits()
 
 

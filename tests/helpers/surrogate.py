@@ -18,7 +18,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from refgrad.backends import get_backend
 from refgrad.backends.base import Prepared
-from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
+from refgrad.microsoft.kernels.quantization import in_order
 from refgrad.protos.domains import MICROSOFT
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 from refgrad.backends import get_backend
-from refgrad.conformance.findings.finding import TRAINING, VERSIONS, installed
+from refgrad.conformance.known.bugs.bug import TRAINING, VERSIONS, installed
 
 MICROSOFT = "com.microsoft"
 NUMPY = get_backend("numpy")
@@ -22,7 +22,7 @@ trains = pytest.mark.skipif(
 )
 
 NO_KERNEL = "there is no CPU kernel"
-FAULT = "a finding shows that it is wrong"  # conformance/findings
+FAULT = "a finding shows that it is wrong"  # conformance/known/bugs
 STATISTICS = ("mean", "r")  # LayerNormalization has them in float32 whatever the rest is in
 
 

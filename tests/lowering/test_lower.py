@@ -35,15 +35,16 @@ from training_operators import (
 from training_steps import BY_HAND, STEPS, Step, step_model
 
 import refgrad
+from refgrad.builder.function import FunctionEmitter
+from refgrad.builder.nodes import written
 from refgrad.conformance.case import Case as Model
 from refgrad.conformance.case import is_float
 from refgrad.conformance.cases import every_case
+from refgrad.derivatives.ortbuilder import Builders, depends_on
 from refgrad.errors import BackendError, BuilderError, InvalidModelError, LoweringError
-from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.forms import FORMS, form
-from refgrad.protos.walk import graphs
+from refgrad.protos.traverse import graphs
+from refgrad.rewrites.forms import FORMS, form
 from refgrad.tables.definitions import DEFINITIONS
-from refgrad.transforms.ortbuilder import Builders, depends_on
 
 pytestmark = pytest.mark.slow
 
@@ -462,8 +463,8 @@ def test_functions_are_lowered():
 def test_a_reduction_in_a_body_has_the_form_of_its_opset(op_type: str, opset: int):
     body = FunctionEmitter(opset, "own", "node")
     body.reduce(op_type, "x", [0])
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", body.nodes[-1].output[0]))
-    graph = helper.make_graph(body.nodes, "g", [x], [y])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", body.nodes[-1].outputs[0]))
+    graph = helper.make_graph(written(body.nodes), "g", [x], [y])
     onnx.checker.check_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
 
 

@@ -10,11 +10,11 @@ import pytest
 
 import refgrad
 from refgrad.backends import available, get_backend
-from refgrad.conformance import parity
-from refgrad.conformance.questions.feeds import widened
-from refgrad.transforms import ortbuilder
+from refgrad.conformance.problems.feeds import widened
+from refgrad.conformance.tools import parity
+from refgrad.derivatives import ortbuilder
 
-KEPT = os.environ.get("REFGRAD_PARITY")  # written by tests/conformance/judging/test_parity.py with the training wheel
+KEPT = os.environ.get("REFGRAD_PARITY")  # written by tests/conformance/judge/test_parity.py with the training wheel
 HERE = bool(KEPT) and not ortbuilder.available()  # where the training wheel is installed, the folder is being written
 pytestmark = [
     pytest.mark.slow,
@@ -26,8 +26,8 @@ WIDER = {"float64": 1e-12, "float16": 2e-3}
 
 
 def test_every_operator_was_kept_whose_gradients_can_be_compared():
-    """Otherwise a run of tests/conformance/judging/test_parity.py that ended early would leave nothing to fail here."""
-    counts = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "parity.json").read_text())["operators"]
+    """Otherwise a run of tests/conformance/judge/test_parity.py that ended early would leave nothing to fail here."""
+    counts = json.loads((Path(__file__).parents[2] / "reports" / "results" / "parity.json").read_text())["operators"]
     right = {operator for operator, column in counts.items() if column["right"]} - {"Dropout"}  # it draws at random
     assert right <= {path.stem for path in Path(KEPT or ".").glob("*.npz")}
 

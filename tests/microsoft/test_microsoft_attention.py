@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.cases.microsoft import attention
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.microsoft.cases import attention
 from refgrad.protos.domains import MICROSOFT
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
@@ -50,30 +50,34 @@ BAD: list[tuple[str, dict[str, np.ndarray], str]] = [
     (
         f"y, k, v = {MULTI}, , , a, b, n)",
         STATES | BUFFERS | {"n": n(4)},
-        "past_sequence_length is 4, and 3 are new; the buffer has room for 0 to 6",
+        "past_sequence_length is 4; it is 0 to 3, for the buffer holds the new tokens too",
     ),
     (f"y, k, v = {MULTI}, , , a, b, n)", STATES | BUFFERS | {"n": n(-1)}, "past_sequence_length is -1"),
-    (f"y, k, v = {MULTI}, , , a, b, n)", STATES | BUFFERS | {"n": n(1, 1)}, r"has the shape \[2\]; one number"),
+    (f"y, k, v = {MULTI}, , , a, b, n)", STATES | BUFFERS | {"n": n(1, 1)}, r"has the shape \[2\]; it is one number"),
     (
         f"y, k, v = {MULTI}, , , a, b)",
         STATES | BUFFERS | {"a": f(2, 2, 6, 3)},
         r"past_key has the shape \[2, 2, 6, 3\]",
     ),
-    (f"y = {MULTI}, , , a)", STATES | {"a": f(2, 2, 1, 4)}, "one of past_key and past_value is left out"),
-    (f"y = {MULTI}, m)", STATES | {"m": n(1, 2, 3, 1)}, "the mask has 4 numbers; for 2 sequences it has 2 or 8"),
-    (f"y = {MULTI}, m)", STATES | {"m": n(*[1] * 8).reshape(2, 4)}, r"the mask has the shape \[2, 4\]; \[2, 3\]"),
+    (f"y = {MULTI}, , , a)", STATES | {"a": f(2, 2, 1, 4)}, "it needs past_key and past_value, or neither of them"),
+    (f"y = {MULTI}, m)", STATES | {"m": n(1, 2, 3, 1)}, r"key_padding_mask has the shape \[4\]; it is \[2\] or \[8\]"),
+    (
+        f"y = {MULTI}, m)",
+        STATES | {"m": n(*[1] * 8).reshape(2, 4)},
+        r"key_padding_mask has the shape \[2, 4\]; it is \[2, 3\]",
+    ),
     (
         f"y = {MULTI}, m)",
         STATES | {"m": np.ones((2, 3, 4), np.int32)},
-        r"the mask has the shape \[2, 3, 4\]; \[2, 3, 3\]",
+        r"key_padding_mask has the shape \[2, 3, 4\]; it is \[2, 3, 3\]",
     ),
     (f"y = {MULTI}, , o)", STATES | {"o": f(1, 2, 3, 4)}, r"attention_bias has the shape \[1, 2, 3, 4\]"),
-    (f"y = {MULTI}c)", STATES | {"c": f(20)}, r"bias has the shape \[20\]; \[24\] is needed"),
-    ("y = MultiHeadAttention <num_heads = 3> (q, k_, v_)", STATES, "with 3 heads"),
+    (f"y = {MULTI}c)", STATES | {"c": f(20)}, r"bias has the shape \[20\]; it is \[24\]"),
+    ("y = MultiHeadAttention <num_heads = 3> (q, k_, v_)", STATES, "num_heads=3 does not divide query"),
     (
         "y = MultiHeadAttention <num_heads = 2> (q)",
         {"q": f(2, 3, 2, 2, 4)},
-        r"packed it is \(batch, length, 2, 3, size\)",
+        r"query has the shape \[2, 3, 2, 2, 4\]; it is \[\?, \?, 2, 3, \?\]",
     ),
     (
         f"y, k, v = {MULTI}, , , a, b, n, i)",
@@ -85,13 +89,17 @@ BAD: list[tuple[str, dict[str, np.ndarray], str]] = [
         ONE | BUFFERS | {"n": n(2), "i": np.zeros((2, 2, 6), np.int32)},
         r"cache_indirection has the shape \[2, 2, 6\]",
     ),
-    (f"y, k = {SHARED}", SELF | {"p": f(2, 2, 2, 6, 4), "n": n(5)}, "past_sequence_length is 5, and 3 are new"),
+    (f"y, k = {SHARED}", SELF | {"p": f(2, 2, 2, 6, 4), "n": n(5)}, "past_sequence_length is 5; it is 0 to 3"),
     ("y = Attention <num_heads = 2> (x, w, , , p)", SELF | {"p": f(2, 2, 6, 4)}, r"past has the shape \[2, 2, 6, 4\]"),
-    ("y = Attention <num_heads = 2> (x, w, , m)", SELF | {"m": n(1, 2, 3)}, "for 2 sequences it has 2 or 4 or 8"),
+    (
+        "y = Attention <num_heads = 2> (x, w, , m)",
+        SELF | {"m": n(1, 2, 3)},
+        r"mask_index has the shape \[3\]; it is \[2\] or \[4\] or \[8\]",
+    ),
     (
         "y = Attention <num_heads = 2> (x, w, , m)",
         SELF | {"m": np.ones((2, 1, 2, 2), np.int32)},
-        "the mask is for 2 tokens",
+        "its input mask_index is for 2 tokens; there are 3",
     ),
     (
         "y = Attention <num_heads = 2, qkv_hidden_sizes = [8, 6, 10]> (x, w)",
@@ -99,16 +107,20 @@ BAD: list[tuple[str, dict[str, np.ndarray], str]] = [
         "qkv_hidden_sizes is .*the first two equal",
     ),
     ("y = Attention <num_heads = 2> (x, w)", SELF | {"w": f(5, 25)}, "25 columns, which are not three parts"),
-    ("y = Attention <num_heads = 3> (x, w)", SELF, "with 3 heads"),
-    ("y = Attention <num_heads = 8, do_rotary = 1> (x, w)", SELF, "an even number of them is needed"),
+    ("y = Attention <num_heads = 3> (x, w)", SELF, "num_heads=3 does not divide a part of weights"),
+    ("y = Attention <num_heads = 8, do_rotary = 1> (x, w)", SELF, "it turns an even number, at most 1"),
     (
         "y = Attention <num_heads = 2, do_rotary = 1, rotary_embedding_dim = 2> (x, w)",
         SELF,
         "rotary_embedding_dim is 2; it is 0, 32, 64 or 128",
     ),
-    (f"y, k, v = {DECODER}, , a, b, n)", STATES | BUFFERS | {"n": n(1)}, "of one token each"),
-    (f"y, k, v = {DECODER}, , a, b, n)", ONE | BUFFERS | {"n": n(6)}, "past_sequence_length is 6, and 1 are new"),
-    (f"y, k, v = {DECODER}, , a, b)", ONE | BUFFERS, "needs a past and past_sequence_length, and one is left out"),
+    (
+        f"y, k, v = {DECODER}, , a, b, n)",
+        STATES | BUFFERS | {"n": n(1)},
+        r"query has the shape .*; it is \[\?, 1, \?\]",
+    ),
+    (f"y, k, v = {DECODER}, , a, b, n)", ONE | BUFFERS | {"n": n(6)}, "past_sequence_length is 6; it is 0 to 5"),
+    (f"y, k, v = {DECODER}, , a, b)", ONE | BUFFERS, "needs a past and past_sequence_length; add them"),
     (
         f"y, k, v = {DECODER}, , a, b, n, w)",
         ONE | BUFFERS | {"n": n(2), "w": n(2)},
@@ -150,7 +162,11 @@ def test_a_bad_input_is_refused_by_name(body: str, feeds: dict[str, np.ndarray],
         ("y = MultiHeadAttention <num_heads = 0> (q, k_, v_)", STATES, "num_heads is 0; it is from 1"),
         ("y = Attention <num_heads = -1> (x, w)", SELF, "num_heads is -1; it is from 1"),
         ("y = MultiHeadAttention <num_heads = 2> (q, k_)", STATES, "it needs key and value, or neither of them"),
-        ("y = MultiHeadAttention <num_heads = 2> (q)", STATES, "query is of rank 3; it has 5 axes"),
+        (
+            "y = MultiHeadAttention <num_heads = 2> (q)",
+            STATES,
+            r"query has the shape \[2, 3, 8\]; it is \[\?, \?, 2, 3, \?\]",
+        ),
         ("y = DecoderMaskedMultiHeadAttention <num_heads = 2> (q, k_)", ONE, "it needs key and value, or neither"),
     ],
 )

@@ -10,8 +10,8 @@ from onnx import helper
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
+from refgrad.microsoft.cases import case, drawer
 from refgrad.protos.domains import MICROSOFT
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]

@@ -15,9 +15,9 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.cases.microsoft import case, drawer
-from refgrad.conformance.cases.microsoft.experts import BIAS, SCORES
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.microsoft.cases import case, drawer
+from refgrad.microsoft.cases.experts import BIAS, SCORES
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
@@ -78,7 +78,7 @@ def one_node(op_type: str, *inputs: np.ndarray | None, outputs: int = 1, **attri
             one_node("GatedRMSNorm", X, FLOATS(3), X),
             r"scale has the shape \[3\]; it has one axis, which divides the last",
         ),
-        (one_node("GatedRMSNorm", X, SCALE, X, activation="relu"), "activation 'relu' is not known; there are 'silu'"),
+        (one_node("GatedRMSNorm", X, SCALE, X, activation="relu"), "activation 'relu' is not known; there are silu"),
         (one_node("EngramGate", X, X, X, X, X), "key has rank 3"),
         (
             one_node("HyperConnectionLowRankMix", *LOW_RANK, num_branches=4, outputs=2),
@@ -86,7 +86,7 @@ def one_node(op_type: str, *inputs: np.ndarray | None, outputs: int = 1, **attri
         ),
         (
             one_node("HyperConnectionLowRankMix", *LOW_RANK, num_branches=3, gate_div=0.0, outputs=2),
-            "gate_div=0.0 is not 0",
+            "gate_div is 0, and a divisor",
         ),
         (one_node("SwiGLU", FLOATS(2, 3)), r"gate has the shape \[2, 3\]; without up its last axis has two halves"),
         (one_node("SwiGLU", X, X[:1]), r"up has the shape \[1, 3, 4\]; \[2, 3, 4\] is needed"),
@@ -99,7 +99,7 @@ def one_node(op_type: str, *inputs: np.ndarray | None, outputs: int = 1, **attri
         ),
         (one_node("MoEGroupRouter", SCORES, BIAS, top_k=9), r"top_k is 1 to 8"),
         (one_node("MoEGroupRouter", SCORES, BIAS, top_k=1, n_group=3), "the groups divide the experts"),
-        (one_node("MoEGroupRouter", SCORES, BIAS[:3], top_k=1), r"expert_bias has the shape \[3\]; \[8\] is needed"),
+        (one_node("MoEGroupRouter", SCORES, BIAS[:3], top_k=1), r"expert_bias has the shape \[3\]; it is \[8\]"),
         (
             one_node("MoEGroupRouter", SCORES, BIAS, top_k=1, outputs=3),
             "the outputs are router_probs, or selection_scores",
@@ -116,7 +116,7 @@ def test_wrong_input_is_refused_by_name(wrong: Case, said: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (case("GatedRMSNorm", X, SCALE, X, activation="relu"), "activation 'relu' is not known; there are 'silu'"),
+        (case("GatedRMSNorm", X, SCALE, X, activation="relu"), "activation 'relu' is not known; there are silu"),
         (case("BranchwiseRMSNorm", X, num_branches=-1), "num_branches=-1: it is 0 for grouped input"),
         (case("RouterGateUpProj", X, FLOATS(4, 5), router_size=1, activation="geglu", outputs=2), "there is 'swiglu'"),
         (case("RouterGateUpProj", X, FLOATS(4, 5), router_size=-1, outputs=2), "router_size=-1"),
@@ -129,7 +129,7 @@ def test_wrong_input_is_refused_by_name(wrong: Case, said: str) -> None:
         (case("HyperConnectionLowRankMix", *LOW_RANK, num_branches=3, gate_div=0.0, outputs=2), "gate_div is 0"),
         (
             case("HyperConnectionLowRankMix", *LOW_RANK, FLOATS(2, 4), num_branches=3, outputs=2),
-            "prev_block_output and prev_post_gate belong together",
+            "it needs prev_block_output and prev_post_gate, or neither of them",
         ),
         (case("FusedMatMulActivation", X, FLOATS(4, 2), activation="Mish"), "activation 'Mish' is not known"),
         (case("HyperConnectionPreMix", X, X, shapes="unknown"), "the rank of its input .* is unknown"),

@@ -13,9 +13,9 @@ from onnx import parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.microsoft import case
-from refgrad.conformance.cases.microsoft.indexer import csa, packed_csa, packed_qsa, qsa
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.microsoft.cases import case
+from refgrad.microsoft.cases.indexer import csa, packed_csa, packed_qsa, qsa
 from refgrad.tables.definitions import DEFINITIONS
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
@@ -234,7 +234,7 @@ def test_gates_without_a_softmax_give_0_and_a_finite_gradient() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ('policy_mode="nsa", token_budget=2', "its policy_mode 'nsa' is not known; there are 'qsa' and 'csa'"),
+        ('policy_mode="nsa", token_budget=2', "its policy_mode 'nsa' is not known; there are qsa, csa"),
         ('policy_mode="qsa"', "needs its attribute token_budget, which is positive"),
         ('policy_mode="qsa", token_budget=3', "its token_budget is 3, which its compress_ratio 2 does not divide"),
         (
@@ -255,7 +255,7 @@ def test_a_form_that_is_not_covered_is_refused_with_the_reason(settings: str, sa
 @pytest.mark.parametrize(
     ("made", "changed", "said"),
     [
-        (packed_qsa(), ("policy_mode", "nsa"), "its policy_mode 'nsa' is not known; there are 'qsa' and 'csa'"),
+        (packed_qsa(), ("policy_mode", "nsa"), "its policy_mode 'nsa' is not known; there are qsa, csa"),
         (packed_qsa(), ("compress_ratio", 0), "its compress_ratio is 0; it is positive"),
         (packed_qsa(), ("state_capacity", 0), "its state_capacity is 0; it is positive"),
         (packed_qsa(), ("token_budget", 3), "its token_budget is 3, which its compress_ratio 2 does not divide"),
@@ -290,7 +290,7 @@ def test_a_form_of_packed_requests_that_is_not_covered_is_refused(
         node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
     with pytest.raises(NoGradientError, match=said):
         refgrad.gradient(model, outputs=["present_key_state"])
-    with pytest.raises(BackendError, match=f"{name}|index_topk is None"):
+    with pytest.raises(BackendError, match=said):
         get_backend("numpy").prepare(model).run(made.feeds)
 
 
@@ -303,21 +303,25 @@ def test_a_form_of_packed_requests_that_is_not_covered_is_refused(
         (qsa(), {"cos_cache": np.ones((7, 6)), "sin_cache": np.ones((7, 6))}, "does not fit heads of 5 channels"),
         (csa(held=4), {}, "past_proj_buffer has 4 tokens; it has fewer than 4, twice compress_ratio"),
         (csa(), {"position_ids": np.ones((2, 4), np.int64)}, "position_ids has the shape"),
-        (packed_qsa(), {"key": np.ones((8, 5))}, r"key has the shape \[8, 5\]; \[8, 4\] is needed"),
+        (packed_qsa(), {"key": np.ones((8, 5))}, r"key has the shape \[8, 5\]; it is \[8, 4\]"),
         (packed_qsa(), {"query": np.ones((8, 7))}, "query has 7 channels; heads of 4 channels"),
-        (packed_qsa(), {"past_key_state": np.ones((4, 4, 4))}, r"past_key_state .*; \[4, 3, 4\] is needed"),
-        (packed_qsa(), {"past_kv_buffer": np.ones((4, 2, 4))}, r"past_kv_buffer .*; \[4, 3, 4\] is needed"),
-        (packed_csa(), {"past_gate_buffer": np.ones((4, 3, 4))}, r"past_gate_buffer .*; \[4, 3, 8\] is needed"),
-        (packed_qsa(), {"past_state_lengths": np.ones((4, 3))}, r"past_state_lengths .*; \[4, 2\] is needed"),
-        (packed_qsa(), {"past_sequence_lengths": np.ones(3)}, r"past_sequence_lengths .*; \[4\] is needed"),
+        (packed_qsa(), {"past_key_state": np.ones((4, 4, 4))}, r"past_key_state .*; it is \[4, 3, 4\]"),
+        (packed_qsa(), {"past_kv_buffer": np.ones((4, 2, 4))}, r"past_kv_buffer .*; it is \[4, 3, 4\]"),
+        (packed_csa(), {"past_gate_buffer": np.ones((4, 3, 4))}, r"past_gate_buffer .*; it is \[4, 3, 8\]"),
+        (packed_qsa(), {"past_state_lengths": np.ones((4, 3))}, r"past_state_lengths .*; it is \[4, 2\]"),
+        (packed_qsa(), {"past_sequence_lengths": np.ones(3)}, r"past_sequence_lengths .*; it is \[4\]"),
         (
             packed_qsa(),
             {"cumulative_sequence_lengths": np.array([0, 4, 3, 5, 8])},
             r"cumulative_sequence_lengths is \[0, 4, 3, 5, 8\]; it rises from 0 to the 8 tokens",
         ),
-        (packed_csa(), {"head_weights": np.ones((8, 3))}, r"head_weights .*; \[8, 2\] is needed"),
+        (packed_csa(), {"head_weights": np.ones((8, 3))}, r"head_weights .*; it is \[8, 2\]"),
         (packed_csa(), {"cos_cache": np.ones((9, 3)), "sin_cache": np.ones((9, 3))}, "does not fit heads of 4"),
-        (packed_qsa(each=True), {"cos_cache": np.ones((3, 9, 2)), "sin_cache": np.ones((3, 9, 2))}, "of 4 samples"),
+        (
+            packed_qsa(each=True),
+            {"cos_cache": np.ones((3, 9, 2)), "sin_cache": np.ones((3, 9, 2))},
+            r"or \[4, \?, \?\]",
+        ),
     ],
     ids=lambda p: None,
 )

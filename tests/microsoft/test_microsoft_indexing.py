@@ -11,8 +11,8 @@ from runtime import needs_runtime
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.microsoft.cases import case, drawer
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 

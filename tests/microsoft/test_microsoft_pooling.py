@@ -10,9 +10,9 @@ from onnx import ModelProto, NodeProto, helper
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import node_case
-from refgrad.conformance.cases.microsoft import case
-from refgrad.conformance.cases.microsoft.pooling import POOLS, apart, between_floats
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.microsoft.cases import case
+from refgrad.microsoft.cases.pooling import POOLS, apart, between_floats
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.microsoft import case, drawer
-from refgrad.conformance.cases.microsoft.quantized_weights import bnb4, nbits, table
 from refgrad.errors import BackendError, NoGradientError, RefgradError
 from refgrad.formulas import quantized_weights
+from refgrad.microsoft.cases import case, drawer
+from refgrad.microsoft.cases.quantized_weights import bnb4, nbits, table
 from refgrad.tables.dialects import DIALECTS
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]

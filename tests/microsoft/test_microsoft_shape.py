@@ -11,8 +11,8 @@ from runtime import needs_runtime
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.microsoft import case, drawer, scalar
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.microsoft.cases import case, drawer, scalar
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 

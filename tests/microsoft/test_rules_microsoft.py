@@ -15,10 +15,10 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases import of_operators
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
-from refgrad.forward.functions import call_functions
-from refgrad.forward.inference import ranks
+from refgrad.model.inference.infer import ranks
+from refgrad.model.inlining.defined import call_functions
+from refgrad.model.inlining.inline import inline_functions
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.inlining import inline_functions
 from refgrad.protos.types import Type
 from refgrad.show.explain import explain
 from refgrad.tables.definitions import DEFINITIONS
@@ -47,7 +47,7 @@ def test_a_fused_dropout_without_a_seed_draws_the_same_in_every_run() -> None:
 
 LOSSES = ("SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy")
 
-# What ONNX Runtime leaves out on the CPU, see conformance/findings: operators, what is in the name of a case, and why.
+# What ONNX Runtime leaves out on the CPU, see conformance/known/bugs: operators, what is in the name of a case, and why.
 UNHEEDED = [
     (("MoE", "QMoE"), "use_sparse_mixer=1", "ONNX Runtime has no sparse mixer on the CPU"),
 ]
@@ -155,12 +155,12 @@ def parse(body: str, opset: int = 21, inputs: str = "float[2,3,8] x") -> ModelPr
         (
             "y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x, , mask)",
             "float[2,3,8] x, int32[2,1,3,3] mask",
-            "the rank of its mask is 4; one of 1 to 3 is needed",
+            "key_padding_mask is of rank 4; it has 1 to 3 axes",
         ),
         (
             "y = com.microsoft.Attention <num_heads = 2, past_present_share_buffer = 1> (x, w)",
             "float[2,3,8] x, float[8,24] w",
-            "past_present_share_buffer=1 needs past and past_sequence_length; add them",
+            "past_present_share_buffer=1 needs a past and past_sequence_length; add them",
         ),
         (
             "y = com.microsoft.Attention <num_heads = 2, do_rotary = 1, rotary_embedding_dim = 2> (x, w)",

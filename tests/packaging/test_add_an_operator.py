@@ -73,7 +73,7 @@ def test_workers_know_it_where_it_is_installed_alone(folder):
 
 
 def test_it_lacks_nothing(folder):
-    code = f"from refgrad.conformance.lacking import report; print(repr(report('{NAME}')))"
+    code = f"from refgrad.conformance.tools.coverage import report; print(repr(report('{NAME}')))"
     assert run(f'python -c "{code}"', folder).strip() == "''"
 
 

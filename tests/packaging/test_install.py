@@ -53,3 +53,12 @@ def test_modules_are_packaged(python):
         for kind in ("*.py", "*.toml", "*.json", "*.html", "*.css", "*.js"):
             expected = {f.relative_to(ROOT / top) for f in (ROOT / top).rglob(kind)}
             assert {f.relative_to(installed) for f in installed.rglob(kind)} == expected
+
+
+def test_of_the_reports_only_what_exports_quote_is_packaged(python):
+    how, executable = python
+    code = "import refgrad.reports as r; print(r.__path__[0])"
+    installed = Path(run(executable, "-c", code, cwd=Path(sys.prefix)).strip()) if how != "none" else ROOT / "reports"
+    assert (installed / "known_failures.json").is_file()
+    if how == "wheel":
+        assert {path.name for path in installed.iterdir()} - {"__pycache__"} == {"__init__.py", "known_failures.json"}

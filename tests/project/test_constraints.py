@@ -8,8 +8,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, ONNX_AD
-from refgrad.conformance.findings.finding import ORT, REFERENCE, VERSIONS
+from refgrad.conformance.known.bugs.bug import ORT, REFERENCE, VERSIONS
+from refgrad.conformance.known.bugs.builders.bug import BUILDER_VERSIONS, ONNX_AD
 from refgrad.tables.torch_functions import RELEASE
 
 ROOT = Path(__file__).parents[2]

@@ -63,7 +63,7 @@ EXPECTED = {
         "learning_rate=LearningRateSGD(eta0=0.1, alpha=0.0001, power_t=0.25, learning_rate='invscaling'), "
         "value=0.03162277660168379, device='cpu', warm_start=False",
         "The loss falls: True",
-        "The bias is [-1.0], and -1.0 is due.",
+        "Expected a bias of -1.0, got [-1.0].",
         "The score is minus the mean error of the trained model: True",
         'weights_to_train="[\'I0_coeff..."',
         "momentum=0.9, nesterov=True)",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.interpreter
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
-PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "reports").rglob("*.md")))
 
 
 @pytest.fixture

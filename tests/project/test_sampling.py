@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the mechanism, with a package of one file."""
     made = tmp_path_factory.mktemp("sampled")
     (made / "tests" / "helpers").mkdir(parents=True)
-    (made / "refgrad").mkdir()
-    (made / "refgrad" / "rules.py").write_text("1\n")
+    (made / "backends").mkdir()
+    (made / "backends" / "kernel.py").write_text("1\n")
     for file in MECHANISM:
         (made / "tests" / file).write_text((ROOT / "tests" / file).read_text(encoding="utf-8"), encoding="utf-8")
     (made / "tests" / "test_it.py").write_text(FILE)

@@ -67,7 +67,7 @@ def test_what_is_sampled_is_listed():
     assert [one for one in found if f"`{one[0]}`" not in page and f"`{one[1]}`" not in page] == []
 
 
-@pytest.mark.parametrize("name", ["planted", "planted_structures", "jets", "locating", "locating_findings"])
+@pytest.mark.parametrize("name", ["planted", "planted_structures", "jets", "locating", "locating_known_bugs"])
 def test_what_plants_faults_is_not_sampled(name):
     [file] = TESTS.rglob(f"test_{name}.py")
     assert not re.search(r"mark\.matrix", file.read_text(encoding="utf-8"))

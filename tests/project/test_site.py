@@ -21,7 +21,7 @@ import refgrad
 from refgrad.conformance import Case
 from refgrad.escaping import markdown
 from refgrad.tables.operators import operators as every_operator
-from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.registry import CONTROL_FLOW_RULES, RULES
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -63,13 +63,13 @@ def site(modules):
 
 def test_every_operator_with_a_rule_has_a_page(modules):
     named = {one.operator for one in modules["operators"].with_pages()}
-    rules = {f"{domain}.{name}" if domain else name for domain, name in (*RULES, *STRUCTURES)}
+    rules = {f"{domain}.{name}" if domain else name for domain, name in (*RULES, *CONTROL_FLOW_RULES)}
     bodies = {one.operator for one in every_operator() if one.derivative == "function"}
     assert rules <= named
     assert named == rules | bodies
     index = modules["operators"].index((ROOT / "docs" / "operators.md").read_text())
     found = re.findall(r"^\| \[(\S+)\]\((\S+)\.md\) \|", index, re.MULTILINE)
-    assert {target for _, target in found} == named
+    assert {target for _, target in found} == {name for name in named if not name.startswith("my.")}  # of an example
     assert all(shown.replace("\u200b", "") == target for shown, target in found)
 
 
@@ -266,7 +266,7 @@ def test_the_check_of_a_built_site_notices(modules, tmp_path, page, fault):
 @pytest.mark.skipif("REFGRAD_SITE" not in os.environ, reason="`nox -s docs` builds the site and names its folder")
 def test_the_built_site_has_every_page_and_loads_nothing_from_elsewhere(modules):
     root = Path(os.environ["REFGRAD_SITE"])
-    found, count = modules["built"].faults(root, but=("scoreboard_page.html",))
+    found, count = modules["built"].faults(root)
     assert not found
     assert count > 10_000
     for one in modules["operators"].with_pages():
@@ -279,7 +279,6 @@ def test_a_warning_fails_the_build(modules, tmp_path):
     pytest.importorskip("furo")
     source = tmp_path / "source"
     (source / "_static").mkdir(parents=True)
-    (source / "_extra").mkdir()
     shutil.copy(FOLDER / "conf.py", source)
     shutil.copy(FOLDER / "site.css", source / "_static")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(source), str(tmp_path / "site")]

@@ -10,13 +10,13 @@ import pytest
 
 import refgrad
 from refgrad.backends import available, get_backend
-from refgrad.conformance.fuzzing.graphs.evaluation import tangent
-from refgrad.conformance.fuzzing.graphs.growing import Sample
-from refgrad.conformance.fuzzing.graphs.validity import invalid
-from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, judge
 from refgrad.conformance.oracles.analytic import STEP
+from refgrad.conformance.tools.fuzzing.graphs.evaluation import tangent
+from refgrad.conformance.tools.fuzzing.graphs.growing import Sample
+from refgrad.conformance.tools.fuzzing.graphs.validity import invalid
+from refgrad.conformance.tools.fuzzing.graphs.verdicts import FOREIGN, judge
 from refgrad.errors import InvalidModelError, NoGradientError
-from refgrad.protos.walk import names_of, subgraphs
+from refgrad.protos.traverse import names_of, subgraphs
 
 HEAD = '<ir_version: 10, opset_import: ["": 21, "my": 1]> '
 FUNCTION = ' <domain: "my", opset_import: ["": 21, "my": 1]> '

@@ -281,7 +281,7 @@ def test_the_gradient_equals_differences(name, dialect):
     cotangents = {"y": np.array([0.7, -1.3, 0.4])}
     expected = differences(opened, feeds | weights, cotangents, wrt)
     gradient = refgrad.gradient(model, wrt, dialect=dialect)
-    onnx.checker.check_model(refgrad.protos.walk.checkable(gradient))
+    onnx.checker.check_model(refgrad.protos.traverse.checkable(gradient))
     prepared = get_backend("numpy").prepare(gradient, precision="float64")
     inputs = {name: array for name, array in (feeds | weights).items() if name in {*feeds, *wrt}}
     found = prepared.run(inputs | {"y_grad": cotangents["y"]})

@@ -12,7 +12,7 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.oracles.central import directional
 from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.walk import every_node
+from refgrad.protos.traverse import every_node
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from onnx import parser
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.conformance.questions.feeds import random_feeds
+from refgrad.conformance.problems.feeds import random_feeds
 from refgrad.errors import RuleError
 from refgrad.worker import Worker
 

@@ -13,10 +13,11 @@ from onnx.backend.test.case.node import collect_testcases
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
-from refgrad.forward.completion import infer_completely
-from refgrad.forward.inference import infer
+from refgrad.model.inference.completion import infer_completely
+from refgrad.model.inference.infer import infer
+from refgrad.protos.traverse import attribute_value, versions_of
 from refgrad.protos.types import element_type
-from refgrad.protos.walk import attribute_value, versions_of
+from refgrad.tables import plugins
 from refgrad.tables.element_types import element_types
 from refgrad.tables.registry import BODY, RULES, ZERO
 
@@ -172,3 +173,14 @@ def test_a_product_of_unknown_rank_in_dialect_ort(what: str) -> None:
         got = get_backend("ort-cpu").prepare(made).run(feeds | {"t_grad": np.array(1.0)})
         for name, value in expected.items():
             np.testing.assert_allclose(got[name], value, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "expected"),
+    [("DequantizeWithOrder", {"to": 10}, 10), ("GemmFloat8", {"dtype": 10}, 10), ("GemmFloat8", {}, 1)],
+)
+def test_an_attribute_tells_the_type_of_an_operator_of_onnx_runtime(
+    op_type: str, attributes: dict[str, int], expected: int
+) -> None:
+    plugins.load()
+    assert element_types(op_type, "com.microsoft", 1, [3, 1], attributes, 1) == (expected,)

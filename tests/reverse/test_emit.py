@@ -132,7 +132,7 @@ def test_a_training_form_returns_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_training_form_needs_a_forward_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        refgrad.reverse.emit.Emitter, "full", lambda op, *_, **__: op.training_form("OnesTraining", ("saved",))
+        refgrad.builder.op.Emitter, "full", lambda op, *_, **__: op.training_form("OnesTraining", ("saved",))
     )
     with pytest.raises(RuleError, match=r"'cotangent' belongs to no forward node that could become OnesTraining"):
         refgrad.gradient(chain(), cotangent="ones")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from onnx import GraphProto, TensorProto, helper
+from onnx import GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
-from refgrad.reverse.emitted import AttributeSet, EmittedNode, NodeWriter, write
+from refgrad.builder.nodes import AttributeSet, EmittedNode, NodeBuilder, NodeWriter, constant_tensor, write
 
 pytestmark = pytest.mark.interpreter
 
@@ -34,3 +35,33 @@ def test_nodes_are_added_behind_those_that_are_there() -> None:
     graph = GraphProto(node=[helper.make_node("Exp", ["a"], ["b"], domain="")])
     NodeWriter(graph, {}).add(EmittedNode("Neg", "", ("b",), ("c",), AttributeSet({}, ()), "n", ("Exp", "e"), False))
     assert [node.op_type for node in graph.node] == ["Exp", "Neg"]
+
+
+def test_the_builder_gives_free_names() -> None:
+    builder = NodeBuilder({"x", "diff"})
+    assert builder.add("Neg", ["x"], "diff") == "diff_1"
+    assert builder.add_as("Neg", ["diff_1"], "y") == "y"
+    assert [(node.name, list(node.output)) for node in builder.take()] == [("diff_1", ["diff_1"]), ("y", ["y"])]
+    assert builder.take() == []
+    assert NodeBuilder({"x"}, start=2).fresh("x") == "x_2"
+
+
+def test_the_builder_adds_an_initializer_once() -> None:
+    builder = NodeBuilder(set())
+    one, half = (numpy_helper.from_array(np.full(1, number, np.float32)) for number in (1, 0.5))
+    assert [builder.initializer(tensor, "c") for tensor in (one, half, one)] == ["c", "c_1", "c"]
+    assert builder.initializer(constant_tensor(np.ones(1, np.float32)), "c") == "c_2"  # it is not a weight
+    graph = GraphProto()
+    builder.add("Neg", ["c"], "y")
+    builder.put_into(graph)
+    assert [tensor.name for tensor in graph.initializer] == ["c", "c_1", "c_2"]
+    assert [bool(tensor.metadata_props) for tensor in graph.initializer] == [False, False, True]
+
+
+def test_the_builder_writes_values_by_other_names_and_metadata() -> None:
+    builder = NodeBuilder(set())
+    builder.append("Split", ["x"], ["a", "b"], "halves", attributes={"num_outputs": 2, "axis": None})
+    [node] = builder.take({"x": "data", "b": "rest"}, metadata=[StringStringEntryProto(key="k", value="v")])
+    assert (list(node.input), list(node.output), node.name) == (["data"], ["a", "rest"], "halves")
+    assert [attribute.name for attribute in node.attribute] == ["num_outputs"]
+    assert [(entry.key, entry.value) for entry in node.metadata_props] == [("k", "v")]

@@ -17,7 +17,7 @@ from onnx import FunctionProto, ModelProto, helper, parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.errors import InvalidModelError, NoGradientError, RuleError
-from refgrad.protos.inlining import inline_functions
+from refgrad.model.inlining.inline import inline_functions
 from refgrad.tables.registry import RULES
 
 pytestmark = pytest.mark.interpreter

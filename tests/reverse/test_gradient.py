@@ -16,11 +16,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
+from refgrad.derivatives import ortbuilder
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
-from refgrad.protos.walk import tensors_without_initializers
-from refgrad.reverse.gradient import QUANTIZATION, of_any_rank
+from refgrad.protos.traverse import tensors_without_initializers
+from refgrad.reverse.ranks import of_any_rank
+from refgrad.tables.conventions import QUANTIZATION
 from refgrad.tables.dialects import DIALECTS
-from refgrad.transforms import ortbuilder
 
 X = np.array([[0.5, -1.25, 2.25], [1.5, 0.75, -0.5]], np.float32)
 W = np.array([[1.0, -0.5], [0.25, 2.0], [-1.5, 0.125]], np.float32)

@@ -17,7 +17,7 @@ import refgrad
 from refgrad import recipes
 from refgrad.backends import get_backend
 from refgrad.cli import main
-from refgrad.conformance.judging.check import check
+from refgrad.conformance.judge.check import check
 from refgrad.errors import ModelWarning
 from refgrad.training import SGD, step_model
 
@@ -91,6 +91,11 @@ LEAKS: dict[str, tuple[ModelProto, tuple[str, ...], str, bool]] = {
               "  d = Div(p, s)  r = Round(d)  y = Mul(r, s)",
               "float[2,3,4,4] x, float[3,3,1,1] v", "float[2,3,1,1] y", K),
         ("x", "v"), "Round", False,
+    ),
+    "a scale as a filter": (
+        model("a = Abs(x)  m = ReduceMax(a)  d = Div(x, m)  r = Round(d)  y = DeformConv(r, m, o)",
+              "float[1,1,4,4] x, float[1,2,4,4] o", "float[1,1,4,4] y"),
+        ("x",), "Round", False,
     ),
 }  # fmt: skip
 

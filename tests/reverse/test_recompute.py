@@ -17,7 +17,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import BackendError, OptionError, UnknownNameError
-from refgrad.forward.normalise import normalise
+from refgrad.model.normalise import normalise
 from refgrad.reverse import recompute as repetition
 from refgrad.reverse.recompute import segments
 

@@ -11,8 +11,8 @@ from onnx import TensorProto
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError
-from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.rules.control_flow import If
 from refgrad.tables.registry import RULES, rule
 
@@ -35,9 +35,9 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, operator: str, function: Callable
 
 
 RETURNED = {
-    "None": (None, "returned None for node 'times'; one each is due for A, B: return a tuple of 2"),
-    "one name": ("c", "returned the name 'c' for node 'times'; one each is due for A, B"),
-    "a list": (["c", "c"], "returned a list of 2 for node 'times'; one each is due for A, B"),
+    "None": (None, "returned None for node 'times'; expected one each for A, B: return a tuple of 2"),
+    "one name": ("c", "returned the name 'c' for node 'times'; expected one each for A, B"),
+    "a list": (["c", "c"], "returned a list of 2 for node 'times'; expected one each for A, B"),
     "three": (("c", "c", "c"), "returned 3 adjoints for node 'times'"),
     "a number": (
         ("c", 2.0),
@@ -104,18 +104,18 @@ STRUCTURED = {
 
 
 @pytest.mark.parametrize("which", STRUCTURED)
-def test_what_a_structure_must_not_return_is_said(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_control_flow_rule_must_not_return_is_said(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result, message = STRUCTURED[which]
-    monkeypatch.setattr(If, "differentiate", lambda self, op, passage, cotangents: result)
+    monkeypatch.setattr(If, "differentiate", lambda self, op, route, cotangents: result)
     with pytest.raises(RuleError) as caught:
         refgrad.gradient(onnx.parser.parse_model(BRANCH), wrt=["a", "b"])
-    assert str(caught.value).startswith("The structure If returned")
+    assert str(caught.value).startswith("The control-flow rule If returned")
     assert message in str(caught.value)
 
 
-def test_a_structure_may_return_pairs_in_any_order_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_flow_rule_may_return_pairs_in_any_order_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"b": None, "a": "y_grad", "c": None}
-    monkeypatch.setattr(If, "differentiate", lambda self, op, passage, cotangents: given.items())
+    monkeypatch.setattr(If, "differentiate", lambda self, op, route, cotangents: given.items())
     made = refgrad.gradient(onnx.parser.parse_model(BRANCH), wrt=["a", "b"])
     read = {node.output[0]: (node.op_type, node.input[0]) for node in made.graph.node}
     assert read["a_grad"] == ("Identity", "y_grad")

@@ -278,8 +278,8 @@ UNNAMED = "(float[N] x) => (float[N] y) <float zero = {0}> { c = Greater(x, zero
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nan_runs_the_cure(backend: str) -> None:
     found = nonfinite(model(UNNAMED), {"x": np.array([0, -1, 4], np.float32)}, executor=backend)
-    [born] = [birth for birth in found.births if birth.kind == "a dead branch"]
-    assert "strong_zero=True" in born.remedy
+    [root] = [origin for origin in found.origins if origin.kind == "a dead branch"]
+    assert "strong_zero=True" in root.remedy
     assert (
         "Run with it, 2 elements that were not finite are finite in x_grad, and the others are the same." in found.cure
     )

@@ -248,9 +248,14 @@ def test_probabilities_are_no_logits(maker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "last", ["y = Identity(logits)", "b = Constant <value_floats = [1.0, 2.0]> ()  y = Add(logits, b)"]
+    ("last", "maker"),
+    [
+        ("y = Identity(logits)", "MatMul"),
+        ("b = Constant <value_floats = [1.0, 2.0]> ()  y = Add(logits, b)", "MatMul"),
+        ('y = Einsum <equation = "ni,nj->ni"> (logits, logits)', "Einsum"),
+    ],
 )
-def test_logits_are_no_probabilities(last: str) -> None:
+def test_logits_are_no_probabilities(last: str, maker: str) -> None:
     model = _classifier(last)
     for ask, loss in (
         (lambda: step_model(model, "log_loss"), "log_loss"),
@@ -260,7 +265,7 @@ def test_logits_are_no_probabilities(last: str) -> None:
     ):
         said = _said(ask)
         assert len(said) == 1
-        assert said[0].startswith(f"The loss {loss} compares probabilities, and 'y' is made by MatMul")
+        assert said[0].startswith(f"The loss {loss} compares probabilities, and 'y' is made by {maker}")
 
 
 def test_the_log_loss_of_a_recipe_is_that_of_the_logits() -> None:

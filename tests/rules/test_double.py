@@ -13,12 +13,12 @@ import pytest
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.running.sources import select, tables
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.oracles.differences import direction_at
-from refgrad.conformance.questions.evidence import Built, Directional
-from refgrad.conformance.questions.point import rms, with_defaults
-from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.running.sources import select, tables
+from refgrad.conformance.problems.observation import Built, Directional
+from refgrad.conformance.problems.point import rms, with_defaults
+from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.errors import RefgradError
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -55,16 +55,16 @@ def extrapolated(function: Callable[[float], float], step: float) -> tuple[float
     return best
 
 
-def by_differences(question: Question, name: str) -> Iterable[tuple[np.ndarray, float]]:
+def by_differences(problem: Problem, name: str) -> Iterable[tuple[np.ndarray, float]]:
     """A direction and the derivative along it, of the model in the types that it declares; nothing where none settles."""
-    forward = get_backend("numpy").prepare(with_defaults(question.model, question.wrt))
-    u = direction_at(question.at[name], np.random.default_rng(5))
-    u = np.where(question.kinked.get(name, False), 0, u)
-    at = {**question.feeds, **{n: question.at[n] for n in question.wrt if n not in question.feeds}}
+    forward = get_backend("numpy").prepare(with_defaults(problem.model, problem.wrt))
+    u = direction_at(problem.at[name], np.random.default_rng(5))
+    u = np.where(problem.kinked.get(name, False), 0, u)
+    at = {**problem.feeds, **{n: problem.at[n] for n in problem.wrt if n not in problem.feeds}}
 
     def terms(t: float) -> np.ndarray:
-        results = forward.run({**at, name: question.at[name] + t * u}, list(question.cotangents))
-        found = [np.where(v == 0, 0, v * results[n]).ravel() for n, v in question.wide_cotangents.items()]
+        results = forward.run({**at, name: problem.at[name] + t * u}, list(problem.cotangents))
+        found = [np.where(v == 0, 0, v * results[n]).ravel() for n, v in problem.wide_cotangents.items()]
         return np.concatenate(found)
 
     def along(t: float) -> float:
@@ -90,13 +90,13 @@ def apart(gradient: np.ndarray, u: np.ndarray, value: float) -> float:
 
 def off(case: Case) -> list[str]:
     """The gradients of a case in double that neither complex steps nor differences confirm, though one of them speaks."""
-    question = ask(case, 0)
-    built = Built.of(refgrad.gradient(question.model, question.wrt, list(question.cotangents)))
-    results = get_backend("numpy").prepare(built.model).run(built.feeds(question.feeds, question.cotangents))
-    told = [said for said in get_oracle("complex-step").testify(question) if isinstance(said, Directional)]
+    problem = ask(case, 0)
+    built = Built.of(refgrad.gradient(problem.model, problem.wrt, list(problem.cotangents)))
+    results = get_backend("numpy").prepare(built.model).run(built.feeds(problem.feeds, problem.cotangents))
+    told = [said for said in get_oracle("complex-step").observe(problem) if isinstance(said, Directional)]
     wrong = []
     for name, gradient in built.named(results).items():
-        if gradient.dtype != np.float64 or any(v.dtype != np.float64 for v in question.cotangents.values()):
+        if gradient.dtype != np.float64 or any(v.dtype != np.float64 for v in problem.cotangents.values()):
             continue
         if not np.all(np.isfinite(gradient)):
             continue
@@ -107,7 +107,7 @@ def off(case: Case) -> list[str]:
         ]
         if errors and max(errors) <= CLOSE:
             continue
-        errors = [apart(gradient, *found) for found in by_differences(question, name)]
+        errors = [apart(gradient, *found) for found in by_differences(problem, name)]
         if errors and max(errors) > CLOSE:
             wrong.append(f"{name} is off by {max(errors):.2g}")
     return wrong
@@ -144,12 +144,10 @@ def test_every_gradient_is_exact_in_double():
 def test_side_outputs_have_exact_gradients_in_double():
     """Mean and InvStdDev are read by others too: their share of the gradient comes from the same statistics."""
     case = next(case for case in of("LayerNormalization") if len(case.node.output) > 2)
-    question = ask(case, 0)
-    built = Built.of(refgrad.gradient(question.model, question.wrt, list(question.cotangents)))
-    results = built.named(
-        get_backend("numpy").prepare(built.model).run(built.feeds(question.feeds, question.cotangents))
-    )
-    told = [said for said in get_oracle("complex-step").testify(question) if isinstance(said, Directional)]
+    problem = ask(case, 0)
+    built = Built.of(refgrad.gradient(problem.model, problem.wrt, list(problem.cotangents)))
+    results = built.named(get_backend("numpy").prepare(built.model).run(built.feeds(problem.feeds, problem.cotangents)))
+    told = [said for said in get_oracle("complex-step").observe(problem) if isinstance(said, Directional)]
     assert told
     for said in told:
         assert apart(results[said.name], said.direction, said.value) <= CLOSE

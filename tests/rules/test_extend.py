@@ -1,7 +1,7 @@
 """A whole operator from outside: no schema, one module, and everything that refgrad says of an operator holds for it."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import onnx
@@ -13,12 +13,26 @@ from refgrad.backends import get_backend
 from refgrad.conformance import check, node_case, select, strategies, tables
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.oracles.complex_step import Tangent
-from refgrad.conformance.questions.evidence import Silent
-from refgrad.conformance.questions.question import ask
-from refgrad.errors import InvalidModelError, NoGradientError, PluginError, RuleError
-from refgrad.extend import case, forward, kernel, no_derivative, rule, strategy, zero
+from refgrad.conformance.problems.observation import NotApplicable
+from refgrad.conformance.problems.problem import ask
+from refgrad.errors import BackendError, InvalidModelError, NoGradientError, PluginError, RuleError
+from refgrad.extend import (
+    Arguments,
+    UnsupportedFormError,
+    body,
+    case,
+    forward,
+    kernel,
+    kernel_of_body,
+    no_derivative,
+    rule,
+    strategy,
+    zero,
+)
 from refgrad.protos.types import FLOATS
 from refgrad.show.explain import explain
+from refgrad.tables import definitions
+from refgrad.tables.definitions import Ints
 from refgrad.tables.operators import operators
 
 pytestmark = pytest.mark.interpreter
@@ -141,13 +155,13 @@ def test_the_suite_has_its_cases_and_draws_others() -> None:
 
 def test_its_forward_is_a_witness() -> None:
     define()
-    question = ask(node_case("SquaredHinge", SCORES, LABELS, domain="my.domain", opset=1), 0)
-    moved = Tangent(question).along({"scores": np.ones_like(SCORES, np.float64)})
+    problem = ask(node_case("SquaredHinge", SCORES, LABELS, domain="my.domain", opset=1), 0)
+    moved = Tangent(problem).along({"scores": np.ones_like(SCORES, np.float64)})
     gap = np.maximum(0, 1 - LABELS.astype(np.float64) * SCORES)
     np.testing.assert_allclose(next(iter(moved.values())).reshape(4, 3), -2 * LABELS * gap, rtol=1e-12)
-    evidence = get_oracle("reference").testify(question)
-    assert evidence
-    assert not any(isinstance(one, Silent) for one in evidence)
+    observations = get_oracle("reference").observe(problem)
+    assert observations
+    assert not any(isinstance(one, NotApplicable) for one in observations)
 
 
 MISFITS = {
@@ -392,3 +406,67 @@ def test_a_rule_without_the_name_of_its_operator_is_refused() -> None:
         @rule
         def square(op: Any, d_y: str, x: str) -> Any:
             return op.Mul(op.Mul(x, 2.0), d_y)
+
+
+def test_a_body_is_a_schema_a_derivative_and_what_lower_writes() -> None:
+    @body("Cube", "y", domain="my.domain")
+    def cube(op: Any, x: str, *, scale: float = 1.0) -> Any:
+        """scale·x³"""
+        return op.Mul(op.Mul(op.Mul(x, x), x), scale)
+
+    kernel("Cube", domain="my.domain")(lambda x, *, scale=1.0: scale * x**3)
+    cubed = model("a = my.domain.Cube <scale = 2.0> (x) y = ReduceSum <keepdims = 0> (a)")
+    assert explain("my.domain.Cube").text == "through its function body: scale·x³"
+    assert check(cubed, backends=["numpy"]).ok
+    assert {node.op_type for node in refgrad.lower(cubed).graph.node} == {"Constant", "Mul", "ReduceSum"}
+
+
+def test_annotations_are_read_as_types() -> None:
+    @body("Marked", "y", domain="my.domain")
+    def marked(op: Any, x: str, mask: Optional[str], *, axes: Optional[list[int]] = None, how: "Ints") -> Any:  # noqa: UP045
+        """x"""
+        return op.Identity(x)
+
+    schema = definitions.DEFINITIONS["my.domain", "Marked"].schema
+    options = onnx.defs.OpSchema.FormalParameterOption
+    assert [p.option for p in schema.inputs] == [options.Single, options.Optional]
+    kinds = {name: attribute.type for name, attribute in schema.attributes.items()}
+    assert kinds == dict.fromkeys(("axes", "how"), onnx.defs.OpSchema.AttrType.INTS)
+    assert [name for name, attribute in schema.attributes.items() if attribute.required] == ["how"]
+
+
+def test_an_attribute_of_no_known_kind_is_refused() -> None:
+    with pytest.raises(
+        RuleError, match=r"body of my\.domain\.Marked does not say of which kind the attribute 'how' is"
+    ):
+
+        @body("Marked", "y", domain="my.domain")
+        def marked(op: Any, x: str, *, how: dict[str, int]) -> Any:
+            """x"""
+            return op.Identity(x)
+
+
+def test_a_kernel_of_a_body_shares_its_signature_and_its_check() -> None:
+    def check_factor(shapes: Any, args: Arguments) -> None:
+        if shapes.shape(args.factor) not in (None, ()):
+            raise UnsupportedFormError(f"its input factor has the shape {list(shapes.shape(args.factor))}; it is []")
+
+    @body("Scaled", "y", check=check_factor, domain="my.domain")
+    def scaled(op: Any, x: str, factor: str, shift: str | None = None, *, times: float = 2.0) -> Any:
+        """times·factor·x"""
+        return op.Mul(op.Mul(x, factor), times)
+
+    @kernel_of_body("Scaled", domain="my.domain")
+    def scaled_in_numpy(args: Arguments) -> np.ndarray:
+        assert args.shift is None
+        return np.asarray(args.times * args.factor * args.x, args.x.dtype)
+
+    text = "f = Constant <value = float {3}> () a = my.domain.Scaled (x, f) y = ReduceSum <keepdims = 0> (a)"
+    assert check(model(text), backends=["numpy"]).ok
+    wrong = model(text.replace("float {3}", "float[2] {3, 3}"))
+    with pytest.raises(NoGradientError, match=r"its input factor has the shape \[2\]; it is \[\]"):
+        refgrad.gradient(wrong)
+    with pytest.raises(BackendError, match=r"its input factor has the shape \[2\]; it is \[\]"):
+        get_backend("numpy").prepare(wrong).run({"x": SCORES, "t": SCORES, "c": np.array(True)})
+    with pytest.raises(RuleError, match=r"my\.domain\.Unheard has no body: use @kernel"):
+        kernel_of_body("Unheard", domain="my.domain")(scaled_in_numpy)

@@ -13,11 +13,11 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.kinks import at
-from refgrad.conformance.findings.finding import TRAINING, VERSIONS
+from refgrad.conformance.known.bugs.bug import TRAINING, VERSIONS
+from refgrad.derivatives import ortbuilder
 from refgrad.tables.kinks import CONVENTIONS, KINKS, KinkRow, Point
 from refgrad.tables.missing import MISSING
 from refgrad.tables.torch_functions import ASKED, FOLLOWED, RELEASE, exported_function
-from refgrad.transforms import ortbuilder
 
 
 def case(kink: KinkRow, dtype: type = np.float64) -> Case:

@@ -22,7 +22,7 @@ def test_every_operator_is_classified(key: tuple[str, str]) -> None:
     found = classify(*key)
     assert found.derivative in ("rule", "function", "zero", "none")
     assert found.text
-    tables = (registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE, registry.BODY)
+    tables = (registry.RULES, registry.CONTROL_FLOW_RULES, registry.ZERO, registry.NO_DERIVATIVE, registry.BODY)
     assert sum(key in table for table in tables) == 1
 
 

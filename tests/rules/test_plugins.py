@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from importlib import metadata
@@ -13,7 +14,9 @@ import pytest
 from registering import forgetting
 
 import refgrad
+from refgrad import checkout
 from refgrad.cli import main
+from refgrad.conformance import tables
 from refgrad.errors import OptionError, PluginError
 from refgrad.tables import plugins
 from refgrad.tables.registry import RULES
@@ -276,3 +279,55 @@ def test_a_module_that_is_found_and_fails_is_to_be_mended(text, advice, tmp_path
     said = capsys.readouterr().err
     assert f"The module was found: {advice.format(file=tmp_path / f'{name}.py')}" in said
     assert "Give the name of an installed module" not in said
+
+
+FRESH = {
+    "threads that read a model and import what plug-ins import": """
+import importlib, threading
+import onnx.parser, refgrad
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+    m (float[N] x) => (float[N] y) { y = com.microsoft.Gelu(x) }''')
+threads = [threading.Thread(target=refgrad.gradient, args=(model,)) for _ in range(3)]
+modules = ("refgrad.extend", "refgrad.microsoft") * 2
+threads += [threading.Thread(target=importlib.import_module, args=(module,)) for module in modules]
+for thread in reversed(threads):
+    thread.start()
+for thread in threads:
+    thread.join()
+""",
+    "a case that another process made": """
+import pickle, sys
+case = pickle.loads(bytes.fromhex(sys.argv[1]))
+assert case.model.graph.node[-1].op_type == "Gelu"
+""",
+}
+
+
+@pytest.mark.parametrize("what", FRESH)
+def test_the_own_plug_ins_are_there_in_a_fresh_process(what: str) -> None:
+    case = next(case for case in tables(["com.microsoft.Gelu"]) if case.operator == "com.microsoft.Gelu")
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH[what], pickle.dumps(case).hex()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_copy_without_metadata_has_the_plug_ins_that_it_contains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "project_file", lambda: None)
+    monkeypatch.setattr(plugins, "_entry_points", tuple)
+    assert plugins.own() == ["refgrad.microsoft"]
+
+
+@pytest.mark.parametrize("text", ["[tool.ruff]\n", '[project]\nname = "app"\n', None])
+def test_the_project_file_of_another_project_is_not_read(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backends").mkdir()
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(checkout, "_ROOT", tmp_path)
+    assert checkout.project_file() is None

@@ -13,9 +13,9 @@ from refgrad.backends.numpy.registry import find, kernel
 from refgrad.conformance.case import node_case
 from refgrad.errors import RuleError
 from refgrad.extend import lowering, rule
-from refgrad.microsoft.forms import FORMS, form
+from refgrad.rewrites.forms import FORMS, form
 from refgrad.tables import registry
-from refgrad.tables.definitions import DEFINITIONS, operator
+from refgrad.tables.definitions import DEFINITIONS, body
 from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.primitives import PRIMITIVES
 from refgrad.tables.schemas import DECLARED
@@ -55,7 +55,7 @@ def test_a_rule_that_returns_too_few_or_too_many_adjoints_is_named(result):
         return result
 
     case = node_case("Mul", np.ones(2, np.float32), np.ones(2, np.float32))
-    said = r"rule for Mul returned (. adjoints|the name 'a') for node 'node'; one each is due for A, B"
+    said = r"rule for Mul returned (. adjoints|the name 'a') for node 'node'; expected one each for A, B"
     with pytest.raises(RuleError, match=said):
         refgrad.gradient(case.model)
 
@@ -112,14 +112,14 @@ def test_every_rule_says_its_formula_and_binds_in_every_opset(key):
 
 
 def test_no_operator_has_two_verdicts():
-    tables = (registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE)
+    tables = (registry.RULES, registry.CONTROL_FLOW_RULES, registry.ZERO, registry.NO_DERIVATIVE)
     for one, other in itertools.combinations(tables, 2):
         assert not set(one) & set(other)
 
 
-@pytest.mark.parametrize("key", sorted(registry.STRUCTURES), ids=lambda key: ".".join(filter(None, key)))
-def test_every_structure_says_its_formula(key):
-    assert registry.STRUCTURES[key].formula().splitlines()[0]
+@pytest.mark.parametrize("key", sorted(registry.CONTROL_FLOW_RULES), ids=lambda key: ".".join(filter(None, key)))
+def test_every_control_flow_rule_says_its_formula(key):
+    assert registry.CONTROL_FLOW_RULES[key].formula().splitlines()[0]
 
 
 def test_a_rule_for_a_custom_operator_differentiates_it():
@@ -170,16 +170,16 @@ def _nothing(*parameters: str):
 TWICE = {
     "rule": (lambda **o: rule("Mul", **o), ("op", "d_C")),
     "lowering": (lambda **o: lowering("ReluGrad", **o), ("op", "dY", "Y")),
-    "structure": (lambda **o: registry.structure("Loop", **o), None),
+    "control-flow rule": (lambda **o: registry.control_flow_rule("Loop", **o), None),
     "kernel": (lambda **o: kernel("Softsign", **o), ("x",)),
     "form": (lambda **o: form("ReluGrad", results="dX", **o), ("op", "dY", "Y")),
-    "function body": (lambda **o: operator("FastGelu", "Y", **o), ("op", "X")),
+    "function body": (lambda **o: body("FastGelu", "Y", domain="com.microsoft", **o), ("op", "X")),
 }
 
 
 @pytest.fixture
 def _tables(monkeypatch):
-    for table in (registry.STRUCTURES, DIALECTS["onnx"].lowerings, FORMS, DEFINITIONS, DECLARED):
+    for table in (registry.CONTROL_FLOW_RULES, registry.BODY, DIALECTS["onnx"].lowerings, FORMS, DEFINITIONS, DECLARED):
         for key, value in list(table.items()):
             monkeypatch.setitem(table, key, value)
     kernels = registry_of_kernels._kernels
@@ -191,10 +191,14 @@ def _tables(monkeypatch):
 @pytest.mark.parametrize("kind", TWICE)
 def test_a_second_registration_names_both_places(kind):
     register, parameters = TWICE[kind]
-    second = _nothing(*parameters) if parameters else type("Planted", (registry.Structure,), {"__module__": __name__})
+    second = (
+        _nothing(*parameters) if parameters else type("Planted", (registry.ControlFlowRule,), {"__module__": __name__})
+    )
     with pytest.raises(RuleError, match=f"{kind} " if kind != "function body" else kind) as caught:
         register()(second)
-    assert re.search(BOTH if parameters else r"has a structure already: refgrad\..*replace=True", str(caught.value))
+    assert re.search(
+        BOTH if parameters else r"has a control-flow rule already: refgrad\..*replace=True", str(caught.value)
+    )
     register(replace=True)(second)
 
 

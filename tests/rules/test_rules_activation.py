@@ -9,8 +9,8 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.activation import cases
+from refgrad.derivatives import ortbuilder
 from refgrad.tables.dialects import DIALECTS
-from refgrad.transforms import ortbuilder
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -9,8 +9,8 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import cases
+from refgrad.derivatives import ortbuilder
 from refgrad.tables.dialects import DIALECTS
-from refgrad.transforms import ortbuilder
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.attention import RECURRENCES, attention, cases, numbers, recurrence
+from refgrad.derivatives import ortbuilder
 from refgrad.tables.dialects import DIALECTS
-from refgrad.transforms import ortbuilder
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from checking import assert_gradient
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.reduction import cases
-from refgrad.transforms import ortbuilder
+from refgrad.derivatives import ortbuilder
 
 CASES = list(cases())
 

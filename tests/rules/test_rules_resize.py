@@ -15,7 +15,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.resize import COORDINATES, FILTERS, cases, moved
-from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.problems.feeds import widened
 from refgrad.errors import BackendError
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ def test_every_operator_has_one_kind():
 
 def test_a_group_of_names_is_a_kind_or_a_trait():
     groups = {name: found for name, found in vars(traits).items() if isinstance(found, frozenset)}
-    cutting = {"BOOLEAN", "COUNTING", "ELEMENTWISE", "MOVING", "OF_SIZES"}
+    cutting = {"BOOLEAN", "COUNTING", "ELEMENTWISE", "MOVING", "OF_SIZES", "SEQUENCES", "SUMS"}
     assert {name for name, found in groups.items() if found not in traits.KINDS} == cutting
     assert all(found <= OPERATORS.keys() for found in groups.values())
 
@@ -36,6 +36,15 @@ def test_the_type_of_a_result_is_that_of_the_schema(names, kind):
             found.add(name)
     others = {"NonMaxSuppression"} if kind == "tensor(int64)" else {"RegexFullMatch"}
     assert names == found - others  # no gradient reads what these make
+
+
+def test_sequences_are_those_of_the_schema():
+    of_sequences = {
+        name
+        for name, schema in OPERATORS.items()
+        if schema.outputs and all(text.startswith("seq(") for text in schema.outputs[0].types)
+    }
+    assert of_sequences == traits.SEQUENCES
 
 
 def test_a_step_has_a_row_for_its_jumps():

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases.quantization import rounded
-from refgrad.conformance.judging.check import AGREED, DISAGREED, FAILED, check
+from refgrad.conformance.judge.check import AGREED, DISAGREED, FAILED, check
 from refgrad.protos.domains import NCHWC
 from refgrad.tables.registry import BODY, RULES
 from refgrad.tables.schemas import find_schema

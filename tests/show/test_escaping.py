@@ -183,7 +183,7 @@ def test_a_path_is_no_option() -> None:
 def test_the_pages_replace_the_same_characters() -> None:
     """Their scripts show names. What Python calls printable, and JavaScript's \\p{C}, differ in spaces alone."""
     odd = re.compile(r"const ODD = /\[\\p\{C\}\\p\{Zl\}\\p\{Zp\}(.*)\]/gu;")
-    for file in ("refgrad/walks/page.js", "conformance/reporting/page.html"):
+    for file in ("refgrad/walks/page.js", "conformance/reports/page.html"):
         [found] = odd.findall((ROOT / file).read_text(encoding="utf-8"))
         written = re.sub(r"\\u\{([0-9a-f]+)\}|\\u([0-9a-f]{4})", lambda m: chr(int(m[1] or m[2], 16)), found)
         assert f"[{written}]" == escaping._UNSEEN.pattern, file

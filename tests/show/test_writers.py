@@ -28,13 +28,13 @@ from rich.console import Console
 import refgrad
 from refgrad.cli import main
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.check import check as checked
+from refgrad.conformance.judge.check import check as checked
+from refgrad.conformance.judge.nan.nonfinite import nonfinite
+from refgrad.conformance.judge.running.results import About, Results
+from refgrad.conformance.judge.running.sources import select
 from refgrad.conformance.locating import reducing, scripts
 from refgrad.conformance.locating.comparing import compare as compared
-from refgrad.conformance.reporting import checks, comparisons, html, junit, markdown, terminal
-from refgrad.conformance.running.results import About, Results
-from refgrad.conformance.running.sources import select
-from refgrad.conformance.tracing.nonfinite import nonfinite
+from refgrad.conformance.reports import checks, comparisons, html, junit, markdown, terminal
 from refgrad.escaping import printable
 from refgrad.training.step import step_model
 from refgrad.walks import text as walk_text
@@ -201,8 +201,8 @@ def test_where_nan_is_born(both: tuple[Say, Say]) -> None:
         model = plain_model(say)
         model.graph.node[1].op_type = "Log"
         found = nonfinite(model, {say("x"): -FEEDS})
-        assert found.births
-        return {"births": (console_text(lambda c: comparisons.show_births(found, c, True)), hostile.of_lines)}
+        assert found.origins
+        return {"births": (console_text(lambda c: comparisons.show_origins(found, c, True)), hostile.of_lines)}
 
     assert_only_texts_differ(*map(written, both))
 

@@ -31,23 +31,23 @@ WRITERS: dict[str, tuple[str, ...] | str] = {
     "refgrad/teaching/answers.py": "what an answer prints, which is kept",
     "refgrad/teaching/skeletons.py": "text of refgrad",
     "refgrad/training/estimators.py": "numbers",
-    "refgrad/training/notebook.py": "numbers",
-    "refgrad/transforms/derivative.py": ("printable",),
+    "refgrad/compat/training/notebook.py": "numbers",
+    "refgrad/compat/derivative.py": ("printable",),
     "refgrad/walks/page.py": ("csv_cell",),
     "refgrad/walks/text.py": ("printable",),
-    "conformance/exporting/export.py": ("is_printable", "json_text"),
-    "conformance/exporting/pytest_plugin.py": ("printable",),
-    "conformance/exporting/runners/run.py": "JSON of ASCII",
-    "conformance/fuzzing/__main__.py": "ASCII",
-    "conformance/fuzzing/journey.py": "a file of the system",
-    "conformance/fuzzing/reader.py": "paths of the developer",
-    "conformance/jets/__main__.py": "operators of refgrad",
+    "conformance/tools/exporting/export.py": ("is_printable", "json_text"),
+    "conformance/tools/exporting/pytest_plugin.py": ("printable",),
+    "conformance/tools/exporting/runners/run.py": "JSON of ASCII",
+    "conformance/tools/fuzzing/__main__.py": "ASCII",
+    "conformance/tools/fuzzing/journey.py": "a file of the system",
+    "conformance/tools/fuzzing/reader.py": "paths of the developer",
+    "conformance/tools/jets/__main__.py": "operators of refgrad",
     "conformance/locating/reducing.py": ("code", "markdown"),
-    "conformance/reporting/__init__.py": "what the modules beside it return",
-    "conformance/reporting/checks.py": ("printable",),
-    "conformance/reporting/comparisons.py": ("html", "printable"),
-    "conformance/reporting/terminal.py": ("printable", "shell_line"),
-    "conformance/running/results.py": ("json_text",),
+    "conformance/reports/__init__.py": "what the modules beside it return",
+    "conformance/reports/checks.py": ("printable",),
+    "conformance/reports/comparisons.py": ("html", "printable"),
+    "conformance/reports/terminal.py": ("printable", "shell_line"),
+    "conformance/judge/running/results.py": ("json_text",),
 }
 _PRINTING = re.compile(
     r"(^|\.)(print|write_text|writerows?|writelines|set_title|add_task|track|echo|secho)$"
@@ -62,10 +62,11 @@ MARKUP = {
     "refgrad/markup.py": {"_TABLE", "style", "tag"},
     "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "box.kind", "full", "style", "more",
                             "text", "x"},
-    "conformance/reporting/comparisons.py": {
-        "_STYLE", "verdict", "found.seed", "''.join(parts)", "head", "rows", "name", "title", "y", "fill", "y + 21", "path",
-        "label", "size", "''.join(lines)", "''.join(boxes)", "'ok' if tensor.ok else 'bad'",
-        "''.join((f'<td>{html(cell)}</td>' for cell in cells))",
+    "conformance/reports/comparisons.py": {
+        "_STYLE", "verdict", "''.join(parts)", "head", "rows", "name", "title", "y", "fill", "y + 21", "path",
+        "comparison.seed", "label", "size", "''.join(lines)", "''.join(boxes)", "'ok' if tensor.ok else 'bad'",
+        "''.join((f'<td>{html(cell)}</td>' for cell in cells))", "''.join(pictures)", "''.join(cells)", "side", "drawn",
+        "items", "width", "height", "cell", "x * cell", "y * cell",
     },
 }  # fmt: skip
 _MARKUP = re.compile(
@@ -75,25 +76,25 @@ _MARKUP = re.compile(
 # Templates that are filled in, and with what.
 FILLED = {
     "refgrad/markup.py": "_CELL: an alignment and a colour",
-    "refgrad/training/sgd_learning_loss.py": "_PREDICTION: a number",
+    "refgrad/compat/training/sgd_learning_loss.py": "_PREDICTION: a number",
     "refgrad/cli/numbers.py": "the start of an error: a number",
-    "conformance/exporting/export.py": "{tests}: a number",
-    "conformance/reporting/html.py": "{{data}}: base64, {{faults}}: escaped; both are filled in at once",
+    "conformance/tools/exporting/export.py": "{tests}: a number",
+    "conformance/reports/html.py": "{{data}}: base64, {{faults}}: escaped; both are filled in at once",
     "refgrad/walks/page.py": "{{data}}: base64, and text of refgrad; all filled in at once",
 }
 # Text that is run, or parsed as a model.
 RUN = {
     "refgrad/teaching/answers.py": "an answer, which is a program",
-    "refgrad/protos/native.py": "the parser, for the modules below and for .onnxtxt files",
+    "refgrad/model/native.py": "the parser, for the modules below and for .onnxtxt files",
     "refgrad/show/demo.py": "text of refgrad",
-    "refgrad/training/sgd_learning_loss.py": "text of refgrad and a number",
-    "refgrad/training/sgd_learning_rate.py": "text of refgrad",
+    "refgrad/compat/training/sgd_learning_loss.py": "text of refgrad and a number",
+    "refgrad/compat/training/sgd_learning_rate.py": "text of refgrad",
     "conformance/cases/attention.py": "text of refgrad",
     "conformance/cases/control_flow.py": "text of refgrad",
-    "conformance/findings/reading.py": "records of refgrad",
-    "conformance/fuzzing/bases.py": "text of refgrad",
-    "conformance/fuzzing/commands.py": "text of refgrad",
-    "conformance/fuzzing/files/readers.py": "text of refgrad",
+    "conformance/known/bugs/reading.py": "records of refgrad",
+    "conformance/tools/fuzzing/bases.py": "text of refgrad",
+    "conformance/tools/fuzzing/commands.py": "text of refgrad",
+    "conformance/tools/fuzzing/files/readers.py": "text of refgrad",
     "conformance/strategies/attention.py": "text of refgrad",
 }
 # Commands that are printed, and what stands in them besides words of refgrad. Each word is quoted for a shell.
@@ -104,8 +105,8 @@ COMMANDS = {
     ("refgrad/teaching/judging.py", "number"),
     ("refgrad/teaching/judging.py", "target"),  # of shell_path
     # of shlex.quote, and of shell_line where it is shown
-    ("conformance/running/results.py", "_options([*options, *self._around()])"),
-    ("conformance/running/results.py", "_options([*self._selecting(row.case), *sides, *self._around()])"),
+    ("conformance/judge/running/results.py", "_options([*options, *self._around()])"),
+    ("conformance/judge/running/results.py", "_options([*self._selecting(row.case), *sides, *self._around()])"),
 }
 _COMMAND = re.compile(
     r"(?<!>)\brefgrad (conformance|grad|run|check|teach|show|walk|explain|recipe|train|nan|compare|reduce|preflight)\b"
@@ -185,7 +186,10 @@ def test_a_writer_escapes_for_its_medium(file: str) -> None:
 def test_nobody_else_escapes() -> None:
     """One function per medium: no module has one of its own."""
     for file in trees():
-        if file in ("refgrad/escaping.py", "conformance/fuzzing/commands.py"):  # the latter looks for what escaped
+        if file in (
+            "refgrad/escaping.py",
+            "conformance/tools/fuzzing/commands.py",
+        ):  # the latter looks for what escaped
             continue
         modules = {
             name for node in nodes(file) if isinstance(node, ast.Import | ast.ImportFrom)
@@ -194,7 +198,7 @@ def test_nobody_else_escapes() -> None:
         assert not modules & {"html", "xml.sax.saxutils", "string.templatelib", "markupsafe", "pipes"}, file
         assert not any(what.endswith(".isprintable") for _, what in calls(file)), file
     users = {file for file in trees() if any(what.startswith("shlex.") for _, what in calls(file))}
-    assert users == {"refgrad/escaping.py", "conformance/running/results.py"}
+    assert users == {"refgrad/escaping.py", "conformance/judge/running/results.py"}
 
 
 def test_values_in_markup_are_escaped() -> None:
@@ -262,7 +266,7 @@ def test_the_tables_have_no_more_than_there_is() -> None:
 
 def test_pages_make_no_html_of_text() -> None:
     """The scripts of the pages make elements, and give them text: none of them parses HTML or runs text."""
-    for file in ("refgrad/walks/page.js", "refgrad/walks/interpreter.js", "conformance/reporting/page.html"):
+    for file in ("refgrad/walks/page.js", "refgrad/walks/interpreter.js", "conformance/reports/page.html"):
         script = (ROOT / file).read_text(encoding="utf-8")
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|javascript:", script

@@ -199,12 +199,12 @@ WRONG = {
     "class": ({"x": GOOD, "label": np.array([0, 1, 3, 0])}, r"3 at \[2\]. There are 0 to 2"),
     "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
     "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], which int64 does not hold"),
-    "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "int64 is due"),
+    "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "Expected int64, got"),
     "empty": ({"x": GOOD[:0], "label": np.zeros(0, int)}, "no sample"),
-    "shape": ({"x": np.ones((4, 5)), "label": np.zeros(4, int)}, r"the shape \[4, 5\], and \[N, 2\] is due"),
+    "shape": ({"x": np.ones((4, 5)), "label": np.zeros(4, int)}, r"Expected \[N, 2\], got \[4, 5\]"),
     "names": ({"z": GOOD, "label": np.zeros(4, int)}, "needs the arrays 'x', 'label'"),
     "missing": ({"x": GOOD}, "needs the arrays 'x', 'label'"),
-    "objects": ({"x": GOOD, "label": np.array([None] * 4)}, "int64 is due"),
+    "objects": ({"x": GOOD, "label": np.array([None] * 4)}, "Expected int64, got"),
 }
 
 

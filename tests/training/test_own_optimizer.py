@@ -10,7 +10,7 @@ import pytest
 from refgrad.cli import main
 from refgrad.errors import OptionError
 from refgrad.training import Adam, AdamW, Constant, Optimizer, Training, convention, step_model
-from refgrad.training.updates import OPTIMIZERS
+from refgrad.training.optimizers import OPTIMIZERS
 
 LINE = onnx.parser.parse_model(
     """<ir_version: 10, opset_import: ["": 21]>

@@ -17,8 +17,8 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError
-from refgrad.forward.roles import KINDS
-from refgrad.transforms.states import read_state_dict
+from refgrad.parameters.roles import KINDS
+from refgrad.parameters.states import read_state_dict
 
 pytestmark = pytest.mark.interpreter
 
@@ -96,6 +96,32 @@ def test_through_rearrangements_and_quantization() -> None:
         **dict.fromkeys(("step", "zero"), "quantization"),
         **dict.fromkeys(("wide", "bias"), "parameter"),
         "sizes": "shape",
+    }
+
+
+def test_the_schema_tells_what_an_input_is() -> None:
+    made = model(
+        """g (float[2, 4] x, int64[2] labels) => (float loss) {
+            a = com.microsoft.GatedRMSNorm(x, ones, x) t = com.microsoft.QLinearAdd(q, sa, za, r, sb, zb, sc, zc)
+            s = ReduceSum(a, axes) w = HannWindow(size) p = ReduceMax(counts)
+            loss = SoftmaxCrossEntropyLoss(a, labels, classes) }""",
+        ones=np.ones(4, np.float32),
+        q=np.array([1, 2], np.uint8),
+        r=np.array([3, 4], np.uint8),
+        **{name: np.array([0.5], np.float32) for name in ("sa", "sb", "sc")},
+        **{name: np.array([3], np.uint8) for name in ("za", "zb", "zc")},
+        axes=np.array([1]),
+        size=np.array(4),
+        counts=np.array([4, 2]),
+        classes=np.ones(4, np.float32),
+    )
+    made.opset_import.add(domain="com.microsoft", version=1)
+    assert kinds(made) == {
+        "ones": "parameter",
+        **dict.fromkeys(("q", "r"), "quantized"),
+        **dict.fromkeys(("sa", "sb", "sc", "za", "zb", "zc"), "quantization"),
+        **dict.fromkeys(("axes", "size"), "shape"),
+        **dict.fromkeys(("counts", "classes"), "constant"),
     }
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from refgrad.training import AdamW, Cosine, Optimizer, Training, batches, step_model
-from refgrad.training.updates import SGD
+from refgrad.training.optimizers import SGD
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "training" / "step.mjs"
 MODULES = os.environ.get("REFGRAD_NODE_MODULES", "")

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_named() -> None:
     )
     with pytest.raises(UnknownNameError, match="'w1', which is no initializer"):
         with_training_info(other, step)
-    with pytest.raises(InvalidModelError, match="0 entries of training_info"):
+    with pytest.raises(InvalidModelError, match="Expected one entry of training_info, got 0"):
         from_training_info(model)
     with pytest.raises(UnknownNameError, match="no input 'label'"):
         from_training_info(_by_hand())

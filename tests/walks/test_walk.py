@@ -17,7 +17,7 @@ import refgrad
 from refgrad.cli import main
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.cases.kinks import at
-from refgrad.conformance.questions.feeds import write_arrays
+from refgrad.conformance.problems.feeds import write_arrays
 from refgrad.errors import FeedError, NoGradientError, OptionError, UnknownNameError
 from refgrad.reverse.record import SweepRecord
 from refgrad.tables.kinks import KINKS
@@ -328,6 +328,12 @@ def test_a_condition_agrees_with_the_search(operator, monkeypatch):
     assert elements() == by_condition
 
 
+def test_a_derivative_that_another_input_decides_about_is_not_said():
+    feeds = {"x": np.float32([0, 1]), "s": np.float32([0.1, 0.1])}
+    found = walk(graph("r = PRelu(x, s) loss = ReduceSum <keepdims = 0> (r)", "float[2] x, float[2] s"), feeds)
+    assert {kink.text for step in found.steps for kink in step.kinks} == {"PRelu at x = 0: the slope of x < 0"}
+
+
 def test_a_difference_stays_away_from_kinks():
     x = np.float32([0, 0, 1, -1])
     found = walk(graph("r = Relu(x) loss = ReduceSum <keepdims = 0> (r)", "float[4] x"), {"x": x})
@@ -528,7 +534,8 @@ def test_the_text_has_every_number():
     shown = text.text_of(found)
     for words in (
         "step 0  ReduceSum", "step 4  MatMul", "dA = dC·B, dB = dC·A", "the sum of a_grad_0 + a_grad_1", "(step 1, Mul)",
-        "a_grad summed over axis 0", "unchanged: that of a", "read  w: float32[3, 4]", "emits ", "check by ", "the seed",
+        "a_grad summed over axis 0", "unchanged: the cotangent of a", "read  w: float32[3, 4]",
+        "emits ", "check by ", "the seed",
     ):  # fmt: skip
         assert words in shown, words
     for name in ("loss_grad", "r_grad", "a", "a_grad", "a_grad_0", "x", "x_grad", "w", "w_grad", "b_grad"):

@@ -16,7 +16,7 @@ from refgrad.walks.walk import walk
 pytestmark = [pytest.mark.torch, pytest.mark.interpreter]
 
 FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")  # what examples/torch_models.py wrote
-RESULTS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "models.json").read_text())
+RESULTS = json.loads((Path(__file__).parents[2] / "reports" / "results" / "models.json").read_text())
 
 
 @pytest.mark.skipif(not (FOLDER and Path(FOLDER).is_dir()), reason="REFGRAD_TORCH_MODELS is no folder of exports")

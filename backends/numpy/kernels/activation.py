@@ -7,9 +7,10 @@ import math
 import numpy as np
 
 from refgrad.backends.numpy.kernels.arithmetic import select
-from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
+from refgrad.backends.numpy.kernels.erf import blockwise_memory, erf, erfc, single_gelu, single_gelu_slope
 from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, summed
-from refgrad.backends.numpy.registry import kernel, reuse
+from refgrad.backends.numpy.memory import need
+from refgrad.backends.numpy.registry import kernel, reuse, reuse_first
 from refgrad.protos.domains import MICROSOFT
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -56,10 +57,10 @@ def relu(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
     return np.asarray(np.maximum(X, X.dtype.type(0), out=reuse(_free, X.dtype, X)))
 
 
-@kernel("ReluGrad", domain=MICROSOFT, fresh=True)
+@kernel("ReluGrad", domain=MICROSOFT, fresh=True, abstract=reuse_first)
 def relu_grad(dY: np.ndarray, X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
     """dX = dY where X > 0, else 0; the result Y gives the same as X"""
-    return select(X > 0, dY, dY.dtype.type(0), reuse(_free[:1], dY.dtype, dY))
+    return select(X > 0, dY, dY.dtype.type(0), reuse_first(dY, _free=_free))
 
 
 @kernel("LeakyRelu", in_float32=True, fresh=True)
@@ -193,12 +194,21 @@ def tanh_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
     return d
 
 
-@kernel("Erf", in_float32=True, fresh=True)
+def _erf_memory(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
+    return blockwise_memory(X, reuse(_free, X.dtype, X))
+
+
+@kernel("Erf", in_float32=True, fresh=True, abstract=_erf_memory)
 def erf_kernel(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
     return erf(X, reuse(_free, X.dtype, X))
 
 
-@kernel("Softplus", in_float32=True, fresh=True)
+def _as_large(X: np.ndarray) -> None:
+    """The function takes an array as large as its result."""
+    need(X.nbytes)
+
+
+@kernel("Softplus", in_float32=True, fresh=True, abstract=_as_large)
 def softplus(X: np.ndarray) -> np.ndarray:
     """log(1 + eˣ) = max(x, 0) + log1p(e^−|x|)"""
     y = np.asarray(np.abs(X))
@@ -215,7 +225,14 @@ def softsign(X: np.ndarray) -> np.ndarray:
     return np.asarray(X / (1 + np.abs(X)))
 
 
-@kernel("Gelu", in_float32=True, fresh=True)
+def _gelu_memory(X: np.ndarray, *, approximate: str, _free: tuple[bool, ...] = ()) -> np.ndarray | None:
+    if approximate == "tanh":
+        _as_large(X)
+        return None
+    return _erf_memory(X, _free=_free)
+
+
+@kernel("Gelu", in_float32=True, fresh=True, abstract=_gelu_memory)
 def gelu(X: np.ndarray, *, approximate: str, _free: tuple[bool, ...] = ()) -> np.ndarray:
     """x·Φ(x), or its tanh approximation"""
     if approximate == "tanh":
@@ -275,7 +292,13 @@ def quick_gelu_grad(dY: np.ndarray, X: np.ndarray, *, alpha: float = 1.702) -> n
     return np.asarray(dY * s * (1 + alpha * X * (1 - s)))
 
 
-@kernel("Softmax", since=13, in_float32=True, fresh=True)
+def _softmax_memory(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray | None:
+    """The sums along the axis."""
+    need(x.nbytes // max(x.shape[axis], 1))
+    return reuse(_free, x.dtype, x)
+
+
+@kernel("Softmax", since=13, in_float32=True, fresh=True, abstract=_softmax_memory)
 def softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray:
     if not x.size:
         return x.copy()
@@ -289,7 +312,13 @@ def softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.nda
     return e
 
 
-@kernel("LogSoftmax", since=13, in_float32=True, fresh=True)
+def _log_softmax_memory(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray | None:
+    """The exponentials and their sums along the axis."""
+    need(x.nbytes + x.nbytes // max(x.shape[axis], 1))
+    return reuse(_free, x.dtype, x)
+
+
+@kernel("LogSoftmax", since=13, in_float32=True, fresh=True, abstract=_log_softmax_memory)
 def log_softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray:
     if not x.size:
         return x.copy()

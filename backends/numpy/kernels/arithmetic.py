@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from refgrad.backends.numpy.kernels.operands import summed
 from refgrad.backends.numpy.memory import need
-from refgrad.backends.numpy.registry import SMALL, broadcasts, kernel, reuse
+from refgrad.backends.numpy.registry import SMALL, broadcasts, kernel, reuse, reuse_first
 from refgrad.protos.domains import MICROSOFT
 
 _UNARY: dict[str, Callable[..., Any]] = {  # the result has the type of the input
@@ -104,14 +104,17 @@ def _many(function: Callable[..., Any]) -> Callable[..., Any]:
     def fold(first: np.ndarray, *others: np.ndarray, _free: tuple[bool, ...] = ()) -> Any:
         if not others:
             return first.copy()
-        # With a third operand, which may be one of the first two again, those stay as they are.
-        into = reuse(_free, first.dtype, first, *others) if _free and len(others) == 1 else None
-        total = function(first, others[0], out=into)
+        total = function(first, others[0], out=_reuse_of_two(first, *others, _free=_free))
         for x in others[1:]:
             total = function(total, x, out=total if total.ndim and broadcasts(x.shape, total.shape) else None)
         return total
 
     return fold
+
+
+def _reuse_of_two(first: np.ndarray, *others: np.ndarray, _free: tuple[bool, ...] = ()) -> np.ndarray | None:
+    """With a third operand, which may be one of the first two again, those stay as they are."""
+    return reuse(_free, first.dtype, first, *others) if _free and len(others) == 1 else None
 
 
 for _op_type, _unary in _UNARY.items():
@@ -121,10 +124,10 @@ for _op_type, _binary in _BINARY.items():
 for _op_type, _comparison in _COMPARISON.items():
     kernel(_op_type, since=7, fresh=True)(_compare(_comparison))
 for _op_type, _fold in _VARIADIC.items():
-    kernel(_op_type, in_float32=True, fresh=True)(_many(_fold))
+    kernel(_op_type, in_float32=True, fresh=True, abstract=_reuse_of_two)(_many(_fold))
 
 
-@kernel("Identity")
+@kernel("Identity", view=True)
 def identity(x: np.ndarray) -> np.ndarray:
     return x
 
@@ -155,7 +158,13 @@ def div_grad(
     return dA, sum_to(np.asarray(-share * (A / B)), B.shape) if want_dB else None
 
 
-@kernel("Pow", since=7, fresh=True)
+def _pow_memory(X: np.ndarray, Y: Any) -> None:
+    """A whole exponent other than 2 takes the absolute value first."""
+    if isinstance(Y, np.ndarray) and Y.size == 1 and Y.item() != 2 and Y.item() in (0.5, int(Y.item())):
+        need(X.nbytes)
+
+
+@kernel("Pow", since=7, fresh=True, abstract=_pow_memory)
 def pow_(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """Xʸ in the type of X."""
     if Y.size == 1 and X.ndim >= Y.ndim and X.dtype.kind == "f" and Y.dtype.kind in "fiu":
@@ -183,7 +192,7 @@ def mean(*data: np.ndarray) -> np.ndarray:
     return np.asarray(reduce(np.add, data) / len(data))
 
 
-@kernel("Clip", since=11, fresh=True)
+@kernel("Clip", since=11, fresh=True, abstract=reuse_first)
 def clip(
     x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None, *, _free: tuple[bool, ...] = ()
 ) -> Any:
@@ -191,14 +200,14 @@ def clip(
     low, high = (None if bound is None or np.isnan(bound) else bound for bound in (low, high))
     if low is None and high is None:
         return x.copy()
-    into = reuse(_free[:1], x.dtype, x)
+    into = reuse_first(x, _free=_free)
     if low is not None:
         x = np.maximum(x, low, out=into)
         into = x if x.ndim else None
     return x if high is None else np.minimum(x, high, out=into)
 
 
-@kernel("Clip", fresh=True)
+@kernel("Clip", fresh=True, abstract=reuse_first)
 def clip_1(x: np.ndarray, *, min: float | None = None, max: float | None = None, _free: tuple[bool, ...] = ()) -> Any:
     return clip(x, *(None if bound is None else x.dtype.type(bound) for bound in (min, max)), _free=_free)
 
@@ -262,9 +271,13 @@ def is_inf(X: np.ndarray, *, detect_negative: int, detect_positive: int) -> np.n
     return np.asarray(infinite)
 
 
-@kernel("Where", fresh=True)
+def _reuse_second(_: np.ndarray, X: np.ndarray, *__: np.ndarray, _free: tuple[bool, ...] = ()) -> np.ndarray | None:
+    return reuse(_free[1:2], X.dtype, X)
+
+
+@kernel("Where", fresh=True, abstract=_reuse_second)
 def where(condition: np.ndarray, X: np.ndarray, Y: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
-    return select(condition, X, Y, reuse(_free[1:2], X.dtype, X))
+    return select(condition, X, Y, _reuse_second(condition, X, _free=_free))
 
 
 def select(condition: np.ndarray, X: np.ndarray, Y: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
@@ -314,7 +327,11 @@ def zero_gradient(x: np.ndarray, _like: np.ndarray | None = None) -> np.ndarray:
     return np.zeros_like(x)
 
 
-@kernel("Cast", since=6)
+def _cast_memory(x: np.ndarray, *, to: int, **_: Any) -> np.ndarray | None:
+    return x if x.dtype == helper.tensor_dtype_to_np_dtype(to) else None
+
+
+@kernel("Cast", since=6, abstract=_cast_memory)
 def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
     """Convert to the element type `to`; float8 saturates, bool is x ≠ 0, strings are parsed and printed."""
     return _converted(x, helper.tensor_dtype_to_np_dtype(to), bool(saturate), round_mode)
@@ -406,7 +423,7 @@ def bit_cast(x: np.ndarray, *, to: int, _wide: bool) -> np.ndarray:
     return x.view(dtype)
 
 
-@kernel("CastLike", since=15)
+@kernel("CastLike", since=15, abstract=lambda x, like, **_: x if x.dtype == like.dtype else None)
 def cast_like(x: np.ndarray, like: np.ndarray, *, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
     return _converted(x, like.dtype, bool(saturate), round_mode)
 

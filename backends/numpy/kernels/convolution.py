@@ -8,18 +8,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from refgrad.backends.numpy.abstract import without_data
 from refgrad.backends.numpy.kernels.operands import check_shape, summed
 from refgrad.backends.numpy.kernels.windows import WORKSPACE, Windows, make_windows
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
 Ints = list[int] | None
 
 
-@kernel("Conv", in_float32=True, fresh=True)
+def _block_memory(X: Any, rows: int, windows: Windows) -> int:
+    """The bytes of the columns of a block, and of its padded part of X (N, G, C, spatial...) or its rows of the result."""
+    block = windows.first_block(X, rows)
+    elements = math.prod(windows.kernel)
+    if block is None or (elements == 1 and not block.merged and all(s == 1 for s in windows.strides)):
+        return 0  # the windows see a view of X
+    n, group, channels = (part.stop - part.start for part in (block.images, block.groups, block.channels))
+    count = math.prod(block.count)
+    padded = n * group * channels * math.prod(block.reach) if elements > 1 else 0
+    product = n * count * rows * group if block.merged else 0
+    return int((n * count * elements * channels * group + max(product, padded)) * X.itemsize)
+
+
+def _conv_memory(
+    X: np.ndarray,
+    W: np.ndarray,
+    *_: Any,
+    group: int,
+    strides: Ints = None,
+    dilations: Ints = None,
+    pads: Ints = None,
+    auto_pad: str = "NOTSET",
+    **__: Any,
+) -> None:
+    windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
+    need(_block_memory(_in_groups(X, group), W.shape[0] // group, windows))
+
+
+@kernel("Conv", in_float32=True, fresh=True, abstract=_conv_memory)
 def conv(
     X: np.ndarray,
     W: np.ndarray,
@@ -76,7 +107,29 @@ def conv_grad(
     return dX, dW, _bias_grad(dY) if want_dB else None
 
 
-@kernel("ConvTranspose", in_float32=True, fresh=True)
+def _conv_transpose_memory(
+    X: np.ndarray,
+    W: np.ndarray,
+    *_: Any,
+    group: int,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    output_padding: Ints = None,
+    output_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+    **__: Any,
+) -> None:
+    windows = _transposed(X, W, auto_pad, dilations, output_padding, output_shape, pads, strides)
+    seen, kernels = _in_groups(X, group), _per_group(W, group)
+    if _is_turned(seen, kernels, windows):
+        need(W.nbytes + _block_memory(seen, W.shape[1], _turned(windows)))
+    else:
+        Y = without_data((X.shape[0], group, W.shape[1], *windows.size), X.dtype)
+        need(_block_memory(Y, seen.shape[2], windows))
+
+
+@kernel("ConvTranspose", in_float32=True, fresh=True, abstract=_conv_transpose_memory)
 def conv_transpose(
     X: np.ndarray,
     W: np.ndarray,
@@ -225,8 +278,7 @@ def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
     elements = math.prod(windows.kernel)
     n, (group, rows) = Y.shape[0], W.shape[:2]
     channels = W.shape[2] // elements
-    many = Y.size > group * rows * rows and rows < 2 * channels and W.nbytes <= WORKSPACE
-    if (many or elements == 1) and all(s == 1 for s in windows.strides):
+    if _is_turned(Y, W, windows):
         turned = W.reshape(group, rows, channels, elements)[..., ::-1].swapaxes(1, 2)
         kernels = np.ascontiguousarray(turned).reshape(group, channels, rows * elements)
         return _correlated(Y, kernels, _turned(windows))
@@ -234,6 +286,14 @@ def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
     for block in windows.blocks(X, rows):
         block.fold(block.product(W[block.groups, :, block.elements].swapaxes(1, 2), block.rows(Y)), X)
     return X.reshape(n, group * channels, *windows.size)
+
+
+def _is_turned(Y: np.ndarray, W: np.ndarray, windows: Windows) -> bool:
+    """True if `_laid_back` turns the kernel round."""
+    elements, (group, rows) = math.prod(windows.kernel), W.shape[:2]
+    channels = W.shape[2] // elements
+    many = Y.size > group * rows * rows and rows < 2 * channels and W.nbytes <= WORKSPACE
+    return (many or elements == 1) and all(s == 1 for s in windows.strides)
 
 
 def _turned(windows: Windows) -> Windows:

@@ -15,6 +15,8 @@ from functools import cache
 
 import numpy as np
 
+from refgrad.backends.numpy.memory import need
+
 _ERX = 8.45062911510467529297e-01  # erf(1) rounded to single precision
 # Numerators and denominators, ascending powers. PP/QQ: |x| < 0.84375; PA/QA: up to 1.25; RA/SA: up to 1/0.35; RB/SB.
 _PP = (
@@ -137,6 +139,14 @@ def single_gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 def single_gelu_slope(x: np.ndarray) -> np.ndarray:
     """Φ(x) + x·φ(x) of a float32: the derivative of `single_gelu`."""
     return _blockwise(_gelu_slope_single, x)
+
+
+def blockwise_memory(x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
+    """The result of `_blockwise` for an array without data. A block needs `work` and a row of places in a table."""
+    if x.flags.f_contiguous and not x.flags.c_contiguous:
+        return blockwise_memory(x.T, None if into is None else into.T).T
+    need((0 if x.flags.c_contiguous else x.nbytes) + 8 * 4 * min(x.size, _BLOCK))
+    return into if into is not None and into.flags.c_contiguous else x.copy()
 
 
 @np.errstate(invalid="ignore")  # NaN becomes some place of a table

@@ -10,7 +10,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices, check_shape
 from refgrad.backends.numpy.memory import need
-from refgrad.backends.numpy.registry import kernel, reuse
+from refgrad.backends.numpy.registry import kernel, reuse_first
 from refgrad.protos.domains import MICROSOFT
 
 
@@ -109,7 +109,12 @@ def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis:
     return np.ascontiguousarray(np.moveaxis(total.reshape(dims[axis], *rest), 0, axis))
 
 
-@kernel("GatherElements", fresh=True)
+def _positions_memory(data: np.ndarray, indices: np.ndarray, **_: Any) -> None:
+    """The flat positions of the indices, and one array of them on the way."""
+    need(16 * indices.size)
+
+
+@kernel("GatherElements", fresh=True, abstract=_positions_memory)
 def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     return np.asarray(data.reshape(-1)[_flat_elements(data.shape, indices, axis)])
 
@@ -157,11 +162,27 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
 
 def _own(data: np.ndarray, free: tuple[bool, ...]) -> np.ndarray:
     """An array of the elements of `data`, in order, that may be changed: `data` itself where nobody reads it afterwards."""
-    into = reuse(free[:1], data.dtype, data)
+    into = reuse_first(data, _free=free)
     return into if into is not None and into.flags.c_contiguous else data.copy()
 
 
-@kernel("ScatterElements", in_float32=True, fresh=True)
+def _scatter_memory(
+    data: np.ndarray,
+    indices: np.ndarray,
+    updates: np.ndarray,
+    *,
+    axis: int | None = None,
+    reduction: str = "none",
+    _free: tuple[bool, ...] = (),
+) -> np.ndarray:
+    """The flat positions of the indices, twice while they are added up; and of all elements where rows are combined."""
+    length = max(indices.shape[-1], 1) if axis is None and indices.ndim else 1  # ScatterND has no axis
+    places = indices.size // length
+    need(8 * places + 8 * (places if reduction == "none" else max(places, updates.size)))
+    return _own(data, _free)
+
+
+@kernel("ScatterElements", in_float32=True, fresh=True, abstract=_scatter_memory)
 def scatter_elements(
     data: np.ndarray,
     indices: np.ndarray,
@@ -202,7 +223,7 @@ def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis:
     return scatter_elements(data, indices, updates, axis=axis)
 
 
-@kernel("ScatterND", in_float32=True, fresh=True)
+@kernel("ScatterND", in_float32=True, fresh=True, abstract=_scatter_memory)
 def scatter_nd(
     data: np.ndarray,
     indices: np.ndarray,
@@ -245,7 +266,7 @@ def _slices_of(
     return tuple(slices)
 
 
-@kernel("Slice", since=10)
+@kernel("Slice", since=10, view=True)
 def slice_(
     data: np.ndarray,
     starts: np.ndarray,
@@ -256,7 +277,7 @@ def slice_(
     return data[_slices(data.shape, starts, ends, axes, steps)]
 
 
-@kernel("Slice")
+@kernel("Slice", view=True)
 def slice_1(data: np.ndarray, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> np.ndarray:
     over = None if axes is None else np.array(axes)
     return data[_slices(data.shape, np.array(starts), np.array(ends), over, None)]

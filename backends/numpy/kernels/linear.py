@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_expands
+from refgrad.backends.numpy.memory import need, owner
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
 
 def product(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     """A @ B. Where B is one matrix, it multiplies all rows of A at once instead of each matrix of A."""
+    left, right = _operands(A, B)
+    if left.ndim == right.ndim == 2:
+        made = _matrix(left, right)
+        return made if A.ndim == 2 else made.reshape(*A.shape[:-1], B.shape[1])
+    return np.asarray(left @ right)
+
+
+def _operands(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A and B as BLAS reads them; A as its rows where B is one matrix."""
     if B.ndim == 2 and A.ndim > 2 and A.shape[-1] == B.shape[0]:
-        rows = A.reshape(math.prod(A.shape[:-1]), A.shape[-1])
-        return _matrix(rows, _for_blas(B)).reshape(*A.shape[:-1], B.shape[1])
-    A, B = _for_blas(A), _for_blas(B)
-    return _matrix(A, B) if A.ndim == B.ndim == 2 else np.asarray(A @ B)
+        return A.reshape(math.prod(A.shape[:-1]), A.shape[-1]), _for_blas(B)
+    return _for_blas(A), _for_blas(B)
+
+
+def _product_memory(A: np.ndarray, B: np.ndarray, *_: Any, transA: int = 0, transB: int = 0, **__: Any) -> None:
+    """Operands that BLAS cannot read as they lie are copied."""
+    A, B = A.T if transA else A, B.T if transB else B
+    need(sum(x.nbytes for x, given in zip(_operands(A, B), (A, B), strict=True) if owner(x) is not owner(given)))
 
 
 def _matrix(A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -39,10 +54,10 @@ def _for_blas(A: np.ndarray) -> np.ndarray:
     (rows, columns), (down, right), size = A.shape[-2:], A.strides[-2:], A.itemsize
     if (right == size and down >= columns * size) or (down == size and right >= rows * size):
         return A
-    return np.ascontiguousarray(A)
+    return A.copy()
 
 
-@kernel("MatMul", in_float32=True, fresh=True)
+@kernel("MatMul", in_float32=True, fresh=True, abstract=_product_memory)
 def matmul(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return product(A, B)
 
@@ -52,7 +67,7 @@ def det(X: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.det(X))
 
 
-@kernel("Gemm", in_float32=True, fresh=True)
+@kernel("Gemm", in_float32=True, fresh=True, abstract=_product_memory)
 def gemm(
     A: np.ndarray,
     B: np.ndarray,

@@ -5,6 +5,9 @@ x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε), n the number
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -21,7 +24,7 @@ from refgrad.backends.numpy.kernels.operands import (
 )
 from refgrad.backends.numpy.kernels.operands import mean as mean_of
 from refgrad.backends.numpy.memory import need
-from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel, reuse
+from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel, reuse, reuse_first
 from refgrad.protos.domains import MICROSOFT
 
 
@@ -33,7 +36,13 @@ def _all_but_channels(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank))
 
 
-@kernel("BatchNormalization", since=7, fresh=True)
+def _batch_normalization_memory(
+    X: np.ndarray, *_: Any, training_mode: int = 0, _free: tuple[bool, ...] = (), **__: Any
+) -> np.ndarray | None:
+    return None if training_mode else reuse_first(X, _free=_free)
+
+
+@kernel("BatchNormalization", since=7, fresh=True, abstract=_batch_normalization_memory)
 def batch_normalization(
     X: np.ndarray,
     scale: np.ndarray,
@@ -170,7 +179,15 @@ def batch_normalization_grad(
     return tuple(d.astype(kind, copy=False) for d, kind in zip(results, kinds, strict=True))
 
 
-@kernel("LayerNormalization", fresh=True)
+def _mean_square_memory(
+    X: np.ndarray, *_: Any, axis: int = -1, _free: tuple[bool, ...] = (), **__: Any
+) -> np.ndarray | None:
+    """BLAS sums the squares of float and double without writing them down; there are four numbers for each sum."""
+    need(X.nbytes if X.itemsize < 4 else 4 * math.prod(X.shape[: axis if axis >= 0 else X.ndim + axis]) * X.itemsize)
+    return reuse_first(X, _free=_free)
+
+
+@kernel("LayerNormalization", fresh=True, abstract=_mean_square_memory)
 def layer_normalization(
     X: np.ndarray,
     scale: np.ndarray,
@@ -210,7 +227,7 @@ def simplified_layer_normalization(
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
 
 
-@kernel("RMSNormalization", fresh=True)
+@kernel("RMSNormalization", fresh=True, abstract=_mean_square_memory)
 def rms_normalization(X: np.ndarray, scale: np.ndarray, *, axis: int, epsilon: float, stash_type: int) -> np.ndarray:
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on"""
     return simplified_layer_normalization(X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
@@ -367,7 +384,14 @@ def _dropped(ratio: np.ndarray | None, training_mode: np.ndarray | None) -> floa
     return 0.5 if ratio is None else float(ratio.item())
 
 
-@kernel("Dropout", since=12)
+def _dropout_memory(X: np.ndarray, ratio: Any = None, training_mode: Any = None, **_: Any) -> np.ndarray | None:
+    """The input itself where nothing is dropped."""
+    if training_mode is None or (isinstance(training_mode, np.ndarray) and not training_mode.item()):
+        return X
+    return None
+
+
+@kernel("Dropout", since=12, abstract=_dropout_memory)
 def dropout(
     X: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None, *, seed: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -379,7 +403,7 @@ def dropout(
     return (widened(X) * mask * (1 / (1 - p))).astype(X.dtype, copy=False), mask
 
 
-@kernel("Dropout", since=7)
+@kernel("Dropout", since=7, abstract=_dropout_memory)
 def dropout_7(X: np.ndarray, *, ratio: float, _opset: int) -> tuple[np.ndarray, np.ndarray]:
     """Identity: these versions are for inference."""
     return X, np.ones(X.shape, bool if _opset >= 10 else X.dtype)

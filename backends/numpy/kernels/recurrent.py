@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import elu, hard_sigmoid, leaky_relu, relu, sigmoid, softplus, softsign
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -249,7 +250,17 @@ def _product(da: Array, states: Array) -> Array:
     return np.asarray(_rows(da).T @ _rows(states))
 
 
-@kernel("RNN", in_float32=True, fresh=True, attributes=_SETTINGS)
+def _gates_memory(X: Array, W: Array, *_: Any, **__: Any) -> None:
+    """The gates of all steps."""
+    need(math.prod(W.shape[:2]) * math.prod(X.shape[:2]) * X.itemsize)
+
+
+def _lstm_memory(X: Array, W: Array, R: Array, *_: Any, **__: Any) -> None:
+    """The gates of all steps, and the cells."""
+    need(W.shape[0] * math.prod(X.shape[:2]) * (W.shape[1] + R.shape[2]) * X.itemsize)
+
+
+@kernel("RNN", in_float32=True, fresh=True, attributes=_SETTINGS, abstract=_gates_memory)
 def rnn(
     X: Array,
     W: Array,
@@ -280,7 +291,7 @@ def rnn(
     return _laid_out(layout, Y, Y_h)
 
 
-@kernel("GRU", in_float32=True, fresh=True, attributes=_SETTINGS)
+@kernel("GRU", in_float32=True, fresh=True, attributes=_SETTINGS, abstract=_gates_memory)
 @kernel("GRUTraining", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
 def gru(
     X: Array,
@@ -390,7 +401,7 @@ def gru_grad(
     return dX, dW, dR, np.concatenate((dWb, dRb), 1), dH0
 
 
-@kernel("LSTM", in_float32=True, fresh=True, attributes=_SETTINGS)
+@kernel("LSTM", in_float32=True, fresh=True, attributes=_SETTINGS, abstract=_lstm_memory)
 @kernel("LSTMTraining", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
 def lstm(
     X: Array,

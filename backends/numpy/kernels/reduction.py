@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, squares_summed, summed
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -83,8 +84,18 @@ _REDUCTIONS: dict[str, Callable[[np.ndarray, Axes, bool], Any]] = {
 }
 
 
+def _powers_memory(data: np.ndarray, *_: Any, **__: Any) -> None:
+    """The absolute values, or the squares where BLAS does not sum them."""
+    need(data.nbytes)
+
+
+_OF_POWERS = ("ReduceL1", "ReduceL2", "ReduceSumSquare")
+
+
 def _register(op_type: str, reduction: Callable[[np.ndarray, Axes, bool], Any], domain: str = "") -> None:
-    @kernel(op_type, domain=domain, in_float32=True, fresh=True)
+    memory = _powers_memory if op_type in _OF_POWERS else None
+
+    @kernel(op_type, domain=domain, in_float32=True, fresh=True, abstract=memory)
     def reduce_(
         data: np.ndarray,
         axes_input: np.ndarray | None = None,

@@ -27,7 +27,7 @@ def size(data: np.ndarray) -> np.ndarray:
     return np.array(data.size, np.int64)
 
 
-@kernel("Reshape")
+@kernel("Reshape", view=True)
 def reshape(
     data: np.ndarray, new_shape: np.ndarray | None = None, *, shape: Ints = None, allowzero: int = 0
 ) -> np.ndarray:
@@ -57,20 +57,20 @@ def reshape(
     return data.reshape(dims)
 
 
-@kernel("Flatten")
+@kernel("Flatten", view=True)
 def flatten(x: np.ndarray, *, axis: int) -> np.ndarray:
     split = axis if axis == x.ndim else check_axis(axis, x.ndim)
     return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
 
 
-@kernel("Transpose")
+@kernel("Transpose", view=True)
 def transpose(data: np.ndarray, *, perm: Ints = None) -> np.ndarray:
     if perm is not None and sorted(perm) != list(range(data.ndim)):
         raise ValueError(f"perm={perm} is not a permutation of the {data.ndim} axes of {list(data.shape)}")
     return data.transpose(perm)
 
 
-@kernel("Squeeze")
+@kernel("Squeeze", view=True)
 def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
     over = axes if axes_input is None else axes_input.tolist()
     if over is None:
@@ -86,7 +86,7 @@ def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Int
 _MOST_AXES = 64
 
 
-@kernel("Unsqueeze")
+@kernel("Unsqueeze", view=True)
 def unsqueeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
     over = (axes or []) if axes_input is None else axes_input.reshape(-1).tolist()
     return data.reshape(_with_ones(data.shape, tuple(over)))
@@ -102,20 +102,28 @@ def _with_ones(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
     return tuple([1 if axis in at else next(sizes) for axis in range(rank)])
 
 
-@kernel("Expand")
-def expand(data: np.ndarray, shape: np.ndarray) -> np.ndarray:
+def _expanded_shape(data: np.ndarray, shape: np.ndarray) -> tuple[int, ...]:
     dims = shape.tolist()
     if shape.ndim != 1 or min(dims, default=0) < 0:
         raise ValueError(f"the shape is {dims}; it must be a list of sizes that are not negative")
     to = tuple(dims)
-    if not broadcasts(data.shape, to):
-        to = np.broadcast_shapes(data.shape, to)
+    return to if broadcasts(data.shape, to) else np.broadcast_shapes(data.shape, to)
+
+
+def _expanded(data: np.ndarray, to: tuple[int, ...]) -> np.ndarray | None:
+    """A view of that shape, None where a copy is there sooner."""
     if to == data.shape:
         return data
-    if math.prod(to) > _COPIED:
-        return np.broadcast_to(data, to)
-    result = np.empty(to, data.dtype)
-    result[...] = data
+    return np.broadcast_to(data, to) if math.prod(to) > _COPIED else None
+
+
+@kernel("Expand", abstract=lambda data, shape: _expanded(data, _expanded_shape(data, shape)))
+def expand(data: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    to = _expanded_shape(data, shape)
+    result = _expanded(data, to)
+    if result is None:
+        result = np.empty(to, data.dtype)
+        result[...] = data
     return result
 
 
@@ -152,7 +160,7 @@ def concat_training(*inputs: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndar
     return concat(*inputs, axis=axis), np.array([x.shape[axis] for x in inputs], np.int64)
 
 
-@kernel("Split")
+@kernel("Split", view=True)
 def split(
     data: np.ndarray,
     lengths: np.ndarray | None = None,

@@ -7,7 +7,7 @@ O = Πo windows; the axes of an array are (N, channels, spatial...).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -48,6 +48,11 @@ class Windows:
         images, group, channels = X.shape[:3]
         return _cut(self, images, group, channels, rows, WORKSPACE // X.itemsize, _ENOUGH)
 
+    def first_block(self, X: np.ndarray, rows: int) -> Block | None:
+        """The first of the blocks, which no other exceeds; None without any."""
+        images, group, channels = X.shape[:3]
+        return next(_blocks(self, images, group, channels, rows, WORKSPACE // X.itemsize, _ENOUGH), None)
+
     def positions(self, tap: Sequence[int]) -> list[np.ndarray]:
         """For each spatial axis the unpadded coordinate that `tap` meets in each window."""
         axes = zip(tap, self.dilations, self.begin, self.count, self.strides, strict=True)
@@ -56,10 +61,17 @@ class Windows:
 
 @lru_cache(maxsize=256)
 def _cut(over: Windows, images: int, group: int, channels: int, rows: int, room: int, enough: int) -> tuple[Block, ...]:
-    """Do what `Windows.blocks` does, for `room` elements; small convolutions take as long to cut as to compute."""
+    """All blocks; small convolutions take as long to cut as to compute."""
+    return tuple(_blocks(over, images, group, channels, rows, room, enough))
+
+
+def _blocks(
+    over: Windows, images: int, group: int, channels: int, rows: int, room: int, enough: int
+) -> Iterator[Block]:
+    """Do what `Windows.blocks` does, for `room` elements."""
     elements, windows = math.prod(over.kernel), math.prod(over.count)
     if not images * group * channels * elements * windows:
-        return ()
+        return
     tensors = images * group * (channels * math.prod(over.size) + rows * windows)
     room = min(room, max(room * 5 // 8, tensors))  # less for small tensors: the run needs little memory besides
     length = max(room // (elements * channels), min(enough, room // elements), 1)
@@ -74,23 +86,19 @@ def _cut(over: Windows, images: int, group: int, channels: int, rows: int, room:
     short = over.count[-1] * (channels + rows) < 10 * channels * elements
     along_window = _run(over.kernel[-1], over.dilations[-1]) > _run(over.count[-1] * together, over.strides[-1])
     merged = together > 1 and (short or along_window)
-    blocks = []
     for image, *start in product(range(0, images, together), *map(range, [0] * len(shape), over.count, shape)):
         stop = [min(a + n, o) for a, n, o in zip(start, shape, over.count, strict=True)]
         for g, c in product(range(0, group, groups), range(0, channels, some)):
-            blocks.append(
-                Block(
-                    over,
-                    slice(image, min(image + together, images)),
-                    slice(g, min(g + groups, group)),
-                    slice(c, min(c + some, channels)),
-                    tuple(start),
-                    tuple(stop),
-                    merged,
-                    along_window,
-                )
+            yield Block(
+                over,
+                slice(image, min(image + together, images)),
+                slice(g, min(g + groups, group)),
+                slice(c, min(c + some, channels)),
+                tuple(start),
+                tuple(stop),
+                merged,
+                along_window,
             )
-    return tuple(blocks)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,11 @@ class Block:
     def count(self) -> tuple[int, ...]:
         """How many windows there are along each axis."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How far these windows reach along each axis."""
+        return self._region[0]
 
     @cached_property
     def elements(self) -> slice:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from refgrad import traits
+
 Attributes = SimpleNamespace
 TABLE: dict[str, Callable[..., Any]] = {}
 
@@ -36,40 +38,8 @@ def simple(name: str, function: Callable[..., Any]) -> None:
     TABLE[name] = lambda a, *inputs: function(*inputs)
 
 
-for _name in (
-    *(
-        "Abs",
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "Cos",
-        "Cosh",
-        "Erf",
-        "Exp",
-        "Log",
-        "Neg",
-        "Reciprocal",
-    ),
-    *(
-        "Sigmoid",
-        "Sin",
-        "Sinh",
-        "Sqrt",
-        "Tan",
-        "Tanh",
-        "Relu",
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "MatMul",
-        "Where",
-        "Det",
-    ),
+for _name in sorted(
+    traits.FUNCTIONS | {"Abs", "Add", "Det", "Div", "MatMul", "Mul", "Neg", "Relu", "Sigmoid", "Sub", "Tanh", "Where"}
 ):
     simple(_name, getattr(torch, _name.lower()))
 simple("Identity", lambda x: x.clone())

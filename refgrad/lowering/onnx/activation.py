@@ -6,8 +6,8 @@ import math
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.masks import mask_cotangent
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 _CUBIC = 0.044715  # of the tanh form of Gelu

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.protos.types import Dim, Shape
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.convolution import spatial_rank
 from refgrad.formulas.indexing import END
 from refgrad.formulas.windows import SymbolicWindows, lay, make_windows, pad_at_run_time, spatial, typed
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None

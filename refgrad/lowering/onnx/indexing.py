@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import END, add_at, join, pad, part, product, put_back
 from refgrad.protos.types import Shape
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 _FEW_ROWS = 64  # up to which a product with a row of 0 and 1 for each is faster than scattering

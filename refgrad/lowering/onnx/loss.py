@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.loss import read_labels
 from refgrad.formulas.types import wide_type
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.normalization import by_normalized, by_rows, by_statistics, channel_axes, channels, statistics
 from refgrad.formulas.types import widest
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

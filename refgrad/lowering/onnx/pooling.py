@@ -8,10 +8,10 @@ from functools import reduce
 
 import numpy as np
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import add_at
 from refgrad.formulas.pooling import over_windows
 from refgrad.formulas.windows import SymbolicWindows, make_windows, ones, pad_at_run_time, spatial, typed
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 _MOST_WINDOWS = 2**22

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.reverse.emit import Emitter
+from refgrad.builder.op import Emitter
 from refgrad.tables.registry import lowering
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.quantized_weights import (
     BlockLayout,
     BlockWeights,
@@ -15,7 +16,6 @@ from refgrad.formulas.quantized_weights import (
     to_planes,
     wide,
 )
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

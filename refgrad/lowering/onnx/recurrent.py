@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import onnx
 
+from refgrad.builder.op import Emitter
 from refgrad.errors import RuleError, choices
 from refgrad.formulas.indexing import WRITTEN_OUT, up_to
-from refgrad.protos.walk import attribute_value
-from refgrad.reverse.emit import Emitter
+from refgrad.protos.traverse import attribute_value
 from refgrad.tables.registry import RULES, lowering
 
 Numbers = Sequence[float] | None
@@ -113,8 +113,8 @@ def functions(
     if default == ("Tanh",) and names == ["Tanh", "Tanh"]:
         names = names[: len(backward)]  # the default of RNN in its schema, for one direction too
     if len(names) != len(default) * len(backward):
-        due = len(default) * len(backward)
-        raise RuleError(f"The activations of node {op.node!r} are {len(names)}: {choices(names)}; {due} are due.")
+        expected = len(default) * len(backward)
+        raise RuleError(f"Expected {expected} activations for node {op.node!r}, got {len(names)}: {choices(names)}.")
     alpha, beta = iter(activation_alpha or ()), iter(activation_beta or ())
     made = [_function(op, name, alpha, beta, clip) for name in names]
     return [(b, made[k * len(default) : (k + 1) * len(default)]) for k, b in enumerate(backward)]

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import join, part, product
-from refgrad.formulas.points import (
+from refgrad.formulas.windows import typed
+from refgrad.lowering.onnx.points import (
+    divided,
     from_rows,
     index_tuples,
-    make_corners,
+    interpolate,
+    interpolate_adjoint,
     make_image,
-    over,
-    read,
-    read_adjoint,
+    make_neighbours,
     reverse,
     shaped,
     work_type,
 )
-from refgrad.formulas.rois import largest_adjoint, make_pixels, make_samples, mean_adjoint
-from refgrad.formulas.windows import typed
-from refgrad.reverse.emit import Emitter
+from refgrad.lowering.onnx.rois import largest_adjoint, make_pixels, make_samples, mean_adjoint
 from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None
@@ -47,7 +47,7 @@ def grid_sample_grad(
         span = length
         at = op.Div(op.Sub(op.Mul(op.Add(unit, 1), length), 1), 2)
     rank = _spatial_rank(op, X, grid)
-    corners = make_corners(
+    neighbours = make_neighbours(
         op,
         at,
         image,
@@ -58,7 +58,7 @@ def grid_sample_grad(
         innermost_first=True,
     )
     d_values = op.Transpose(shaped(op, op.as_type(dY, kind), batch, channels, points), perm=[0, 2, 1])
-    d_rows, d_at = read_adjoint(op, d_values, image, corners)
+    d_rows, d_at = interpolate_adjoint(op, d_values, image, neighbours)
     d_X = from_rows(op, d_rows, image, X)
     if mode == "nearest":
         return d_X, op.zeros_like(grid)
@@ -104,15 +104,15 @@ def deform_conv_grad(
         begin = op.Sub(begin, typed(op, np.array(pads[: len(pads) // 2]), like=begin))
     moved = op.Transpose(shaped(op, op.as_type(offset, kind), batch, elements, axes, points), perm=[0, 1, 3, 2])
     at = shaped(op, op.Add(moved, op.Add(op.Unsqueeze(inside, [1]), begin)), batch, together, axes)
-    corners = make_corners(op, at, image, _spatial_rank(op, X, W, offset))
-    values = shaped(op, read(op, image, corners), batch, elements, points, channels)
+    neighbours = make_neighbours(op, at, image, _spatial_rank(op, X, W, offset))
+    values = shaped(op, interpolate(op, image, neighbours), batch, elements, points, channels)
     masked, factor = values, None
     if mask is not None:
         factor = shaped(op, op.as_type(mask, kind), batch, elements, points, op.const([1]))
         masked = op.Mul(values, factor)
 
     images, groups = part(op, op.shape_of(X), 0, 1), op.const([group])
-    outputs = over(op, part(op, op.shape_of(W), 0, 1), group)
+    outputs = divided(op, part(op, op.shape_of(W), 0, 1), group)
     rows = product(op, join(op, part(op, op.shape_of(W), 1, 2), elements))
     d_rows = shaped(op, op.as_type(dY, kind), images, groups, outputs, points)
     columns = shaped(op, op.Transpose(masked, perm=[0, 3, 1, 2]), images, groups, rows, points)
@@ -125,7 +125,7 @@ def deform_conv_grad(
     if mask is not None:
         d_mask = _like(op, op.ReduceSum(op.Mul(d_values, values), [3], keepdims=0), mask)
         d_values = op.Mul(d_values, factor)
-    d_image, d_at = read_adjoint(op, shaped(op, d_values, batch, together, channels), image, corners)
+    d_image, d_at = interpolate_adjoint(op, shaped(op, d_values, batch, together, channels), image, neighbours)
     d_offset = op.Transpose(shaped(op, d_at, batch, elements, points, axes), perm=[0, 1, 3, 2])
     d_B = op.as_type(shaped(op, d_B, part(op, op.shape_of(W), 0, 1)), op.type(X))
     return from_rows(op, d_image, image, X), _like(op, d_W, W), _like(op, d_offset, offset), d_B, d_mask

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.indexing import WRITTEN_OUT
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.lowering.onnx.arithmetic import summed_axes
 from refgrad.protos.types import is_unnamed
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

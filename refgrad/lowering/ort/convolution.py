@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.windows import spatial
 from refgrad.lowering.ort.kernels import SINGLE
 from refgrad.lowering.ort.windows import SAME, known_pads
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.lowering.ort.kernels import WIDE
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 _GATHERED = (*WIDE, TensorProto.FLOAT16)  # the types of the three kernels that undo a gathering

@@ -6,10 +6,10 @@ from string import ascii_uppercase
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.lowering.onnx.arithmetic import summed_axes
 from refgrad.lowering.ort.arithmetic import summed_at_run_time
 from refgrad.protos.types import is_unnamed
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

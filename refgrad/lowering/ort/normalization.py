@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.lowering.ort.kernels import SINGLE
 from refgrad.protos.types import Shape
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

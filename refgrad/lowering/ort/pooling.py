@@ -10,10 +10,10 @@ import numpy as np
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.windows import make_windows, spatial
 from refgrad.lowering.ort.kernels import WIDE
 from refgrad.lowering.ort.windows import SAME, known_pads
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

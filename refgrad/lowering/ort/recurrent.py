@@ -7,8 +7,8 @@ from typing import Any
 
 from onnx import TensorProto
 
+from refgrad.builder.op import Emitter
 from refgrad.protos.domains import MICROSOFT
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.primitives import PRIMITIVES
 from refgrad.tables.registry import lowering
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.lowering.ort.kernels import SINGLE
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

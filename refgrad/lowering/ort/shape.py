@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from refgrad.builder.op import Emitter
 from refgrad.lowering.onnx.shape import same_or_known, tile_grad_at_run_time
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, is_unnamed
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from refgrad.builder.op import Emitter
 from refgrad.formulas.windows import make_windows
-from refgrad.reverse.emit import Emitter
 
 SAME = ("SAME_UPPER", "SAME_LOWER")
 

@@ -2,6 +2,6 @@
 
 from refgrad.rules.control_flow.branch import If
 from refgrad.rules.control_flow.loop import Loop
-from refgrad.rules.control_flow.scan import ScanStructure
+from refgrad.rules.control_flow.scan import ScanRule
 
-__all__ = ["If", "Loop", "ScanStructure"]
+__all__ = ["If", "Loop", "ScanRule"]

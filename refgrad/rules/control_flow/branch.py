@@ -7,56 +7,56 @@ from collections.abc import Iterator, Mapping, Set
 import numpy as np
 from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.forward.graph import Graph, Node
+from refgrad.builder.nodes import NodeBuilder
+from refgrad.builder.op import Emitter, nothing_like
+from refgrad.builder.values import tensor_type
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import Shape, element_type, unname
 from refgrad.reverse.bodies import Body
-from refgrad.reverse.containers import nothing_like
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import Path, Structures
-from refgrad.reverse.values import tensor_type
+from refgrad.reverse.path import ControlFlowRules, Path
 from refgrad.rules.control_flow.iteration import name_outputs
-from refgrad.tables.registry import Flow, Passage, Structure, structure
+from refgrad.tables.registry import ControlFlowRule, Route, VaryingValues, control_flow_rule
 
 _RANK = 64  # more axes has no tensor
 
 
-@structure("If")
-class If(Structure):
+@control_flow_rule("If")
+class If(ControlFlowRule):
     """dy through the branch that was taken; 0 for what the other one reads"""
 
     def __init__(self, graph: Graph, node: Node, branches: dict[str, Body]) -> None:
         self.graph, self.node, self.branches = graph, node, branches
 
     @classmethod
-    def read(cls, structures: Structures, node: Node) -> If:
+    def read(cls, control_flow: ControlFlowRules, node: Node) -> If:
         """Both branches."""
         names = "then_branch", "else_branch"
-        return cls(structures.graph, node, {n: Body.read(structures, node.attributes[n], []) for n in names})
+        return cls(control_flow.graph, node, {n: Body.read(control_flow, node.attributes[n], []) for n in names})
 
-    def outputs_of(self, flow: Flow) -> frozenset[str]:
+    def outputs_of(self, varying: VaryingValues) -> frozenset[str]:
         """The outputs that depend on a value that varies in one of the branches."""
         found: set[str] = set()
         for body in self.branches.values():
-            path = body.path(flow, flow.varied.intersection(body.captures), ())
+            path = body.path(varying, varying.names.intersection(body.captures), ())
             found.update(o for o, inner in zip(self.node.outputs, body.outputs, strict=False) if inner in path.varied)
         return frozenset(name for name in found if name and self.graph.is_float(name))
 
-    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+    def route(self, varying: VaryingValues, needed: Set[str]) -> Route:
         """The paths through both branches."""
         paths: list[Path] = []
         reads: set[str] = set()
         for body in self.branches.values():
             outputs = {inner for o, inner in zip(self.node.outputs, body.outputs, strict=False) if o in needed}
-            path = body.path(flow, flow.varied.intersection(body.captures), outputs)
+            path = body.path(varying, varying.names.intersection(body.captures), outputs)
             reads.update(name for name in body.captures if name in path.needed)
             paths.append(path)
-        return Passage(self, frozenset(reads), tuple(paths))
+        return Route(self, frozenset(reads), tuple(paths))
 
     def differentiate(
-        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+        self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
         """The adjoints of what the branches capture, from a node that takes the same branch."""
-        both = list(zip(self.branches.values(), passage.paths, strict=True))
+        both = list(zip(self.branches.values(), route.paths, strict=True))
         primals = list(dict.fromkeys(n for body, path in both for n in body.captures if n in path.needed))
         sweeps, results = [], []
         for body, path in both:
@@ -160,26 +160,28 @@ def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
     sizes = op.static(name)
     if sizes is None:
         sizes = (0,) * len(shape or ())  # a scalar where the rank is unknown: it may be a condition
+    builder = NodeBuilder(op.emission.taken)
     made, measured = (op.fresh(f"{op.node}_{what}_{name}") for what in ("no", "shape_of"))
     value = ValueInfoProto(name=made, type=tensor_type(kind, sizes if shape is not None else None))
     if kind == TensorProto.INT64 and len(sizes) == 1 and 1 < sizes[0] <= _RANK:
         # They may be axes, which ONNX Runtime wants to differ where it infers the branch that is not taken.
         numbers = numpy_helper.from_array(np.arange(sizes[0]))
-        return [helper.make_node("Constant", [], [made], name=made, value=numbers)], value
+        builder.add_as("Constant", [], made, value=numbers)
+        return builder.take(), value
     size = np.array(sizes, np.int64)
     nothing = helper.make_tensor("value", kind, [1], b"" if kind == TensorProto.STRING else np.zeros(1))
-    return [
-        helper.make_node("Constant", [], [measured], name=measured, value=numpy_helper.from_array(size)),
-        helper.make_node("ConstantOfShape", [measured], [made], name=made, value=nothing),
-    ], value
+    builder.add_as("Constant", [], measured, value=numpy_helper.from_array(size))
+    builder.add_as("ConstantOfShape", [measured], made, value=nothing)
+    return builder.take(), value
 
 
 def _empty(op: Emitter, name: str, kind: TypeProto) -> tuple[list[NodeProto], ValueInfoProto]:
     """An empty sequence or optional."""
+    builder = NodeBuilder(op.emission.taken)
     made = op.fresh(f"{op.node}_no_{name}")
     value = ValueInfoProto(name=made, type=unname(kind))
     if kind.HasField("sequence_type"):
-        node = helper.make_node("SequenceEmpty", [], [made], name=made, dtype=element_type(kind))
+        builder.add_as("SequenceEmpty", [], made, dtype=element_type(kind))
     else:
-        node = helper.make_node("Optional", [], [made], name=made, type=unname(kind.optional_type.elem_type))
-    return [node], value
+        builder.add_as("Optional", [], made, type=unname(kind.optional_type.elem_type))
+    return builder.take(), value

@@ -8,14 +8,14 @@ from typing import Self
 
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
 
+from refgrad.builder.op import Emitter
+from refgrad.builder.values import tensor_type
 from refgrad.errors import InvalidModelError
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import Dim, held_by, is_container, is_unnamed, type_of
 from refgrad.reverse.bodies import Body, Swept
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import Path, Structures
-from refgrad.reverse.values import tensor_type
-from refgrad.tables.registry import Flow, Passage, Structure
+from refgrad.reverse.path import ControlFlowRules, Path
+from refgrad.tables.registry import ControlFlowRule, Route, VaryingValues
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Steps:
     rows: list[Slices] = field(default_factory=list)  # those of the forward node whose adjoints are stacked
 
 
-class Iteration(Structure):
+class Iteration(ControlFlowRule):
     """A node whose body runs once per step."""
 
     listing = False  # whether the states may be sequences
@@ -76,16 +76,16 @@ class Iteration(Structure):
         self._moved = moved  # states whose shape changes, and how
 
     @classmethod
-    def read(cls, structures: Structures, node: Node) -> Self:
+    def read(cls, control_flow: ControlFlowRules, node: Node) -> Self:
         """The iteration of a node. A state keeps the sizes that are the same in all steps."""
-        graph, proto = structures.graph, node.attributes["body"]
+        graph, proto = control_flow.graph, node.attributes["body"]
         moved: dict[str, str] = {}
         inputs = cls.inputs_of(graph, node, proto)
         while True:
-            body, again = Body.read(structures, proto, inputs, cls.steady(proto)), False
+            body, again = Body.read(control_flow, proto, inputs, cls.steady(proto)), False
             for k, position in cls.carried(node, proto).items():
-                made = body.graph.type_of(body.outputs[position])
-                joined = None if made is None else _joined(node, inputs[k], made, moved)
+                type_after = body.graph.type_of(body.outputs[position])
+                joined = None if type_after is None else _joined(node, inputs[k], type_after, moved)
                 if joined is not None:
                     inputs[k], again = joined, True
             if not again:
@@ -111,53 +111,53 @@ class Iteration(Structure):
         """The formal inputs whose shape the specification keeps the same in all steps."""
         return []
 
-    def outputs_of(self, flow: Flow) -> frozenset[str]:
+    def outputs_of(self, varying: VaryingValues) -> frozenset[str]:
         """The final states and stacks that depend, after some number of steps, on a value that varies."""
-        inner = self._varied(flow)
-        path = self.body.path(flow, inner, ())
-        found = {s.end for s in self.states if s.read in inner}
-        found.update(s.outer for s in self.stacks if s.inner in path.varied)
-        return frozenset(name for name in found if name and self.graph.is_float(name))
+        inner = self._varied(varying)
+        path = self.body.path(varying, inner, ())
+        names = {s.end for s in self.states if s.read in inner}
+        names.update(s.outer for s in self.stacks if s.inner in path.varied)
+        return frozenset(name for name in names if name and self.graph.is_float(name))
 
-    def _varied(self, flow: Flow) -> set[str]:
+    def _varied(self, varying: VaryingValues) -> set[str]:
         """The inputs and the captures of the body that vary in some step."""
-        inner = {s.read for s in self.states if s.start in flow.varied}
-        inner.update(e.inner for e in self.elements if e.outer in flow.varied)
-        inner.update(name for name in self.body.captures if name in flow.varied and name not in self._sliced)
+        inner = {s.read for s in self.states if s.start in varying.names}
+        inner.update(e.inner for e in self.elements if e.outer in varying.names)
+        inner.update(name for name in self.body.captures if name in varying.names and name not in self._sliced)
         while True:
-            path = self.body.path(flow, inner, ())
+            path = self.body.path(varying, inner, ())
             more = {s.read for s in self.states if s.made in path.varied} - inner
             if not more:
                 return inner
             inner |= more
 
-    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+    def route(self, varying: VaryingValues, needed: Set[str]) -> Route:
         """The path through the body, for any number of steps."""
-        inner = self._varied(flow)
+        inner = self._varied(varying)
         outputs = {s.made for s in self.states if s.end in needed}
         outputs.update(s.inner for s in self.stacks if s.outer in needed)
         while True:
-            path = self.body.path(flow, inner, outputs)
+            path = self.body.path(varying, inner, outputs)
             more = {s.made for s in self.states if s.read in path.needed} - outputs
             if not more:
                 break
             outputs |= more
         active = self._active(path, needed)
-        found = {s.start for s in active}
-        found.update(e.outer for e in self.elements if e.inner in path.needed)
-        found.update(name for name in self.body.captures if name in path.needed)
+        names = {s.start for s in active}
+        names.update(e.outer for e in self.elements if e.inner in path.needed)
+        names.update(name for name in self.body.captures if name in path.needed)
         moving = [f"its state {s.read!r} has {self._moved[s.read]}" for s in active if s.read in self._moved]
-        return Passage(self, frozenset(found & flow.varied), (path,), "; ".join(moving))
+        return Route(self, frozenset(names & varying.names), (path,), "; ".join(moving))
 
     def _active(self, path: Path, ends: Container[str]) -> list[State]:
         """The states that have an adjoint. One that no step reads has it too: without steps, its start is its end."""
         return [s for s in self.states if s.end in ends or s.made in path.needed or s.read in path.needed]
 
     def differentiate(
-        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+        self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
         """The adjoints of the states, the slices and the captures, from a node that runs the steps backwards."""
-        [path] = passage.paths
+        [path] = route.paths
         active = self._active(path, cotangents)
         swept = self.body.swept(op, path)
         sub, sweep = swept.op, swept.sweep
@@ -221,12 +221,12 @@ class Iteration(Structure):
             give(adjoint, element.inner)
             steps.rows.append(element)
         swept.plan(stacked=True, listed=self.listing, recompute=self.node.name in op.repeated)
-        made, count = self.backward(op, swept, steps)
+        results, count = self.backward(op, swept, steps)
         summed = [
-            op.Reshape(v, op.Shape(of[k]), allowzero=1) if k in flat else v for k, v in enumerate(made[: len(of)])
+            op.Reshape(v, op.Shape(of[k]), allowzero=1) if k in flat else v for k, v in enumerate(results[: len(of)])
         ]
         adjoints = list(zip(of, summed, strict=True))
-        for value, element in zip(made[len(of) :], steps.rows, strict=True):
+        for value, element in zip(results[len(of) :], steps.rows, strict=True):
             axis = folded.get((element.outer, element.inner), 0)
             rows = _unfolded(op, value, element.outer, axis) if axis else value
             adjoints.append((element.outer, self.whole(op, rows, element, count)))
@@ -234,11 +234,11 @@ class Iteration(Structure):
             op.describe(value, like=name)
             yield name, value
 
-    def whole(self, op: Emitter, made: str, element: Slices, count: str) -> str:
+    def whole(self, op: Emitter, stacked: str, element: Slices, count: str) -> str:
         """The adjoint of the sliced tensor, from the adjoints of the slices; `count` is the number of steps."""
         if not is_sized(op.shape(element.outer), element.axis):  # without steps, no slice shows its size
-            made = op.Reshape(made, op.Shape(element.outer), allowzero=1)
-        return made
+            stacked = op.Reshape(stacked, op.Shape(element.outer), allowzero=1)
+        return stacked
 
     def _zeros(self, op: Emitter, state: State) -> str:
         """Zeros like the final state."""
@@ -280,23 +280,23 @@ class Iteration(Structure):
 
         :param more: further results of the body, after all others, with the nodes that make them.
         """
-        found = {e.inner: e for e in self.elements}
+        slices = {e.inner: e for e in self.elements}
         copied = {n.output[0]: n.input[0] for n in self.body.proto.node if n.op_type == "Identity" and not n.domain}
         for stack in self.stacks:
             if stack.outer:
-                found.setdefault(stack.inner, stack)
-                found.setdefault(copied.get(stack.inner, stack.inner), stack)
-        new = [name for name in residuals if name not in found]
+                slices.setdefault(stack.inner, stack)
+                slices.setdefault(copied.get(stack.inner, stack.inner), stack)
+        new = [name for name in residuals if name not in slices]
         name_outputs(op, self.node, len(self.states) + len(self.stacks))
         outer = [op.fresh(f"{self.node.name}_{name}") for name in new]
-        found.update((name, Slices(value, name)) for name, value in zip(new, outer, strict=True))
+        slices.update((name, Slices(value, name)) for name, value in zip(new, outer, strict=True))
         for name, value in zip(new, outer, strict=True):
             shape = swept.op.shape(name)
             op.values.add(value, swept.op.type(name), None if shape is None else (self.trips(), *shape))
         edit = op.edits.of(self.node)
         edit.attributes["body"] = swept.forward([*new, *more])
         edit.outputs += outer
-        return {name: found[name] for name in residuals}
+        return {name: slices[name] for name in residuals}
 
 
 def _unfolded(op: Emitter, rows: str, like: str, axis: int) -> str:
@@ -307,14 +307,14 @@ def _unfolded(op: Emitter, rows: str, like: str, axis: int) -> str:
     return op.Transpose(parts, perm=[1, 0, 2])
 
 
-def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, str]) -> ValueInfoProto | None:
+def _joined(node: Node, read: ValueInfoProto, computed: TypeProto, moved: dict[str, str]) -> ValueInfoProto | None:
     """The type that a state has both before and after a step; None where that is the type before.
 
     `moved` gets the states whose shape changes.
     """
-    if is_container(made):
-        return _joined_elements(read, made)
-    (kind, before), (result, after) = type_of(read), type_of(ValueInfoProto(type=made))
+    if is_container(computed):
+        return _joined_elements(read, computed)
+    (kind, before), (result, after) = type_of(read), type_of(ValueInfoProto(type=computed))
     if kind and result and kind != result:
         was, now = (helper.tensor_dtype_to_string(k).removeprefix("TensorProto.").lower() for k in (kind, result))
         raise InvalidModelError(
@@ -339,9 +339,9 @@ def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, 
     return helper.make_tensor_value_info(read.name, kind, sizes)
 
 
-def _joined_elements(read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | None:
+def _joined_elements(read: ValueInfoProto, computed: TypeProto) -> ValueInfoProto | None:
     """The same for a sequence or an optional, whose elements may change their shape."""
-    elements = [type_of(ValueInfoProto(type=held_by(kind))) for kind in (read.type, made)]
+    elements = [type_of(ValueInfoProto(type=held_by(kind))) for kind in (read.type, computed)]
     (kind, before), (_, after) = elements
     if before is None or before == after:
         return None

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import GraphProto, TensorProto, ValueInfoProto, helper
 
-from refgrad.forward.graph import Graph, Node
+from refgrad.builder.nodes import NodeBuilder
+from refgrad.builder.op import Emitter, sequence_type
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import Dim, type_of
 from refgrad.reverse.bodies import Body, Swept, formal
-from refgrad.reverse.containers import sequence_type
-from refgrad.reverse.emit import Emitter
 from refgrad.rules.control_flow.iteration import Iteration, Slices, State, StateLayout, Steps, is_sized
-from refgrad.tables.registry import structure
+from refgrad.tables.registry import control_flow_rule
 
 
-@structure("Loop")
+@control_flow_rule("Loop")
 class Loop(Iteration):
     """dy in reverse, as many steps as were made; what all steps read is summed from step to step"""
 
@@ -93,24 +93,19 @@ class Loop(Iteration):
         trips = op.Size(stored[counter].outer)
         sub = swept.op
         left, going, goes = (sub.fresh(f"{op.node}_{name}") for name in ("left", "going", "goes"))
-        first = [
-            helper.make_node("Sub", [op.Sub(trips, 1), left], [step], name=step),
-            helper.make_node("Identity", [going], [goes], name=goes),
-        ]
-        first += [
-            helper.make_node("Gather", [s.outer, step], [name], name=f"{step}_{name}", axis=s.axis)
-            for name, s in stored.items()
-        ]
-        first += [
-            helper.make_node("SequenceAt", [outer, step], [name], name=f"{step}_{name}")
-            for name, outer in lists.items()
-        ]
+        first = NodeBuilder(sub.emission.taken)
+        first.add_as("Sub", [op.Sub(trips, 1), left], step)
+        first.add_as("Identity", [going], goes)
+        for name, s in stored.items():
+            first.append("Gather", [s.outer, step], [name], f"{step}_{name}", attributes={"axis": s.axis})
+        for name, outer in lists.items():
+            first.append("SequenceAt", [outer, step], [name], f"{step}_{name}")
         formals = [
             (left, helper.make_tensor_type_proto(TensorProto.INT64, [])),
             (going, helper.make_tensor_type_proto(TensorProto.BOOL, [])),
             *steps.states,
         ]
-        body = swept.backward(formals, [(goes, formals[1][1]), *steps.results], first)
+        body = swept.backward(formals, [(goes, formals[1][1]), *steps.results], first.take())
         always = None if steps.starts else op.const(np.array(True))  # a node cannot leave out its last input
         return op.emit_all("Loop", "", [trips, always, *steps.starts], len(steps.results), {"body": body}), trips
 
@@ -120,23 +115,21 @@ class Loop(Iteration):
         """The residuals, and for each of `names` the sequence of its values in all steps, which is a new state."""
         node, edit, values = self.node, op.edits.of(self.node), op.values
         kinds = [sequence_type(swept.op.type(name)) for name in names]
+        builder = NodeBuilder(op.emission.taken)
         states = []
         for name, kind in zip(names, kinds, strict=True):
             state = State(*(op.fresh(f"{node.name}_{name}_{what}") for what in ("none", "before", "after", "all")))
             dtype = swept.op.type(name)
-            empty = helper.make_node("SequenceEmpty", [], [state.start], name=state.start, dtype=dtype)
-            op.edits.insert(empty, before=node)
+            builder.add_as("SequenceEmpty", [], state.start, dtype=dtype)
+            op.edits.insert(builder.take(), before=node)
             edit.inputs.append(state.start)
             values.add(state.start, kind)
             values.add(state.end, kind)
             states.append(state)
-        longer = [
-            (
-                [helper.make_node("SequenceInsert", [s.read, name], [s.made], name=s.made)],
-                helper.make_value_info(s.made, kind),
-            )
-            for s, name, kind in zip(states, names, kinds, strict=True)
-        ]
+        longer = []
+        for s, name, kind in zip(states, names, kinds, strict=True):
+            builder.add_as("SequenceInsert", [s.read, name], s.made)
+            longer.append((builder.take(), helper.make_value_info(s.made, kind)))
         stored = self.stored(op, swept, residuals, longer)
         body = edit.attributes["body"]
         body.input.extend(helper.make_value_info(s.read, kind) for s, kind in zip(states, kinds, strict=True))

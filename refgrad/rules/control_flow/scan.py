@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, TypeProto, ValueInfoProto, helper
 
+from refgrad.builder.op import Emitter
+from refgrad.builder.values import tensor_type
 from refgrad.errors import InvalidModelError
-from refgrad.forward.graph import Graph, Node
+from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import Dim, type_of
 from refgrad.reverse.bodies import Body, Swept, formal
-from refgrad.reverse.emit import Emitter
-from refgrad.reverse.values import tensor_type
 from refgrad.rules.control_flow.iteration import Iteration, Slices, State, StateLayout, Steps
-from refgrad.tables.registry import structure
+from refgrad.tables.registry import control_flow_rule
 
 
-@structure("Scan")
-class ScanStructure(Iteration):
+@control_flow_rule("Scan")
+class ScanRule(Iteration):
     """dy in reverse: each step takes the adjoints of its states and slices; what all steps read is summed from step to step"""
 
     ranked = True

@@ -117,8 +117,8 @@ _AXIS = "The sum of softmax goes over the keys, axis 1, and yours goes over axis
 _PLAIN_SUM = "The sum term is Σ P·dP, and yours is Σ dP."
 _MEAN = "The sum term is Σ P·dP, and yours is the mean of P·dP."
 _KEPT = "The sum term is a column: without keepdims=1 it is a row, and broadcasting takes it from the wrong elements."
-_ZERO = "Where the mask is False, yours sets S to 0, and e⁰ is 1: such a key gets weight. With −∞ it gets 0."
-_SKIPPED = "The derivative of softmax is missing: yours goes on with dP where dS is due."
+_ZERO = "Where the mask is False, yours sets S to 0, and e⁰ is 1: the key gets weight. With −∞ it gets 0."
+_SKIPPED = "The derivative of softmax is missing: yours goes on with dP in the place of dS."
 
 
 def _on_both(hint: str, dS: Callable[[SimpleNamespace], Any]) -> tuple[Mistake, Mistake]:

@@ -19,15 +19,15 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, qualified
 from refgrad.conformance.cases import kinks, rare, special
 from refgrad.conformance.cases.special import Special
-from refgrad.conformance.lacking import read_reasons
-from refgrad.conformance.questions.feeds import widened
-from refgrad.conformance.running.sources import tables
-from refgrad.protos.walk import attribute_value, versions_of
+from refgrad.conformance.judge.running.sources import tables
+from refgrad.conformance.problems.feeds import widened
+from refgrad.conformance.tools.coverage import read_reasons
+from refgrad.derivatives import ortbuilder
+from refgrad.protos.traverse import attribute_value, versions_of
 from refgrad.tables.dialects import DIALECTS
 from refgrad.tables.kinks import KINKS
-from refgrad.tables.registry import BODY, RULES, STRUCTURES
+from refgrad.tables.registry import BODY, CONTROL_FLOW_RULES, RULES
 from refgrad.tables.schemas import find_schema
-from refgrad.transforms import ortbuilder
 
 pytestmark = pytest.mark.interpreter
 
@@ -201,7 +201,7 @@ def forms_of(operator: str) -> list[Form]:
     return [Form.of(case) for case in tables([operator]) if case.operator == operator and case.values == "smooth"]
 
 
-OPERATORS = sorted({*RULES, *STRUCTURES, *BODY})
+OPERATORS = sorted({*RULES, *CONTROL_FLOW_RULES, *BODY})
 NAMES = {key: qualified(helper.make_node(key[1], [], [], domain=key[0])) for key in OPERATORS}
 COVERED = [key for key in OPERATORS if NAMES[key] not in NO_CASES]
 

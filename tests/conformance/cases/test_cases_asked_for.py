@@ -15,7 +15,7 @@ from registering import forgetting
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases import every_case, of_operators
-from refgrad.conformance.running.sources import select, tables
+from refgrad.conformance.judge.running.sources import select, tables
 from refgrad.errors import PluginError, UnknownNameError
 from refgrad.extend import case
 

@@ -10,9 +10,9 @@ import pytest
 from onnx_tests import names
 
 from refgrad.backends import available, get_backend
-from refgrad.conformance.running.nodemodels import NodeModel, departure, excluded, node_models, wrong
+from refgrad.conformance.judge.running.nodemodels import NodeModel, excluded, node_models, relative_error, wrong
 from refgrad.errors import BackendError, RefgradError
-from refgrad.tables.registry import RULES, STRUCTURES, rule
+from refgrad.tables.registry import CONTROL_FLOW_RULES, RULES, rule
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +33,10 @@ def test_gradient_agrees_with_differences(name: str, folded: bool) -> None:
 
 @pytest.mark.skipif("ort-cpu" not in available(), reason="ONNX Runtime is not installed")
 @pytest.mark.parametrize("name", names()["structured"])
-def test_onnxruntime_computes_the_gradient_of_a_structure(name: str) -> None:
+def test_onnxruntime_computes_the_gradient_of_control_flow(name: str) -> None:
     test = models()[name]
     try:
-        assert departure(test, "ort-cpu") <= test.tolerance
+        assert relative_error(test, "ort-cpu") <= test.tolerance
     except BackendError:
         with pytest.raises(BackendError):  # it does not run the model itself
             get_backend("ort-cpu").prepare(test.model).run(test.feeds)
@@ -53,7 +53,7 @@ def test_onnxruntime_computes_the_gradient_of_a_structure(name: str) -> None:
 def test_cotangents_have_the_type_of_the_output(name: str, tolerance: float) -> None:
     test = models()[name]
     assert test.tolerance == tolerance
-    assert departure(test, "numpy") <= tolerance
+    assert relative_error(test, "numpy") <= tolerance
 
 
 def test_nothing_is_left_out() -> None:
@@ -102,16 +102,16 @@ def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[...,
         ("SequenceMap", "test_sequence_map_add_1_sequence_1_tensor"),
     ],
 )
-def test_a_wrong_structure_is_caught(operator: str, name: str, monkeypatch: Any) -> None:
+def test_a_wrong_control_flow_rule_is_caught(operator: str, name: str, monkeypatch: Any) -> None:
     """One whose last adjoint is zero."""
     test = models()[name]
     assert not wrong(test)
-    right = STRUCTURES["", operator].differentiate
+    right = CONTROL_FLOW_RULES["", operator].differentiate
 
     def planted(self: Any, op: Any, *arguments: Any) -> Any:
         *others, (last, _) = right(self, op, *arguments)
         return [*others, (last, None)]
 
-    monkeypatch.setattr(STRUCTURES["", operator], "differentiate", planted)
+    monkeypatch.setattr(CONTROL_FLOW_RULES["", operator], "differentiate", planted)
     assert wrong(test)
     assert wrong(test.folded())

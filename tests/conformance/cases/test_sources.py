@@ -1,4 +1,4 @@
-"""Sources of cases: every name is one question's, every variant is legal and computes, every mistake is named."""
+"""Sources of cases: every name is one problem's, every variant is legal and computes, every mistake is named."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.questions.question import ask
-from refgrad.conformance.running.sources import (
+from refgrad.conformance.judge.running.sources import (
     DTYPES,
     NEWEST,
     at_opset,
@@ -27,6 +26,7 @@ from refgrad.conformance.running.sources import (
     select,
     tables,
 )
+from refgrad.conformance.problems.problem import ask
 from refgrad.errors import FeedError, InvalidModelError, OptionError, RefgradError, UnknownNameError
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
 from refgrad.backends import get_backend
+from refgrad.builder.op import Emitter
 from refgrad.conformance import Case, strategies
 from refgrad.conformance.oracles import Directional, get_oracle
-from refgrad.conformance.questions.question import ask
-from refgrad.conformance.systems.builders import build
+from refgrad.conformance.problems.problem import ask
+from refgrad.conformance.problems.systems.builders import build
 from refgrad.errors import OptionError, RefgradError
-from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES, Rule
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -43,11 +43,11 @@ NARROW = [np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float64
 
 def errors(case: Case) -> Iterator[float]:
     """By how much refgrad's gradient in float64 is off along each direction, relative to what is explained."""
-    question = ask(case)
-    built = build("refgrad", question)
-    feeds = question.at | {built.cotangents[name]: cotangent for name, cotangent in question.wide_cotangents.items()}
+    problem = ask(case)
+    built = build("refgrad", problem)
+    feeds = problem.at | {built.cotangents[name]: cotangent for name, cotangent in problem.wide_cotangents.items()}
     results = get_backend("numpy").prepare(built.model, precision="float64").run(feeds)
-    for said in get_oracle("differences").testify(question):
+    for said in get_oracle("differences").observe(problem):
         if not isinstance(said, Directional):
             continue
         zero = np.zeros(said.direction.shape)

@@ -15,8 +15,8 @@ from refgrad.backends import get_backend
 from refgrad.conformance import Case, strategies
 from refgrad.conformance.case import node_case
 from refgrad.conformance.oracles import Directional, get_oracle
-from refgrad.conformance.questions.question import ask
-from refgrad.conformance.systems.builders import build
+from refgrad.conformance.problems.problem import ask
+from refgrad.conformance.problems.systems.builders import build
 from refgrad.errors import OptionError
 from refgrad.protos.domains import MICROSOFT
 
@@ -165,10 +165,10 @@ def test_stft_has_a_gradient_where_onesided_is_absent(window: int):
     rng = np.random.default_rng(0)
     signal, taps = rng.standard_normal((1, 7, 1)), rng.standard_normal(window)
     case = node_case("STFT", signal, np.array(2), taps, opset=17, constant=["frame_step"])
-    question = ask(case)
-    built = build("refgrad", question)
-    feeds = question.at | {built.cotangents[name]: cotangent for name, cotangent in question.wide_cotangents.items()}
+    problem = ask(case)
+    built = build("refgrad", problem)
+    feeds = problem.at | {built.cotangents[name]: cotangent for name, cotangent in problem.wide_cotangents.items()}
     results = get_backend("numpy").prepare(built.model, precision="float64").run(feeds)
-    for said in get_oracle("differences").testify(question):
+    for said in get_oracle("differences").observe(problem):
         assert isinstance(said, Directional)
         assert np.vdot(results[built.gradients[said.name]], said.direction) == pytest.approx(said.value, rel=1e-7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from planting import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.backends.numpy import NumpyBackend
 from refgrad.cli import main
-from refgrad.conformance import compare, select, tables
+from refgrad.conformance import Case, compare, select, tables
+from refgrad.conformance.judge.elementwise import against_float64
+from refgrad.conformance.judge.judge import GradientCheck
+from refgrad.conformance.judge.nan.watching import Watching
+from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.locating.verdicts import Comparison
-from refgrad.conformance.questions.question import ask
-from refgrad.conformance.reporting import comparisons
-from refgrad.errors import FeedError, OptionError
+from refgrad.conformance.problems.point import rounding
+from refgrad.conformance.problems.problem import ask
+from refgrad.conformance.reports import comparisons
+from refgrad.errors import BuilderError, FeedError, OptionError
 
 pytestmark = pytest.mark.interpreter
 
@@ -51,6 +58,38 @@ def test_sound_sides_agree(executor: str) -> None:
     assert found.ok
     assert set(verdicts(found).values()) == {"they agree"}
     assert {tensor.name for tensor in found.tensors} == {"x", "w1", "b1", "w2", "scale", "y"}
+
+
+def test_the_suite_and_compare_allow_the_same_rounding() -> None:
+    """In a model with a kink: without one the suite allows coarser rounding, and `compare` does not."""
+    model, feeds = onnx.parser.parse_model(RELU), {"x": np.float32([1, -2, 0.3, 1e-7])}
+    problem = ask(Case("relu", model, feeds, wrt=("x", "w")))
+    truth = GradientCheck(problem, ()).own_gradient
+    tolerance = rounding(len(truth.model.graph.node), model)
+    rng, seen = np.random.default_rng(6), set()
+    for size in 10.0 ** np.linspace(-7, -3, 17):
+        off = {
+            name: (value + size * np.max(np.abs(value)) * rng.standard_normal(value.shape)).astype(np.float32)
+            for name, value in truth.gradients.items()
+        }
+        tensors = {f"{name}_grad": value for name, value in off.items()}
+        found = compare(model, "refgrad@numpy", tensors, feeds, cotangent=problem.cotangents, search=False)
+        by_compare = {tensor.name: tensor.b.verdict == "right" for tensor in found.tensors}
+        assert by_compare == {
+            name: against_float64(truth, name, value, tolerance).verdict == "agreed" for name, value in off.items()
+        }
+        seen |= set(by_compare.values())
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(0.5 / 2**0.5, "right"), (0.6, "wrong")])
+def test_elements_that_are_infinite_in_double_do_not_judge_others(last: float, verdict: str) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[3] x) => (float[3] y) { y = Sqrt (x) }'
+    model, feeds = onnx.parser.parse_model(text), {"x": np.float32([0, 1, 2])}
+    tensors = {"x_grad": np.float32([np.inf, 0.5, last])}
+    [tensor] = compare(model, "refgrad@numpy", tensors, feeds, cotangent="ones", search=False).tensors
+    assert (tensor.a.verdict, tensor.b.verdict) == ("right", verdict)
+    assert "1 of 3 elements are not finite in double: they are not judged" in tensor.b.reason
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -90,15 +129,71 @@ def test_both_are_found_where_both_are_wrong() -> None:
 def test_a_side_that_fails_says_where() -> None:
     model, feeds = network()
 
-    def build(question: Any) -> Any:
-        if any(node.op_type == "LayerNormalization" for node in question.model.graph.node):
+    def build(problem: Any) -> Any:
+        if any(node.op_type == "LayerNormalization" for node in problem.model.graph.node):
             raise KeyError("axis")
-        return builder_with(lambda made: None)(question)
+        return builder_with(lambda made: None)(problem)
 
     found = compare(model, "refgrad@numpy", Live(build, "numpy"), feeds)
     assert not found.ok
     assert found.b.rules is not None
     assert [(fault.kind, fault.nodes) for fault in found.b.rules.faults] == [("crashed", ("LN",))]
+
+
+def test_nodes_that_only_outputs_need_are_named_beside_those_of_the_gradient() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[3, 4] x) => (float[3] y, float z) <float[4] w = {1, 2, 3, 4}, int64[1] last = {1}>
+        { s = Mul(x, w)  [sum] y = ReduceSum <keepdims = 0> (s, last)  q = Mul(s, s)  [mean] z = ReduceMean <keepdims = 0> (q) }
+    """)
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
+
+    class Summing(NumpyBackend):
+        """The interpreter with sums and means that are 1 % too large."""
+
+        def prepare(self, model: Any, *arguments: Any, **options: Any) -> Any:
+            def watch(node: NodeProto, inputs: Any, outer: Any, compute: Any) -> Any:
+                results = compute()
+                return (np.float32(1.01) * results[0],) if node.op_type in ("ReduceSum", "ReduceMean") else results
+
+            return super().prepare(model, precision=Watching(watch))
+
+    found = compare(model, "refgrad@numpy", Live("refgrad", Summing()), feeds)
+    assert found.b.kernels is not None
+    named = {one.found.name for one in found.b.kernels.culprits}
+    assert named >= {"sum", "mean"}
+
+
+def test_a_builder_is_not_asked_for_derivatives_that_the_comparison_is_not_about() -> None:
+    """The scales of a Resize are no parameter: the builder, which refuses them, is not asked for them."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y) <float[4] scales = {1, 1, 2, 2}>
+        { h = Tanh(x)  [up] u = Resize <mode = "linear"> (h, "", scales)  [sine] y = Sin(u) }
+    """)
+
+    def build(problem: Any) -> Any:
+        if "scales" in problem.wrt:
+            raise BuilderError("refused", "scales are not differentiated")
+        return builder_with(scaled("sine", 1.1))(problem)
+
+    found = compare(model, "refgrad@numpy", Live(build, "numpy"), {"x": np.ones((1, 1, 4, 4), np.float32)}, wrt=["x"])
+    assert found.b.rules is not None
+    assert [(fault.kind, fault.nodes) for fault in found.b.rules.faults] == [("wrong", ("sine",))]
+
+
+@pytest.mark.skipif("ort-cpu" not in BACKENDS, reason="needs ONNX Runtime")
+def test_random_numbers_of_another_system_are_no_fault() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[4, 6] x) => (float[4, 6] y) <float ratio = {0.5}, bool train = {1}>
+        { h = Tanh(x)  d, mask = Dropout(h, ratio, train)  y = Sin(d) }
+    """)
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)}
+    found = compare(model, "refgrad@numpy", "refgrad@ort-cpu", feeds, wrt=["x"])
+    assert {tensor.a.verdict for tensor in found.tensors} == {"right"}
+    assert {tensor.b.verdict for tensor in found.tensors} == {"undecided"}
+    assert all("('Dropout')" in tensor.b.reason for tensor in found.tensors)
+    assert found.b.kernels is None
 
 
 # At a kink
@@ -161,6 +256,82 @@ def test_a_fault_among_many_kinks_is_seen() -> None:
     found = compare(model, "refgrad@numpy", {"x_grad": gradient, **feeds})
     assert not found.ok
     assert "417" in found.tensors[0].b.reason
+
+
+def at_ties(share: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
+    """The gradient of MaxPool for windows with ties, where `share` has the weights of the elements of a window."""
+    x = np.float32([[1, 1, 0, 0], [0, 1, 0, 0], [2, 0, -1, -1], [2, 2, -1, -1]])
+    cotangent = np.float32([[1.5, -0.7], [0.4, 2.1]])
+    gradient = np.zeros_like(x)
+    for k, n in np.ndindex(2, 2):
+        place = (slice(2 * k, 2 * k + 2), slice(2 * n, 2 * n + 2))
+        window = x[place].reshape(-1)
+        gradient[place] = (cotangent[k, n] * share((window == window.max()).astype(np.float32))).reshape(2, 2)
+    return {"x": x[None, None], "y_grad": cotangent[None, None], "x_grad": gradient[None, None]}
+
+
+POOL = """
+    <ir_version: 8, opset_import: ["": 18]>
+    pool (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y) { y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("share", "is_right"),
+    [
+        (lambda ties: np.eye(4)[np.argmax(ties)], True),
+        (lambda ties: np.eye(4)[3 - np.argmax(ties[::-1])], True),
+        (lambda ties: ties / ties.sum(), True),
+        (lambda ties: ties, False),
+        (lambda ties: ties * (ties.sum() < 2), False),
+        (lambda ties: 0.5 * ties, False),
+    ],
+    ids=["first", "last", "even", "all", "none", "half"],
+)
+def test_a_convention_is_judged_as_a_whole(share: Any, is_right: bool) -> None:
+    [tensor] = compare(onnx.parser.parse_model(POOL), "refgrad@numpy", at_ties(share)).tensors
+    assert tensor.ok is is_right, tensor.b.reason
+    assert ("along (1, …, 1) the derivative is 3.3" in tensor.b.reason) is not is_right
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [(1, 0), (0, 1), (0.5, 0.5), (0.3, 0.7), (1, 1), (0, 0), (0.3, 0.3)])
+def test_operands_that_tie_are_judged_together(of_a: float, of_b: float) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[3] a, float[3] b) => (float[3] y) { y = Max(a, b) }'
+    )
+    a, b, dy = np.float32([1, 2, 3]), np.float32([0, 2, 3]), np.float32([1, -2, 0.5])
+    gradients = {"a_grad": dy * np.float32([1, of_a, of_a]), "b_grad": dy * np.float32([0, of_b, of_b])}
+    found = compare(model, "refgrad@numpy", {"a": a, "b": b, "y_grad": dy, **gradients})
+    assert found.ok is (of_a + of_b == 1), [(tensor.name, tensor.b.reason) for tensor in found.tensors]
+
+
+@pytest.mark.parametrize("slopes", [(1, 0), (1, -1), (0.5, 1), (0, 0)])
+def test_conventions_of_unlike_operators_may_differ(slopes: tuple[float, float]) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[30] a, float[30] b) => (float[30] y) { r = Relu(a)  n = Abs(b)  y = Sub(r, n) }
+    """)
+    zeros, ones = np.zeros(30, np.float32), np.ones(30, np.float32)
+    recording = {"a": zeros, "b": zeros, "a_grad": slopes[0] * ones, "b_grad": -slopes[1] * ones, "y_grad": ones}
+    assert compare(model, "refgrad@numpy", recording).ok
+
+
+def test_a_rule_that_is_no_derivative_at_a_tie_is_located() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[3, 4] a, float[3, 4] b) => (float[3, 4] y) { t = Tanh(a)  [tie] p = Max(t, b)  q = Exp(p)  y = Sin(q) }
+    """)
+    zeros = np.zeros((3, 4), np.float32)
+
+    def whole(made: ModelProto) -> None:
+        for node in made.graph.node:
+            if node.name.startswith("tie_Grad/") and node.op_type == "Sum":
+                node.op_type = "Max"
+
+    found = compare(model, "refgrad@numpy", Live(builder_with(whole), "numpy"), {"a": zeros, "b": zeros})
+    assert not found.ok
+    assert found.b.rules is not None
+    assert [fault.nodes for fault in found.b.rules.faults] == [("tie",)]
 
 
 # Recordings
@@ -324,7 +495,43 @@ def test_the_page_shows_the_nodes_at_fault() -> None:
     page = comparisons.page(found, model)
     assert "<svg" in page
     assert "Tanh Tanh_1" in page
-    assert all(isinstance(node, NodeProto) for node in model.graph.node)
+    assert page.count("<figure>") == 3 * sum(tensor.b.verdict == "wrong" for tensor in found.tensors)
+    assert "is wrong in" in page
+    assert "the kernel of &#x27;Tanh_1&#x27;" in page
+    assert f"numpy {np.__version__}" in page
+
+
+def test_a_report_has_the_verdict_in_a_sentence_the_elements_and_the_versions() -> None:
+    model, feeds = network()
+    values = recorded(model, feeds)
+    values["w2_grad"] = np.array(values["w2_grad"])
+    values["w2_grad"].flat[3] += 1
+    found = compare(model, values, "refgrad@ort-cpu" if "ort-cpu" in BACKENDS else "refgrad@numpy")
+    told = json.loads(comparisons.text_of(found))
+    [wrong] = [tensor for tensor in told["tensors"] if tensor["a"]["verdict"] == "wrong"]
+    assert told["sentence"] == f"recorded (a) is wrong in 1 of {len(found.tensors)} tensors."
+    [element] = wrong["a"]["elements"][:1]
+    assert element["found"] == pytest.approx(element["expected"] + 1)
+    assert set(told["versions"]) >= {"refgrad", "onnx", "numpy", "Python", "processor"}
+    assert "maps" not in wrong["a"]
+
+
+def test_pictures_show_what_is_furthest_off() -> None:
+    due = np.zeros((100, 3, 200))
+    got = np.array(due)
+    got[57, 1, 123] = 2.0
+    got[3, 0, 5] = np.nan
+    maps = maps_of(got, due)
+    assert maps is not None
+    flat = [value for row in maps.found for value in row]
+    assert max(value for value in flat if np.isfinite(value)) == 2.0
+    assert any(np.isnan(value) for value in flat)
+    assert [one.at for one in elements_of(got, due)] == [(3, 0, 5), (57, 1, 123)]
+    assert maps_of(np.zeros((0, 3)), np.zeros((0, 3))) is None
+    assert maps_of(np.zeros(3), np.zeros(4)) is None
+    scalar = maps_of(np.array(1.0), np.array(2.0))
+    assert scalar is not None
+    assert scalar.difference == ((-1.0,),)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +576,7 @@ def test_nothing_to_compare_is_not_right() -> None:
 )
 def test_a_recorded_gradient_that_is_none_is_refused(tensors: dict[str, np.ndarray], said: str) -> None:
     with pytest.raises(FeedError, match=said):
-        Recording.of(tensors, "recorded")
+        Recording.of(tensors, "recorded", network()[0])
 
 
 def test_a_recording_in_double_is_compared() -> None:

@@ -1,4 +1,4 @@
-"""Where NaN and infinities are born: six kinds, forward and backward, in bodies, and no alarm on masks."""
+"""The origins of NaN and infinities: six kinds, forward and backward, in bodies, and no alarm on masks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planting import BACKENDS
 
 from refgrad.cli import main
 from refgrad.conformance import check, nonfinite
-from refgrad.conformance.tracing.nonfinite import NonFinite
+from refgrad.conformance.judge.nan.nonfinite import NonFinite
 from refgrad.errors import FeedError
 from refgrad.tables.registry import RULES
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.interpreter
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g'
 
 
-def births_of(text: str, x: Any, executor: str = "numpy", **more: Any) -> NonFinite:
+def origins_of(text: str, x: Any, executor: str = "numpy", **more: Any) -> NonFinite:
     return nonfinite(onnx.parser.parse_model(f"{HEAD} {text}"), {"x": np.float32(x)}, executor=executor, **more)
 
 
@@ -46,7 +46,7 @@ KINDS = {
 
 @pytest.mark.parametrize("executor", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_birth_is_named_with_its_cause(kind: str, executor: str) -> None:
+def test_an_origin_is_named_with_its_cause(kind: str, executor: str) -> None:
     text, x, at, said = KINDS[kind]
     model = text.replace("inf", "3.0")
     made = onnx.parser.parse_model(f"{HEAD} {model}")
@@ -54,36 +54,36 @@ def test_a_birth_is_named_with_its_cause(kind: str, executor: str) -> None:
         sign = -1 if "-inf" in text else 1
         tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(sign * np.inf), tensor.name))
     found = nonfinite(made, {"x": np.float32(x)}, executor=executor, forward=True)
-    [birth] = found.births
+    [origin] = found.origins
     assert not found.ok
-    assert (birth.node, birth.kind, birth.at) == ("n", kind, at)
-    assert said in birth.cause
-    assert birth.remedy
-    assert not birth.is_backward
+    assert (origin.node, origin.kind, origin.at) == ("n", kind, at)
+    assert said in origin.cause
+    assert origin.remedy
+    assert not origin.is_backward
 
 
 def test_a_root_of_zero_is_told_in_the_gradient() -> None:
-    found = births_of("(float[2] x) => (float[2] y) { [root] y = Sqrt (x) }", [4, 0])
+    found = origins_of("(float[2] x) => (float[2] y) { [root] y = Sqrt (x) }", [4, 0])
     assert found.results == ("x_grad",)
-    [birth] = found.roots
-    assert (birth.forward, birth.kind, birth.at) == ("root", "division by 0", (1,))
+    [origin] = found.roots
+    assert (origin.forward, origin.kind, origin.at) == ("root", "division by 0", (1,))
 
 
 def test_a_dead_branch_is_told() -> None:
     text = "(float[2] x) => (float[2] y) <float z = {0}> { c = Greater (x, z)  [log] l = Log (x)  [w] y = Where (c, l, x) }"
-    found = births_of(text, [2, 0])
-    [birth] = found.roots
-    assert (birth.forward, birth.kind) == ("log", "a dead branch")
-    assert "'w' does not take this branch" in birth.cause
-    assert "Where on its input" in birth.remedy
+    found = origins_of(text, [2, 0])
+    [origin] = found.roots
+    assert (origin.forward, origin.kind) == ("log", "a dead branch")
+    assert "'w' does not take this branch" in origin.cause
+    assert "Where on its input" in origin.remedy
 
 
 def test_an_underflow_is_told_from_a_zero() -> None:
     text = "(float[2] x) => (float[2] y) <float s = {1e-25}> { a = Mul (x, s)  b = Mul (a, a)  [n] y = Reciprocal (b) }"
-    [birth] = births_of(text, [1, 2], forward=True).roots
-    assert birth.kind == "underflow"
-    assert "in double and 0 here" in birth.cause
-    [zero] = births_of(text, [0, 2], forward=True).roots[:1] or [None]
+    [origin] = origins_of(text, [1, 2], forward=True).roots
+    assert origin.kind == "underflow"
+    assert "in double and 0 here" in origin.cause
+    [zero] = origins_of(text, [0, 2], forward=True).roots[:1] or [None]
     assert zero is not None
 
 
@@ -94,7 +94,7 @@ def test_an_infinity_of_a_mask_is_no_fault() -> None:
     found = nonfinite(model, {"x": np.float32([[1, 2], [3, 4]])}, wrt=["x"])
     assert found.ok
     assert not found.results
-    log = births_of("(float[2] x) => (float[2] y) { l = Log (x)  y = Exp (l) }", [1, 0], forward=True)
+    log = origins_of("(float[2] x) => (float[2] y) { l = Log (x)  y = Exp (l) }", [1, 0], forward=True)
     assert log.ok
 
 
@@ -106,27 +106,27 @@ def test_the_round_of_a_loop_is_told(executor: str) -> None:
     steps = np.float32([[1], [2], [3], [0], [1], [1]])
     model = onnx.parser.parse_model(f"{HEAD} {text}")
     found = nonfinite(model, {"x": np.float32([1]), "s": steps}, executor=executor, forward=True)
-    [birth] = found.births
-    assert (birth.node, birth.within, birth.step, birth.kind) == ("log", "scan", 3, "log 0")
+    [origin] = found.origins
+    assert (origin.node, origin.within, origin.step, origin.kind) == ("log", "scan", 3, "log 0")
 
 
-def test_what_follows_from_a_birth_is_no_root() -> None:
-    found = births_of("(float[2] x) => (float[2] y) { [log] l = Log (x)  [sub] y = Sub (l, l) }", [1, 0], forward=True)
-    assert [birth.node for birth in found.births] == ["log", "sub"]
-    assert [birth.node for birth in found.roots] == ["log"]
-    assert found.births[1].of == (0,)
+def test_what_follows_from_an_origin_is_no_root() -> None:
+    found = origins_of("(float[2] x) => (float[2] y) { [log] l = Log (x)  [sub] y = Sub (l, l) }", [1, 0], forward=True)
+    assert [origin.node for origin in found.origins] == ["log", "sub"]
+    assert [origin.node for origin in found.roots] == ["log"]
+    assert found.origins[1].of == (0,)
 
 
 def test_float16_overflows_where_double_does_not() -> None:
     model = onnx.parser.parse_model(f"{HEAD} (float16[2] x) => (float16[2] y) {{ [sq] y = Mul (x, x) }}")
-    [birth] = nonfinite(model, {"x": np.float16([1, 300])}, forward=True).births
-    assert (birth.kind, birth.at) == ("overflow", (1,))
-    assert "float16 ends at 6.55e+04" in birth.cause
-    assert "in double it is 90000" in birth.cause
+    [origin] = nonfinite(model, {"x": np.float16([1, 300])}, forward=True).origins
+    assert (origin.kind, origin.at) == ("overflow", (1,))
+    assert "float16 ends at 6.55e+04" in origin.cause
+    assert "in double it is 90000" in origin.cause
 
 
 def test_a_given_nan_is_nobodys_fault() -> None:
-    found = births_of("(float[2] x) => (float[2] y) { y = Neg (x) }", [np.nan, 1], forward=True)
+    found = origins_of("(float[2] x) => (float[2] y) { y = Neg (x) }", [np.nan, 1], forward=True)
     assert found.ok
     assert found.results == ("y",)
 
@@ -172,7 +172,7 @@ def test_check_names_an_underflow() -> None:
     assert found.ok, [row.note for row in found.faults]
 
 
-def test_check_still_disagrees_where_nothing_excuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_still_disagrees_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule whose formula divides by 0 where the derivative exists."""
     rule = RULES["", "Tanh"]
     wrong = replace(rule, function=lambda op, d, y: op.Div(op.Mul(d, y), op.Mul(y, y)))

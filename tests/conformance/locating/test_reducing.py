@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,17 +49,55 @@ def test_a_wrong_rule_is_reduced_and_reproduced_without_refgrad(tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "reproduce.py"], cwd=tmp_path / "made", capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "largest error" in done.stdout
+    assert "still there" in done.stdout
+    assert not done.stderr
+
+
+def test_a_wrong_builder_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program exits with 1 as long as the builder is wrong, and with 0 once it is mended."""
+    monkeypatch.chdir(tmp_path)
+    model, feeds = network()
+    onnx.save(model, "m.onnx")
+    np.savez("f.npz", **feeds)
+    text = (
+        "import os\nimport refgrad\n\n\ndef build(model, wrt, outputs):\n"
+        "    made = refgrad.gradient(model, wrt, outputs)\n"
+        "    for node in made.graph.node:\n"
+        "        if node.name.startswith('Tanh_1_Grad/') and node.op_type == 'Sub' and 'MENDED' not in os.environ:\n"
+        "            node.op_type = 'Add'\n"
+        "    return made\n"
+    )
+    Path("wrong_tanh.py").write_text(text)
+    words = ["reduce", "m.onnx", "--feeds", "f.npz", "-o", "made", "--side", "wrong_tanh:build@numpy"]
+    assert main(words) == 0
+    for environment, code in (({}, 1), ({"MENDED": "1"}, 0)):
+        done = subprocess.run(
+            [sys.executable, "made/reproduce.py"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])} | environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_a_fault_that_is_infinite_is_still_there(tmp_path: Path) -> None:
+    model, feeds = network()
+    reduced = reducing.reduce(model, Live("refgrad", Planted("Tanh_1", lambda y: y * np.float32(np.nan))), feeds)
+    reducing.write(reduced, tmp_path / "made")
+    data = tmp_path / "made" / "test_data_set_0"
+    assert np.isnan(numpy_helper.to_array(onnx.load_tensor(data / "actual_0.pb"))).any()
+    script = (tmp_path / "made" / "reproduce.py").read_text(encoding="utf-8")
+    assert "0 < errors[0] == errors[1]" in script
 
 
 def test_a_refusal_keeps_its_message() -> None:
     model, feeds = network()
 
-    def refuses(question: Any) -> Any:
-        if any(node.op_type == "LayerNormalization" for node in question.model.graph.node):
+    def refuses(problem: Any) -> Any:
+        if any(node.op_type == "LayerNormalization" for node in problem.model.graph.node):
             raise BuilderError("refused", "no rule for LayerNormalization")
-        return builder_with(lambda made: None)(question)
+        return builder_with(lambda made: None)(problem)
 
     reduced = reducing.reduce(model, Live(refuses, "numpy"), feeds)
     assert (reduced.failure.how, reduced.failure.operators) == ("refused", ("LayerNormalization",))

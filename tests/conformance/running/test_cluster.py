@@ -9,10 +9,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from refgrad.conformance.running.cluster import _run_here, run_on_cluster
-from refgrad.conformance.running.runner import Plan
-from refgrad.conformance.running.sources import select, tables
-from refgrad.conformance.running.suite import run_suite
+from refgrad.conformance.judge.running.cluster import _run_here, run_on_cluster
+from refgrad.conformance.judge.running.runner import Plan
+from refgrad.conformance.judge.running.sources import select, tables
+from refgrad.conformance.judge.running.suite import run_suite
 from refgrad.errors import OptionError
 from refgrad.tables import plugins
 

@@ -14,10 +14,10 @@ from onnx import ModelProto
 from refgrad.backends import available
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.oracles import Built, Directional, get_oracle
-from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.systems.builders import BUILDERS, build, get_builder, version
-from refgrad.conformance.systems.executors import executors, get_executor, run
-from refgrad.conformance.systems.executors import version as version_of_executor
+from refgrad.conformance.problems.problem import Problem, ask
+from refgrad.conformance.problems.systems.builders import BUILDERS, build, get_builder, version
+from refgrad.conformance.problems.systems.executors import executors, get_executor, run
+from refgrad.conformance.problems.systems.executors import version as version_of_executor
 from refgrad.errors import AnswerError, BackendError, BuilderError, FeedError, OptionError
 
 INSTALLED = [name for name, builder in BUILDERS.items() if not builder.missing()]
@@ -67,15 +67,15 @@ CASES = {
 }
 
 
-def is_right(question: Question, builder: str, executor: str) -> bool:
+def is_right(problem: Problem, builder: str, executor: str) -> bool:
     """True if differences along random directions say so, in the model's own types."""
-    built = build(builder, question)
-    results = run(executor, built.model, built.feeds(question.feeds, question.cotangents))
-    testify = get_oracle("differences").testify
-    assert testify is not None
-    for said in testify(question):
+    built = build(builder, problem)
+    results = run(executor, built.model, built.feeds(problem.feeds, problem.cotangents))
+    observe = get_oracle("differences").observe
+    assert observe is not None
+    for said in observe(problem):
         assert isinstance(said, Directional)
-        expected = question.at[said.name]
+        expected = problem.at[said.name]
         gradient = results[built.gradients[said.name]] if said.name in built.gradients else np.zeros(expected.shape)
         assert gradient.shape == expected.shape
         got = float(np.sum(gradient.astype(np.float64) * said.direction))
@@ -249,11 +249,11 @@ class TestOnnxRuntime:
 
     @pytest.mark.parametrize("builder", ["onnxruntime:raw", "onnxruntime:module"])
     def test_no_output_depends_on_it(self, builder: str) -> None:
-        question = ask(
+        problem = ask(
             Case("apart", CASES["an input that nothing depends on"].model, {"x": draw(3), "z": draw(2)}, ("z",))
         )
         with pytest.raises(BuilderError, match="no output depends on 'z'"):
-            build(builder, question)
+            build(builder, problem)
 
     def test_inference_stays_inference(self) -> None:
         """Its module builder normalizes by the batch there too: another function."""
@@ -301,13 +301,13 @@ def test_the_reference_says_what_it_cannot() -> None:
     unknown.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(BackendError, match=r"onnx\.reference does not read the model: .*NoSuchOperator"):
         run("onnx.reference", unknown, {"x": draw(3)})
-    misfit = parsed("f (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
+    mismatched = parsed("f (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
     with pytest.raises(BackendError, match=r"onnx\.reference fails on the model: TypeError"):
-        run("onnx.reference", misfit, {"x": draw(3), "z": draw(2)})
+        run("onnx.reference", mismatched, {"x": draw(3), "z": draw(2)})
     with pytest.raises(FeedError, match="no input 'X'"):
-        run("onnx.reference", misfit, {"X": draw(3)})
+        run("onnx.reference", mismatched, {"X": draw(3)})
     with pytest.raises(OptionError, match=r"'onnx\.reference' has no option 'threads'"):
-        get_executor("onnx.reference").prepare(misfit, threads=1)
+        get_executor("onnx.reference").prepare(mismatched, threads=1)
 
 
 EXECUTORS = """

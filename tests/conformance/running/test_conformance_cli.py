@@ -15,10 +15,10 @@ from onnx import numpy_helper
 from refgrad import conformance
 from refgrad.cli import main
 from refgrad.cli.conformance import one_case
-from refgrad.conformance.reporting.html import data_of
-from refgrad.conformance.running import sources
-from refgrad.conformance.running.results import Results, load
-from refgrad.protos.files import fingerprint
+from refgrad.conformance.judge.running import sources
+from refgrad.conformance.judge.running.results import Results, load
+from refgrad.conformance.reports.html import data_of
+from refgrad.model.writing import fingerprint
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 

@@ -11,12 +11,12 @@ import pytest
 
 from refgrad.cli.reporting import remarks
 from refgrad.conformance.case import node_case
-from refgrad.conformance.judging.verdicts import says_unsupported
-from refgrad.conformance.running.journal import Journal
-from refgrad.conformance.running.limitations import Limitations
-from refgrad.conformance.running.results import load
-from refgrad.conformance.running.runner import Plan
-from refgrad.conformance.running.suite import run_suite
+from refgrad.conformance.judge.running.journal import Journal
+from refgrad.conformance.judge.running.limitations import Limitations
+from refgrad.conformance.judge.running.results import load
+from refgrad.conformance.judge.running.runner import Plan
+from refgrad.conformance.judge.running.suite import run_suite
+from refgrad.conformance.judge.verdicts import says_unsupported
 from refgrad.errors import ResultsError
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -126,7 +126,7 @@ def test_a_wrong_result_of_any_shape_is_seen(shape):
 
 
 def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
-    monkeypatch.setattr("refgrad.conformance.running.runner.forward_fault", failing.broken)
+    monkeypatch.setattr("refgrad.conformance.judge.running.runner.forward_fault", failing.broken)
     plan = Plan(("refgrad",), ("failing:Shifted",))
     results = run_suite([node_case("Exp", X)], plan, lanes=1)
     results.save(tmp_path / "results.json")
@@ -134,7 +134,7 @@ def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
     assert (found.verdict, found.forward) == ("agreed", "")
     assert found.forward_note == "the results of the model were not compared: this always fails"
     assert list(remarks(results, {found.case: "Exp"}, Limitations(), [], [])) == [
-        f"1 result of a model was not compared, such as those of failing:Shifted in {found.case}: {found.forward_note}"
+        f"1 result of a model was not compared, such as the results of failing:Shifted in {found.case}: {found.forward_note}"
     ]
 
 

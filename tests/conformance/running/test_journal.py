@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from refgrad.conformance.judging.verdicts import ResultRow
-from refgrad.conformance.running.journal import Journal
+from refgrad.conformance.judge.running.journal import Journal
+from refgrad.conformance.judge.verdicts import ResultRow
 from refgrad.errors import JournalError
 
 pytestmark = pytest.mark.interpreter

@@ -6,9 +6,9 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from refgrad.derivatives import ortbuilder
+from refgrad.derivatives.ortbuilder import Builders
 from refgrad.errors import BuilderError
-from refgrad.transforms import ortbuilder
-from refgrad.transforms.ortbuilder import Builders
 
 needs_training = pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")
 

@@ -4,14 +4,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from refgrad.conformance import departures, findings
-from refgrad.conformance.findings import builders
-from refgrad.conformance.mutating import survivors
+from refgrad.conformance.known import bugs as known_bugs
+from refgrad.conformance.known import differences as differences
+from refgrad.conformance.known.bugs import builders
+from refgrad.conformance.tools.mutating import survivors
 from refgrad.errors import RecordsError
 
 pytestmark = pytest.mark.interpreter
 
-FINDING = """
+BUG = """
 [[finding]]
 system = "onnx.reference"
 operator = "Add"
@@ -41,7 +42,7 @@ cotangents.Y = [1]
 expected.X = [-1]
 given.X = [1]
 """
-DEPARTURE = '[[departure]]\noperators = ["Pad"]\nkind = "wrong"\nreason = "It forgets the axes."\n'
+DIFFERENCE = '[[departure]]\noperators = ["Pad"]\nkind = "wrong"\nreason = "It forgets the axes."\n'
 EQUIVALENT = """
 [[equivalent]]
 reason = "Its sign is dropped."
@@ -49,12 +50,12 @@ mutants = [{ operator = "Abs", place = "*", change = "swapped operands" }]
 """
 
 
-def of_findings(path):
-    return list(findings.read_findings(path))
+def of_bugs(path):
+    return list(known_bugs.read_bugs(path))
 
 
 def of_builders(path):
-    return list(builders.read_findings(path))
+    return list(builders.read_bugs(path))
 
 
 def written(tmp_path, text):
@@ -64,7 +65,7 @@ def written(tmp_path, text):
 
 
 def test_a_finding_is_read_in_the_types_that_its_model_declares(tmp_path):
-    [found] = of_findings(written(tmp_path, FINDING + "tolerance = 1e-3\noptimized = true\n"))
+    [found] = of_bugs(written(tmp_path, BUG + "tolerance = 1e-3\noptimized = true\n"))
     assert (found.system, found.operator, found.fault) == ("onnx.reference", "Add", "subtracts")
     assert (found.tolerance, found.optimized, found.crashes) == (1e-3, True, False)
     assert found.feeds["A"].dtype == np.float32
@@ -75,7 +76,7 @@ def test_a_finding_is_read_in_the_types_that_its_model_declares(tmp_path):
 
 def test_a_release_that_the_findings_are_not_about_is_refused(tmp_path):
     with pytest.raises(RecordsError, match=r"until is '1\.2'\. The findings are about the releases '1\.23\.2'"):
-        of_findings(written(tmp_path, FINDING + 'until = "1.2"\n'))
+        of_bugs(written(tmp_path, BUG + 'until = "1.2"\n'))
 
 
 def test_a_gradient_is_read(tmp_path):
@@ -101,8 +102,8 @@ def test_a_gradient_is_read(tmp_path):
     ],
 )
 def test_literals(tmp_path, kind, literal, expected):
-    text = FINDING.replace("float[N] A", f"{kind} A").replace("feeds.A = [1]", f"feeds.A = {literal}")
-    [found] = of_findings(written(tmp_path, text))
+    text = BUG.replace("float[N] A", f"{kind} A").replace("feeds.A = [1]", f"feeds.A = {literal}")
+    [found] = of_bugs(written(tmp_path, text))
     got = found.feeds["A"]
     assert type(got) is type(expected)
     if isinstance(expected, dict):
@@ -120,25 +121,25 @@ def test_literals(tmp_path, kind, literal, expected):
 @pytest.mark.parametrize(
     ("read", "text", "old", "new", "told"),
     [
-        (of_findings, FINDING, 'fault = "subtracts"\n', "", "entry 1 (Add) has no fault. Give it a string"),
-        (of_findings, FINDING, "proof", "prof", "(Add, subtracts) has the key 'prof'. Did you mean 'proof'? There are"),
-        (of_findings, FINDING, 'proof = "1 + 2"', "", "Give it a proof, or the forward model"),
-        (of_findings, FINDING, '"subtracts"', '" "', "fault is ' '. It has to be a string that is not empty."),
-        (of_findings, FINDING, '"1 + 2"', '"1 + 2"\ncrashes = 1', "crashes is 1. It has to be true or false."),
-        (of_findings, FINDING, '"onnx.reference"', '"onnx"', "system is 'onnx'. There are 'onnx.reference', "),
-        (of_findings, FINDING, '"Add"', '"Sub"', "operator is 'Sub'. The model has nodes of 'Add'."),
-        (of_findings, FINDING, "{ C =", "{ C", "model is no model in onnx's text format"),
-        (of_findings, FINDING, "feeds.B = [2]", "", "feeds has no 'B'. Give every one of 'A', 'B' a value."),
-        (of_findings, FINDING, "feeds.B", "feeds.D", "feeds has 'D'. The model has 'A', 'B' there."),
-        (of_findings, FINDING, "expected.C", "expected.A", "expected has 'A'. The model has 'C' there."),
-        (of_findings, FINDING, "[2]", '["2"]', "['2'] has strings, for float32"),
-        (of_findings, FINDING, "[2]", "[[2], [2, 3]]", "feeds is not of the types that the model declares"),
-        (of_findings, FINDING, "[2]", "{ shape = [1] }", "only where there are none"),
-        (of_findings, FINDING.replace("float[N] B", "int64[N] B"), "[2]", "[2.5]", "[2.5] has fractions, for int64"),
+        (of_bugs, BUG, 'fault = "subtracts"\n', "", "entry 1 (Add) has no fault. Give it a string"),
+        (of_bugs, BUG, "proof", "prof", "(Add, subtracts) has the key 'prof'. Did you mean 'proof'? There are"),
+        (of_bugs, BUG, 'proof = "1 + 2"', "", "Give it a proof, or the forward model"),
+        (of_bugs, BUG, '"subtracts"', '" "', "fault is ' '. It has to be a string that is not empty."),
+        (of_bugs, BUG, '"1 + 2"', '"1 + 2"\ncrashes = 1', "crashes is 1. It has to be true or false."),
+        (of_bugs, BUG, '"onnx.reference"', '"onnx"', "system is 'onnx'. There are 'onnx.reference', "),
+        (of_bugs, BUG, '"Add"', '"Sub"', "operator is 'Sub'. The model has nodes of 'Add'."),
+        (of_bugs, BUG, "{ C =", "{ C", "model is no model in onnx's text format"),
+        (of_bugs, BUG, "feeds.B = [2]", "", "feeds has no 'B'. Give every one of 'A', 'B' a value."),
+        (of_bugs, BUG, "feeds.B", "feeds.D", "feeds has 'D'. The model has 'A', 'B' there."),
+        (of_bugs, BUG, "expected.C", "expected.A", "expected has 'A'. The model has 'C' there."),
+        (of_bugs, BUG, "[2]", '["2"]', "['2'] has strings, for float32"),
+        (of_bugs, BUG, "[2]", "[[2], [2, 3]]", "feeds is not of the types that the model declares"),
+        (of_bugs, BUG, "[2]", "{ shape = [1] }", "only where there are none"),
+        (of_bugs, BUG.replace("float[N] B", "int64[N] B"), "[2]", "[2.5]", "[2.5] has fractions, for int64"),
         (of_builders, GRADIENT, "given.X = [1]", "", "has no given. Give it a table, or a string."),
         (of_builders, GRADIENT, "cotangents.Y", "cotangents.X", "cotangents has 'X'. The model has 'Y' there."),
-        (departures.read_departures, DEPARTURE, "wrong", "worng", "kind is 'worng'. There are 'refused', "),
-        (departures.read_departures, DEPARTURE, '["Pad"]', '"Pad"', "operators is 'Pad'. It has to be a list."),
+        (differences.read_differences, DIFFERENCE, "wrong", "worng", "kind is 'worng'. There are 'refused', "),
+        (differences.read_differences, DIFFERENCE, '["Pad"]', '"Pad"', "operators is 'Pad'. It has to be a list."),
         (survivors.read_equivalents, EQUIVALENT, "place", "plaec", "Write { ... } with 'operator', 'place', 'change'."),
         (
             survivors.read_equivalents,

@@ -17,10 +17,10 @@ import pytest
 from killing import differing
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.running.journal import Journal
-from refgrad.conformance.running.runner import Lanes, Plan
-from refgrad.conformance.running.sources import select, tables
-from refgrad.conformance.running.suite import run_suite
+from refgrad.conformance.judge.running.journal import Journal
+from refgrad.conformance.judge.running.runner import Lanes, Plan
+from refgrad.conformance.judge.running.sources import select, tables
+from refgrad.conformance.judge.running.suite import run_suite
 from refgrad.errors import BackendError, OptionError
 from refgrad.worker import Worker
 

@@ -1,0 +1,476 @@
+"""Is a gradient right? Every dialect on every backend, against differences and against the gradient in float64.
+
+Two questions are asked. Is the mathematics right? Each dialect's gradient, run in float64 on the NumPy interpreter, is
+compared with central differences along random directions, which do not know any rule. Does a backend compute it? The gradient
+in the model's own types is compared with the float64 one, element by element. An error is compared with its explanations: the
+error estimate of the differences, the rounding of the type, and how far the float64 gradient itself moves when each
+intermediate result is rounded (cancellation and kinks can move it far).
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.backends import available, get_backend
+from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.backends.numpy.kernels.control_flow import bounded_loops
+from refgrad.conformance.judge.deviation import deviation
+from refgrad.conformance.judge.elementwise import against_float64
+from refgrad.conformance.judge.nan.nonfinite import Origin, origins
+from refgrad.conformance.judge.verdicts import says_unsupported
+from refgrad.conformance.oracles.comparison import (
+    AGREED,
+    DISAGREED,
+    EXACT,
+    INCONCLUSIVE,
+    KINK,
+    NOT_FINITE,
+    Judged,
+    against_directions,
+    bent,
+    gravest,
+    told_by_the_neighbour,
+)
+from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
+from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.problems.feeds import SIZE
+from refgrad.conformance.problems.kinked import OPERATORS as KINKED
+from refgrad.conformance.problems.kinked import kinked as elements_at_kinks
+from refgrad.conformance.problems.kinked import kinks_of
+from refgrad.conformance.problems.observation import Directional, NotApplicable, Observation
+from refgrad.conformance.problems.point import (
+    Point,
+    Truth,
+    by_name,
+    in_float64,
+    inputs_of,
+    rounding,
+    with_values,
+    without,
+)
+from refgrad.conformance.problems.undefined import undefined
+from refgrad.conformance.problems.weights import randomize
+from refgrad.derivatives import ortbuilder
+from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, abridged, choices
+from refgrad.markup import BAD, html_table
+from refgrad.model.checks.malformed import explained
+from refgrad.protos.traverse import every_node
+from refgrad.ranges import RANGES, checked
+from refgrad.reverse.gradient import gradient as differentiate
+from refgrad.reverse.ranks import of_any_rank
+from refgrad.worker import SECONDS
+
+Progress = Callable[[int, int, str], None]  # how many steps are done, of how many, and the next step
+FAILED, UNSUPPORTED = "failed", "not supported"
+WRONG_BUILDER = "onnxruntime is wrong"
+FLOAT64 = "float64"
+
+_FAULTS = (DISAGREED, FAILED)
+_OF_RANGE = ("overflow", "underflow")  # kinds of origins
+_OF_KINKS = ("a dead branch",)
+FIRST = (DISAGREED, FAILED, WRONG_BUILDER)  # verdicts that are listed first; what agrees is listed last
+_NOTES = 4  # of rows that are wrong, in a notebook
+_ENOUGH = 100_000  # iterations of a loop whose inputs are random
+
+
+@dataclass(frozen=True)
+class Row:
+    """One gradient as one backend computed it, against one oracle.
+
+    `absolute` and `relative` are the largest error over the elements (or the directions) and that error relative to the
+    largest element (or the norm); `allowed` is the largest relative error that rounding and the oracle explain. They are
+    None where nothing was compared.
+    """
+
+    gradient: str
+    dialect: str
+    backend: str
+    oracle: str
+    verdict: str
+    absolute: float | None = None
+    relative: float | None = None
+    allowed: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of `check`."""
+
+    wrt: tuple[str, ...]
+    outputs: tuple[str, ...]
+    seed: int
+    feeds: str
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing disagrees. Rows that are not supported, inconclusive or at a kink do not count as such."""
+        return not self.faults
+
+    @property
+    def faults(self) -> tuple[Row, ...]:
+        """The rows that show something wrong with refgrad or a backend."""
+        return tuple(row for row in self.rows if row.verdict in _FAULTS)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""
+        verdicts = sorted({row.verdict for row in self.rows}, key=_place)
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.dialect, row.backend, row.oracle), []).append(row)
+        summary = []
+        for (dialect, backend, oracle), group in groups.items():
+            counts = Counter(row.verdict for row in group)
+            compared = [row for row in group if row.relative is not None]
+            worst = max(compared, key=gravity, default=None)
+            asked: dict[str, Any] = {"dialect": dialect, "backend": backend, "against": oracle}
+            summary.append(
+                asked
+                | {verdict: counts[verdict] or None for verdict in verdicts}
+                | {
+                    "worst gradient": None if worst is None else worst.gradient,
+                    "relative": None if worst is None else worst.relative,
+                    "explained": None if worst is None else worst.allowed,
+                }
+            )
+        return summary
+
+    def _repr_html_(self) -> str:
+        """The summary and the faults, for a notebook."""
+        notes = [
+            f"{row.gradient} ({row.dialect}, {row.backend}): {row.verdict} {row.note}".rstrip() for row in self.faults
+        ]
+        title = f"The gradient of {abridged(self.outputs)} by {abridged(self.wrt)}: {'right' if self.ok else 'WRONG'}"
+        notes = [*notes[:_NOTES], f"Feeds: {self.feeds}; seed {self.seed}."]
+        return html_table(self.summary(), title, notes, dict.fromkeys(_FAULTS, BAD))
+
+
+def _place(verdict: str) -> tuple[bool, bool, str]:
+    """The place of a verdict: agreed first, since it is a count in a table, then faults."""
+    return verdict != AGREED, verdict not in FIRST, verdict
+
+
+def gravity(row: Row) -> tuple[bool, float]:
+    """How much a row needs attention, to sort by: its verdict counts first, then its error beside the allowed one."""
+    return row.verdict in FIRST, (row.relative or 0.0) / (row.allowed or 1.0)
+
+
+@explained
+def check(
+    model: ModelLike,
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
+    dialects: Sequence[str] = ("onnx", "ort"),
+    seed: int = 0,
+    size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
+    directions: int = 2,
+    tolerance: float | None = None,
+    random_weights: int | None = None,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Check:
+    """Differentiate `model` and compare its gradient with every oracle there is, on every backend.
+
+    :param feeds: the point, random by default; for an initializer, a value in place of its own.
+    :param size: the number of elements of random feeds along symbolic and unknown dimensions; `sizes` has it by symbol.
+    :param backends: by default all that are available.
+    :param directions: how many random directions differences are taken along, for each gradient.
+    :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
+    :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
+    :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
+    :param progress: called with the number of steps that are done, the number of all, and the next step.
+    :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
+    """
+    if due := RANGES["directions"].why_not(directions):
+        raise OptionError(f"directions={reprlib.repr(directions)}: at least one direction is needed; give {due}.")
+    if tolerance is not None:
+        checked("tolerance", tolerance)
+    checked("seed", seed)
+    if random_weights is not None:
+        checked("random_weights", random_weights)
+    names = list(backends) if backends is not None else available()
+    if not names:
+        raise OptionError(f"backends is empty; there are {choices(available())}.")
+    for name in names:
+        get_backend(name)
+    proto = load_model(model)
+    if random_weights is not None:
+        proto = randomize(proto, random_weights)[0]
+    if feeds is not None:
+        feeds = check_feeds(feeds, inputs_of(proto))
+        proto, feeds = with_values(proto, feeds)
+    with of_any_rank():  # the feeds have one
+        gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
+    # A loop that goes on while a condition holds need not end at random feeds.
+    with bounded_loops(_ENOUGH) if feeds is None else nullcontext():
+        try:
+            point = Point.choose(proto, next(iter(gradients.values())), feeds, seed, size, sizes)
+        except BackendError as error:
+            if "the loop still goes on" not in str(error):
+                raise
+            raise FeedError(
+                f"With random feeds {error} Give feeds with which it ends (--feeds, a .npz file)."
+            ) from error
+        return _checked(point, gradients, names, seed, directions, tolerance, seconds, progress or _quietly)
+
+
+def _quietly(done: int, steps: int, what: str) -> None:
+    """Nobody asks for the progress."""
+
+
+def _checked(
+    point: Point,
+    gradients: Mapping[str, ModelProto],
+    names: Sequence[str],
+    seed: int,
+    directions: int,
+    tolerance: float | None,
+    seconds: float,
+    progress: Progress,
+) -> Check:
+    """Compare the gradients at a point with every oracle, on every backend."""
+    rows: list[Row] = []
+    done, steps = count(), 1 + len(gradients) * (1 + len(names))
+    truths: dict[str, dict[str, np.ndarray]] = {}
+    for dialect, model_of_gradient in gradients.items():
+        progress(next(done), steps, f"{dialect} in float64")
+        try:
+            named = point.named_by(model_of_gradient)
+            truths[dialect] = by_name(in_float64(model_of_gradient).run(named.wide | named.seeds), named.names)
+        except BackendError as error:
+            rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, error)
+    if not truths:
+        return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
+    first = next(iter(truths))
+    truth = Truth(point, gradients[first], truths[first])
+    rng = np.random.default_rng([seed, 1])
+    progress(next(done), steps, "differences")
+    observations = estimates(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions=directions)
+    for dialect, got in truths.items():
+        judged = [
+            _row(
+                name,
+                dialect,
+                "numpy float64",
+                DIFFERENCES,
+                _against_differences(truth, name, got[name], observations, tolerance or EXACT),
+            )
+            for name in point.names
+        ]
+        doubtful = {
+            row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))
+        }
+        here = Truth(point.named_by(gradients[dialect]), gradients[dialect], got)
+        kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
+        note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
+        judged = [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
+        judged = _by_origins(judged, gradients[dialect], here.point, "numpy", in_double=True)
+        rows += [_apart(row, here, seed, tolerance or EXACT) if row.verdict == KINK else row for row in judged]
+    open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == DISAGREED for row in rows) else ""
+    rows = [_settled(row, open_at) for row in rows]
+    wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
+    sound = next((dialect for dialect in truths if dialect not in wrong), first)
+    if sound != first:
+        truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
+    for dialect, model_of_gradient in gradients.items():
+        allowed = tolerance or rounding(len(model_of_gradient.graph.node), point)
+        for name in names:
+            progress(next(done), steps, f"{dialect} on {name}")
+            rows += _on_backend(truth, model_of_gradient, dialect, name, allowed)
+    if "ort-cpu" in names and ortbuilder.available():
+        settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
+        allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
+        rows += _of_builder(truth, observations, settled, allowed, seconds)
+    return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
+
+
+# Against differences
+
+
+def _against_differences(
+    truth: Truth, name: str, got: np.ndarray, observations: Sequence[Observation], tolerance: float, exact: bool = True
+) -> Judged:
+    """The worst of the directions along which there is a difference; inconclusive where there is none along some."""
+    differences = [item for item in observations if isinstance(item, Directional) and item.name == name]
+    silent = [item.why for item in observations if isinstance(item, NotApplicable) and item.name in (name, "")]
+    if silent and not differences and not np.all(np.isfinite(got)):
+        return Judged(INCONCLUSIVE, note=f"neither the gradient nor a difference is finite: {silent[0]}")
+    judged = against_directions(truth, name, got, differences, tolerance, exact=exact)
+    return gravest([judged, *(Judged(INCONCLUSIVE, note=why) for why in silent)])
+
+
+def _apart(row: Row, truth: Truth, seed: int, tolerance: float) -> Row:
+    """The verdict on a gradient with some elements at a kink: a kink, unless an error is left without these elements."""
+    point, name = truth.point, row.gradient
+    kinked = elements_at_kinks(point.model, point.forward, point.wide, [name], point.seeds_of).get(name)
+    if kinked is None or kinked.all():
+        return row
+    rest = without(truth.gradients[name], kinked)
+    around = Truth(point, truth.model, {name: rest}, kinked={name: kinked})
+    rng = np.random.default_rng([seed, 6])
+    observations = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, still={name: kinked})
+    judged = _against_differences(around, name, rest, observations, tolerance)
+    if judged.verdict != DISAGREED or bent(point, name, rng, still=kinked):  # or some slight kink was not found
+        return row
+    note = f"{judged.note}; elements at a kink do not move: {np.count_nonzero(kinked)} of {kinked.size}"
+    return _row(name, row.dialect, row.backend, row.oracle, replace(judged, note=note))
+
+
+def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> Row:
+    return Row(
+        name, dialect, backend, oracle, judged.verdict, judged.absolute, judged.relative, judged.allowed, judged.note
+    )
+
+
+# On a backend
+
+
+def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, tolerance: float) -> list[Row]:
+    point = truth.point.named_by(gradient)
+    try:
+        results = get_backend(backend).prepare(gradient).run(point.feeds | point.cotangents)
+    except BackendError as error:
+        return _without_result(point, dialect, backend, FLOAT64, _refusal(point, backend) or error)
+    got = by_name(results, point.names)
+    own = backend != "numpy"
+    rows = [
+        _row(name, dialect, backend, FLOAT64, against_float64(truth, name, got[name], tolerance, own))
+        for name in point.names
+    ]
+    rows = _by_origins(rows, gradient, point, backend)
+    if all(row.verdict != DISAGREED for row in rows):
+        return rows
+    if why := undefined(point.model, point.forward, point.wide):
+        return [_settled(row, why) for row in rows]
+    if known_deviation := deviation(truth, backend):
+        why = f"{known_deviation.what}; {known_deviation.reason}"
+        return [_settled(row, why) if known_deviation.reason else _noted(row, known_deviation.what) for row in rows]
+    return rows
+
+
+def _by_origins(
+    rows: list[Row], gradient: ModelProto, point: Point, backend: str, in_double: bool = False
+) -> list[Row]:
+    """The rows; where a gradient that disagrees is not finite, with the node at which that begins.
+
+    It is a kink's where the derivative of an operator does not exist there, and the type's where a number leaves its range.
+    """
+    bad = [row for row in rows if row.verdict == DISAGREED and NOT_FINITE in row.note]
+    if not bad:
+        return rows
+    feeds = (point.wide | point.seeds) if in_double else (point.feeds | point.cotangents)
+    names = {value.name for value in gradient.graph.input}
+    fed = {name: value for name, value in feeds.items() if name in names}
+    roots = [origin for origin in origins(gradient, fed, get_backend(backend), point.model, in_double) if not origin.of]
+    if not roots:
+        return rows
+    begins_at = f"it begins at {roots[0]}"
+    verdict = _verdict_by_origins(roots, point.model)
+    return [replace(_noted(row, begins_at), verdict=verdict or row.verdict) if row in bad else row for row in rows]
+
+
+def _verdict_by_origins(roots: Sequence[Origin], model: ModelProto) -> str:
+    """The verdict by the origins: each is at a kink, or leaves the range of its type; "" where one is neither."""
+    operators = {node.name or node.output[0]: node.op_type for node in every_node(model) if node.output}
+    if all(origin.kind in _OF_RANGE for origin in roots):
+        return INCONCLUSIVE
+    at_kinks = (operators.get(origin.forward or origin.node) in KINKED or origin.kind in _OF_KINKS for origin in roots)
+    return KINK if all(at_kinks) else ""
+
+
+def _settled(row: Row, why: str) -> Row:
+    """The row; inconclusive where it disagrees and there is a reason that is not the gradient's."""
+    return replace(_noted(row, why), verdict=INCONCLUSIVE) if why and row.verdict == DISAGREED else row
+
+
+def _noted(row: Row, why: str) -> Row:
+    return replace(row, note=f"{why}; {row.note}") if row.verdict == DISAGREED else row
+
+
+class _RefusalError(BackendError):
+    """A backend does not run the model itself."""
+
+
+def _refusal(point: Point, backend: str) -> _RefusalError | None:
+    """Why a backend does not run the model itself, which settles its gradient too; None where it runs the model."""
+    try:
+        get_backend(backend).prepare(point.model).run(point.feeds)
+    except BackendError as error:
+        return _RefusalError(f"nor does it run the model itself: {error}")
+    return None
+
+
+def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
+    """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
+    verdict = UNSUPPORTED if says_unsupported(str(error)) or isinstance(error, _RefusalError) else FAILED
+    return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
+
+
+# ONNX Runtime's own builder
+
+
+def _of_builder(
+    truth: Truth,
+    observations: Sequence[Observation],
+    settled: Mapping[str, str],
+    tolerance: float,
+    seconds: float,
+) -> list[Row]:
+    """The gradient that ONNX Runtime builds itself, output by output. refgrad is not at fault where that is wrong."""
+    point = truth.point
+    total: dict[str, np.ndarray] = {}
+    try:
+        for output, seed in point.seeds_of.items():
+            needed = ortbuilder.depends_on(point.model, output)
+            names = [name for name in point.names if name in needed]
+            if not names:
+                continue
+            built = ortbuilder.build_raw(point.model, names, output, seconds)
+            prepared = get_backend("ort-cpu").prepare(built)
+            known = {value.name for value in prepared.inputs}
+            feeds = point.feeds | {f"{output}_grad": point.cotangents[seed]}
+            results = prepared.run(
+                {name: value for name, value in feeds.items() if name in known}, [f"{name}_grad" for name in names]
+            )
+            for name in names:
+                part = results[f"{name}_grad"]
+                total[name] = total[name] + part if name in total else part
+    except BuilderError as error:
+        return [_builder_row(name, error.verdict, str(error)) for name in point.names]
+    except RefgradError as error:
+        return [_builder_row(name, "refused", f"its graph does not run: {error}") for name in point.names]
+    rows = []
+    for name in point.names:
+        if name not in total:
+            rows.append(_builder_row(name, UNSUPPORTED, "no output depends on it"))
+            continue
+        judged = against_float64(truth, name, total[name], tolerance, own_draws=True)
+        row = _row(name, "onnxruntime", "ort-cpu", FLOAT64, judged)
+        if row.verdict == DISAGREED:
+            wide = total[name].astype(np.float64)
+            measured = _against_differences(truth, name, wide, observations, row.allowed or tolerance)
+            if settled.get(name) == AGREED and measured.verdict == DISAGREED:
+                note = "; ".join(filter(None, (row.note, measured.note))) or "refgrad agrees with differences"
+                row = replace(row, verdict=WRONG_BUILDER, note=note)
+            else:
+                row = replace(row, verdict=INCONCLUSIVE, note="differences do not settle who is right")
+        rows.append(row)
+    return rows
+
+
+def _builder_row(name: str, verdict: str, note: str) -> Row:
+    return Row(name, "onnxruntime", "ort-cpu", FLOAT64, verdict, note=note)

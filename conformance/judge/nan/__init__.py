@@ -1,0 +1,1 @@
+"""A run watched node by node: the origins of NaN and infinities."""

@@ -1,1 +1,0 @@
-"""Is a gradient right?"""

@@ -1,0 +1,1 @@
+"""Known bugs of other systems, and differences that are a choice."""

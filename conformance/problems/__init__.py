@@ -1,0 +1,1 @@
+"""The problems of a case, the observations that answer them, and the systems that are asked."""

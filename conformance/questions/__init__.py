@@ -1,1 +1,0 @@
-"""The questions about a case, and the evidence that answers them."""

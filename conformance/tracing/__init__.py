@@ -1,1 +1,0 @@
-"""A run watched node by node: where NaN and infinities are born."""

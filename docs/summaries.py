@@ -1,0 +1,151 @@
+"""The pages of docs/ that say on one screen what a report in reports/ has at length."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from refgrad.conformance.judge.verdicts import VERDICTS
+from refgrad.conformance.reports.tally import MARKS, counts_in
+
+Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
+Rows = Sequence[Mapping[str, Any]]
+
+COLUMNS_OF_PARITY = {
+    "right": "both gradients are right",
+    "same operators": "of these, both graphs have the same training operators",
+    "same names": "of these, both graphs have the same names of gradients",
+    "isomorphic": "of these, both graphs are the same node by node",
+}
+FIGURES = ("ratio", "of torch", "of refgrad's", "error", "growth", "worst ratio", "times as fast as scikit-learn")
+
+
+def known_bugs(counts: Iterable[tuple[str, str, int, int]], table: Table) -> str:
+    """docs/findings.md. `counts` has for each system its title, its page, and the numbers of findings and operators."""
+    rows = [(f"[{title}](../reports/findings/{page})", str(n), str(about)) for title, page, n, about in counts]
+    return (
+        "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right\n"
+        "(`tests/conformance/cases/test_known_bugs.py`). All are records in `conformance/known/bugs/*.toml`, which\n"
+        "`refgrad.conformance.known.bugs.known_bugs()` reads. "
+        "[All findings](../reports/findings.md) lists them by system and operator; each\nleads to its model, its feeds and the "
+        "right result.\n\n"
+        + table(("system", "findings", "operators"), rows)
+        + "\nThe last rows are about gradients: models whose gradient another builder writes wrongly, and refgrad "
+        "writes right. "
+        "Each gradient\nis worked out by hand, two oracles confirm it and contradict the builder, and the suite finds "
+        "the fault "
+        "by itself\n(`tests/conformance/cases/test_builder_bugs.py`): `refgrad conformance run --source findings`.\n"
+    )
+
+
+def parity(summary: str, columns: Iterable[Sequence[str]], table: Table) -> str:
+    """docs/parity.md: the totals of the report's columns, each with its meaning."""
+    return (
+        f"# Parity with ONNX Runtime's gradient builder\n\n{summary}\n"
+        + table(("column", "cases", "what it counts"), columns)
+        + "\n[The report](../reports/parity.md) has these counts for every operator, whole models, training artifacts, "
+        "the kernels "
+        "that plain\noperators beat, and the reason of every difference. `nox -s parity` measures it anew. What the builder "
+        "writes wrongly is shown on\nmodels of a few elements in [findings](findings.md).\n"
+    )
+
+
+def mutants(rules: str, bodies: str, tests: str, seeds: str) -> str:
+    """docs/mutants.md, from sentences that docs/generate.py makes of the results."""
+    return (
+        "# Mutants\n\nIs the suite any good? A program breaks every rule on purpose, one place at a time: it changes a "
+        "result of "
+        "the rule, or one node\nthat the rule emits (`refgrad.conformance.tools.mutating`). Then it asks the suite.\n"
+        f"{rules} Each is caught by one of the cases of its operator.\n\nThe other operators of ONNX Runtime are "
+        "differentiated through their function body, which a program breaks in the same way, and\nin its arithmetic and its "
+        f"constants besides.\n{bodies}\n\n[The report](../reports/mutants.md) has the counts of every operator, and every "
+        "survivor with the reason; `python benchmarks/mutants.py`\nmeasures it anew.\n\n"
+        f"## What CI notices\n\n{tests}\n## Is a right rule ever called wrong?\n\n{seeds}"
+    )
+
+
+def benchmarks(listed: Iterable[tuple[str, Rows]], table: Table) -> str:
+    """docs/benchmarks.md: a line for each table of the report, with its median and its range."""
+    lines = []
+    for title, rows in listed:
+        figure = next((name for name in FIGURES if any(_is_number(row.get(name)) for row in rows)), "")
+        values = [row[figure] for row in rows if _is_number(row.get(figure))]
+        spread = f"{min(values):.3g} to {max(values):.3g}" if len(values) > 1 else ""
+        middle = f"{median(values):.3g}" if values else ""
+        lines.append((f"[{title}](../reports/benchmarks.md#{anchor(title)})", str(len(rows)), figure, middle, spread))
+    return (
+        "# Benchmarks\n\nEach figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, "
+        "2 cores).\n[The report](../reports/benchmarks.md) has every row, and says what was measured and what the "
+        "goals are.\n\n" + table(("what was measured", "rows", "figure", "median", "range"), lines)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def scoreboard(results: Mapping[str, Any], table: Table) -> str:
+    """docs/scoreboard.md: how often each builder and executor has each verdict."""
+    totals: dict[tuple[str, str], Counter[str]] = {}
+    for counts in counts_in(results).values():
+        for pair, count in counts.items():
+            totals.setdefault(pair, Counter()).update(count)
+    verdicts = [verdict for verdict in MARKS if any(count[verdict] for count in totals.values())]
+    rows = [
+        (f"{builder} on {executor}", *(str(totals[builder, executor][v] or "") for v in verdicts))
+        for builder, executor in results["pairs"]
+    ]
+    return (
+        f"# Scoreboard\n\n{results['cases']} cases of {len(results['operators'])} operators: the gradients of each "
+        "builder on each "
+        "executor, judged by\n[independent oracles](oracles.md). An empty entry is 0.\n\n"
+        + table(("builder and executor", *verdicts), rows)
+        + "\n"
+        + table(("verdict", "what it means"), [(verdict, VERDICTS[verdict]) for verdict in verdicts])
+        + "\n[The report](../reports/scoreboard.md) has every group of faults with its smallest case, and the verdicts "
+        "of every "
+        "operator.\n`nox -s scoreboard` measures it anew. It also writes `build/scoreboard/scoreboard.html`, a page "
+        "with every case, "
+        "its model and the command\nthat repeats it.\n"
+    )
+
+
+def runtimes(runs: Mapping[str, Rows], folders: Mapping[str, str], table: Table) -> str:
+    """docs/runtimes.md: what each runtime passes of each folder of the exported suite."""
+    shares = {(folder, run["runtime"]): right(run) for folder, rows in runs.items() for run in rows}
+    first, *others = (folder for folder in folders if folder in runs)
+    counts = ("passed", "failed", "unsupported")
+    rows = [
+        (
+            f"{run['runtime']} {run['version']}",
+            *(str(run[count]) for count in counts),
+            *(shares.get((folder, run["runtime"]), "") for folder in (first, *others)),
+        )
+        for run in sorted(runs[first], key=lambda run: -run["passed"])
+    ]
+    return (
+        "# Runtimes\n\nThe [exported suite](export.md) on runtimes that run ONNX models, each by the runner that is in the "
+        "export (`nox -s runtimes`).\nA gradient model is a hard test for a runtime: it has operators that no exporter "
+        "writes, and empty tensors, and few elements.\n\n- passed: every output is right\n- failed: a wrong result, an "
+        "error while it ran, a process that ended, or no answer in a minute\n- unsupported: the "
+        "runtime says that it does not support something in the model, or, when this was measured, does not load it (today "
+        "the runners count that as failed)\n- right: passed, as a part of what it ran\n\n"
+        f"The counts are of the folder `{first}`:\n\n"
+        + table(("runtime", *counts, *(f"right of `{folder}`" for folder in (first, *others))), rows)
+        + "\n[The report](../reports/runtimes.md) has the counts of every folder, and why tests fail or are not supported. "
+        "`known_failures.json`\nbeside it names every gradient model that a runtime does not pass; an export has the same in "
+        "its `manifest.json`.\n"
+    )
+
+
+def right(run: Mapping[str, Any]) -> str:
+    """The passed tests as a fraction of the tests that ran."""
+    return f"{run['passed'] / max(run['passed'] + run['failed'], 1):.1%}"

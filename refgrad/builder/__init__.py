@@ -1,0 +1,1 @@
+"""The builder of nodes, and `op`, the small surface that rules see."""

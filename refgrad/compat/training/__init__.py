@@ -1,0 +1,1 @@
+"""The training of onnxcustom, under the names of its modules."""

@@ -1,1 +1,0 @@
-"""The cost of a run of a model, from shapes alone."""

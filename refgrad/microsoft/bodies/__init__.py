@@ -1,0 +1,1 @@
+"""Bodies, rules and forms of ONNX Runtime's operators, a file per family."""

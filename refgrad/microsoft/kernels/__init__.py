@@ -1,0 +1,1 @@
+"""Kernels of ONNX Runtime's forward operators, a file per family."""

@@ -1,0 +1,1 @@
+"""Strategies of ONNX Runtime's forward operators, a file per family."""

@@ -1,0 +1,1 @@
+"""The types and shapes of values."""

@@ -1,0 +1,1 @@
+"""Calls of functions become nodes, except for the calls that stay."""

@@ -1,5 +1,0 @@
-"""Names of `onnxcustom.training.grad_helper`."""
-
-from refgrad.transforms.derivative import DerivativeOptions, onnx_derivative, random_feed
-
-__all__ = ["DerivativeOptions", "onnx_derivative", "random_feed"]

@@ -1,5 +1,0 @@
-"""Names of `onnxcustom.utils.orttraining_helper`."""
-
-from refgrad.transforms.losses import add_loss_output, get_train_initializer, penalty_loss_onnx
-
-__all__ = ["add_loss_output", "get_train_initializer", "penalty_loss_onnx"]

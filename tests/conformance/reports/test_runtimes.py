@@ -1,0 +1,473 @@
+"""The runners of the exported suite, and what was measured with them."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refgrad.conformance.case import node_case
+from refgrad.conformance.judge.verdicts import PHRASES
+from refgrad.conformance.tools.exporting import known
+from refgrad.conformance.tools.exporting.export import export
+from refgrad.conformance.tools.exporting.known import known_failures
+
+pytestmark = [pytest.mark.browser, pytest.mark.stock, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+MODULES = os.environ.get("REFGRAD_NODE_MODULES", "")
+INCLUDE = os.environ.get("REFGRAD_ORT_INCLUDE", "")
+NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
+CASES = {
+    "test_grad_exp": node_case("Exp", NUMBERS),
+    "test_grad_mul": node_case("Mul", NUMBERS, NUMBERS[0]),
+    "test_grad_exp_float16": node_case("Exp", NUMBERS.astype(np.float16)),
+    "test_grad_neg": node_case("Neg", NUMBERS),
+    "test_grad_exp_scalar": node_case("Exp", NUMBERS[0, 0]),
+    "test_grad_exp_empty": node_case("Exp", NUMBERS[:0]),
+}
+EXPLAINED = (
+    "onnxruntime",
+    "onnxruntime-node",
+    "onnxruntime-web",
+)  # whose failures have a reason in docs/runtime_faults.toml
+RESULTS = json.loads((ROOT / "reports" / "results" / "runtimes.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return export(tmp_path_factory.mktemp("export") / "suite", CASES).folder
+
+
+def run(folder, *arguments, program=None):
+    """The verdicts by test, the summary, and the exit code."""
+    command = program or [sys.executable, str(folder / "runners" / "run.py")]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=folder, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    *lines, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["test"]: (line["verdict"], line["why"]) for line in lines}, summary, done.returncode
+
+
+@pytest.mark.parametrize("folder", ["gradients", "forward"])
+@pytest.mark.parametrize("runtime", ["onnx.reference", "onnxruntime"])
+def test_everything_passes(suite, runtime, folder):
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    found, summary, code = run(suite, runtime, folder)
+    assert list(found) == list(CASES)
+    assert all(verdict == "passed" for verdict, _ in found.values()), found
+    assert (summary["runtime"], summary["passed"], code) == (runtime, len(CASES), 0)
+
+
+def test_a_wrong_value_fails(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    file = tmp_path / "suite" / "gradients" / "test_grad_exp" / "test_data_set_0" / "output_0.npy"
+    np.save(file, np.load(file) * np.float32(1.001))
+    found, summary, code = run(tmp_path / "suite", "onnx.reference", "gradients")
+    assert found["test_grad_exp"][0] == "failed"
+    assert found["test_grad_exp"][1].startswith("wrong: input_grad is off by ")
+    assert (summary["failed"], code) == (1, 1)
+
+
+RUNTIME = """
+import os, time
+def planted(path, inputs, outputs):
+    name = path.parent.name
+    if name == "test_grad_exp":
+        os._exit(7)
+    if name == "test_grad_mul":
+        time.sleep(60)
+    if name == "test_grad_exp_float16":
+        raise ValueError("there is no such attribute")
+    def run(arrays):
+        print("words of the runtime", flush=True)
+        if name == "test_grad_neg":
+            raise ValueError("Neg is not implemented")
+        if name == "test_grad_exp_scalar":
+            raise ValueError("planted")
+        return arrays
+    return run
+RUNTIMES["planted"] = (planted, "numpy")
+"""
+
+
+def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    with (tmp_path / "suite" / "runners" / "runtimes.py").open("a") as file:
+        file.write(RUNTIME)
+    found, summary, code = run(tmp_path / "suite", "planted", "gradients", "--seconds", "5")
+    assert found == {
+        "test_grad_exp": ("failed", "crashed: the process ended with code 7"),
+        "test_grad_mul": ("failed", "timed out: no answer in 5 s"),
+        "test_grad_exp_float16": ("failed", "crashed: ValueError: there is no such attribute"),
+        "test_grad_neg": ("unsupported", "ValueError: Neg is not implemented"),
+        "test_grad_exp_scalar": ("failed", "crashed: ValueError: planted"),
+        "test_grad_exp_empty": ("failed", "wrong: 2 outputs instead of 1"),
+    }
+    assert (summary["failed"], summary["unsupported"], code) == (5, 1, 1)
+
+
+PRINTING = """
+import os
+class Odd(NotImplementedError): pass
+class Silent(Exception):
+    def __str__(self): raise RuntimeError("no words")
+class Base(BaseException): pass
+def throwing(error):
+    def act(right, arrays): raise error
+    return act
+def printing(text, answer):
+    def act(right, arrays):
+        print(text, end="", flush=True)
+        os.write(1, text.encode())
+        return answer(right, arrays)
+    return act
+print("words of a module")
+right = lambda right, arrays: right(arrays)
+zeros = lambda right, arrays: [array * 0 for array in right(arrays)]
+ACTS = {
+    "shape": printing("[2, 3]\\n", right),
+    "answer": printing('["passed", ""]\\n[0, "passed", ""]\\n[1, "passed", ""]\\n', zeros),
+    "two": printing('{"a": 1, "b": 2}\\n', zeros),
+    "dots": printing("...", right),
+    "odd": throwing(Odd("nothing")),
+    "silent": throwing(Silent()),
+    "base": throwing(Base("not supported")),
+    "exit": throwing(SystemExit(0)),
+    "none": lambda right, arrays: None,
+    "generator": lambda right, arrays: (value for value in right(arrays)),
+    "nones": lambda right, arrays: [None],
+    "ragged": lambda right, arrays: [[[1], [1, 2]]],
+    "masked": lambda right, arrays: [np.ma.masked_array(value, mask=True) for value in right(arrays)],
+    "unmasked": lambda right, arrays: [np.ma.masked_array(value) for value in right(arrays)],
+}
+def acting(act):
+    def load(path, inputs, outputs):
+        runs = onnx_reference(path, inputs, outputs)
+        return lambda arrays: act(runs, arrays)
+    return load
+RUNTIMES |= {name: (acting(act), "numpy") for name, act in ACTS.items()}
+"""
+
+
+@pytest.fixture(scope="module")
+def printing(suite, tmp_path_factory):
+    folder = shutil.copytree(suite, tmp_path_factory.mktemp("printing") / "suite")
+    with (folder / "runners" / "runtimes.py").open("a") as file:
+        file.write(PRINTING)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("runtime", "verdict", "why"),
+    [
+        ("shape", "passed", ""),
+        ("dots", "passed", ""),
+        ("answer", "failed", "wrong: input_grad is off by "),
+        ("two", "failed", "wrong: input_grad is off by "),
+        ("odd", "unsupported", "Odd: nothing"),
+        ("silent", "failed", "crashed: Silent"),
+        ("base", "failed", "crashed: Base: not supported"),
+        ("exit", "failed", "crashed: SystemExit: 0"),
+        ("none", "failed", "wrong: it returned None, not a list of arrays"),
+        ("generator", "failed", "wrong: it returned a generator, not a list of arrays"),
+        ("nones", "failed", "wrong: input_grad is None, not an array"),
+        ("ragged", "failed", "wrong: input_grad is a list, not an array: ValueError: "),
+        ("masked", "failed", "wrong: input_grad has masked elements"),
+        ("unmasked", "passed", ""),
+    ],
+)
+def test_whatever_a_runtime_prints_or_returns_has_its_verdict(printing, runtime, verdict, why):
+    found, summary, _ = run(printing, runtime, "gradients", "--only", "test_grad_exp*")
+    empty = found.pop("test_grad_exp_empty")
+    assert {what for what, _ in found.values()} == {verdict}, found
+    assert all(said.startswith(why) for _, said in found.values()), found
+    assert runtime not in ("answer", "two") or empty[0] == "passed"
+    assert sum(summary.get(what, 0) for what in ("passed", "failed", "unsupported")) == len(found) + 1
+
+
+MODULE = """
+console.log('[0,"passed",""]');
+class Tensor { constructor(type, data, dims) { Object.assign(this, { type, data, dims }); } }
+const run = async () => {
+  for (let k = 0; k < 9; k++) console.log(`[${k},"passed",""]`);
+  process.stdout.write('["passed",""]');
+  throw new Error('planted');
+};
+module.exports = { Tensor, env: {}, InferenceSession: { create: async () => ({ run }) } };
+"""
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="it needs node")
+def test_what_a_runtime_prints_in_node_is_no_verdict(suite, tmp_path):
+    module = tmp_path / "node_modules" / "onnxruntime-node"
+    module.mkdir(parents=True)
+    (module / "index.js").write_text(MODULE)
+    (module / "package.json").write_text(json.dumps({"version": "1", "main": "index.js"}))
+    program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(tmp_path)]
+    found, summary, code = run(suite, "onnxruntime-node", "gradients", program=program)
+    assert found == dict.fromkeys(CASES, ("failed", "crashed: planted"))
+    assert (summary["failed"], code) == (len(CASES), 1)
+
+
+def _cut(path, letters):
+    path.write_bytes(path.read_bytes()[:-letters])
+
+
+DAMAGES = {  # of a copy of the tests of Exp: how, and what is said of it
+    "an expected array without its last number": lambda at: _cut(at / "test_data_set_0" / "output_0.npy", 4),
+    "an expected array without numbers": lambda at: _cut(at / "test_data_set_0" / "output_0.npy", 24),
+    "no expected array": lambda at: (at / "test_data_set_0" / "output_0.npy").unlink(),
+    "an input without its last number": lambda at: _cut(at / "test_data_set_0" / "input_0.npy", 4),
+    "no input": lambda at: (at / "test_data_set_0" / "input_0.npy").unlink(),
+    "no model": lambda at: (at / "model.onnx").unlink(),
+    "another type": lambda at: np.save(at / "test_data_set_0" / "output_0.npy", NUMBERS.astype(np.float64)),
+}
+
+
+def damaged(suite, folder, program, runtime):
+    """What becomes of the test of Exp, by each damage; every other test passes."""
+    found = {}
+    for k, (title, damage) in enumerate(DAMAGES.items()):
+        copy = shutil.copytree(suite, folder / str(k))
+        damage(copy / "gradients" / "test_grad_exp")
+        verdicts, _, code = run(copy, runtime, "gradients", program=program)
+        found[title] = verdicts.pop("test_grad_exp")
+        assert {verdict for verdict, _ in verdicts.values()} == {"passed"}
+        assert code == 1, title
+    return found
+
+
+def test_a_damaged_test_fails(suite, tmp_path):
+    for title, (verdict, why) in damaged(suite, tmp_path, None, "onnx.reference").items():
+        assert verdict == "failed", title
+        assert why.startswith("damaged: "), title
+
+
+LISTS = {  # what a damaged tests.tsv has, and what is said of it
+    "": "line 1 is not a row",
+    "output\ty\tfloat32\ty.npy\n": "line 1 is not a row",
+    "test\tt\tt/model.onnx\n": "line 1 is not a row",
+    "test\tt\tt/model.onnx\t0\ninptu\tx\tfloat32\tx.npy\n": "line 2 is not a row",
+}
+
+
+def misused(folder, command, runtime):
+    """Every wrong use of a runner that is the same for both ends with 2 and says what is wrong."""
+    wrong = [
+        ([runtime, "schema"], "there is no tests.tsv in 'schema'"),
+        ([runtime, "gradients", "--only", "no_such_test"], f"there is no test to run: {len(CASES)} are listed, 0 "),
+        ([runtime, "gradients", "--skip", "6"], "there is no test to run"),
+        ([runtime, "gradients", "--skip=-1"], "--skip"),
+        ([runtime, "gradients", "--skip", "one"], "--skip"),
+        ([runtime, "gradients", "--seconds", "0"], "--seconds"),
+        ([runtime, "gradients", "--seconds", "one"], "--seconds"),
+        ([runtime, "gradients", "more"], ""),
+        ([runtime, "gradients", "--no-such"], "--no-such"),
+        ([runtime], ""),
+    ]
+    for k, (text, told) in enumerate(LISTS.items()):
+        (folder / str(k)).mkdir()
+        (folder / str(k) / "tests.tsv").write_text(text)
+        wrong.append(([runtime, str(folder / str(k))], told))
+    for arguments, told in wrong:
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=folder / "suite")
+        assert done.returncode == 2, (arguments, done.stdout)
+        assert told in done.stderr, arguments
+        assert not done.stdout
+        assert "Traceback" not in done.stderr
+        assert "node:internal" not in done.stderr
+
+
+def test_every_wrong_use_is_refused(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    misused(tmp_path, [sys.executable, "runners/run.py"], "onnx.reference")
+
+
+def test_tests_can_be_chosen(suite):
+    found, *_ = run(suite, "onnx.reference", "gradients", "--only", "test_grad_exp*", "--skip", "2")
+    assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
+
+
+def test_wrong_use_of_the_runner(suite):
+    command = [sys.executable, str(suite / "runners" / "run.py")]
+    for arguments, told in (
+        (["no", "gradients"], "invalid choice: 'no'"),
+        (["onnx.reference", "schema"], "there is no tests.tsv in 'schema'"),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=suite)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+IN_NODE = pytest.mark.skipif(
+    not shutil.which("node") or not (Path(MODULES) / "onnxruntime-web").is_dir(),
+    reason="it needs node, and REFGRAD_NODE_MODULES with onnxruntime-web (nox -s page)",
+)
+
+
+@IN_NODE
+def test_a_damaged_test_fails_in_node(suite, tmp_path):
+    program = ["node", "runners/run.mjs", "--modules", str(Path(MODULES).resolve().parent)]
+    for title, (verdict, why) in damaged(suite, tmp_path, program, "onnxruntime-web").items():
+        assert verdict == "failed", title
+        assert why.startswith("damaged: "), title
+
+
+@IN_NODE
+def test_every_wrong_use_is_refused_in_node(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    modules = str(Path(MODULES).resolve().parent)
+    misused(tmp_path, ["node", "runners/run.mjs", "--modules", modules], "onnxruntime-web")
+
+
+@IN_NODE
+@pytest.mark.parametrize("folder", ["gradients", "forward"])
+def test_onnxruntime_web_in_node(suite, tmp_path, folder):
+    program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(Path(MODULES).resolve().parent)]
+    found, summary, code = run(suite, "onnxruntime-web", folder, program=program)
+    assert list(found) == list(CASES)
+    assert all(verdict == "passed" for verdict, _ in found.values()), found
+    assert (summary["runtime"], code) == ("onnxruntime-web", 0)
+    shutil.copytree(suite, tmp_path / "suite")
+    for name, value in (("test_grad_exp", 1.001), ("test_grad_exp_float16", 1.1)):
+        file = tmp_path / "suite" / "gradients" / name / "test_data_set_0" / "output_0.npy"
+        np.save(file, (np.load(file) * value).astype(np.load(file).dtype))
+    wrong, _, code = run(tmp_path / "suite", "onnxruntime-web", "gradients", program=program)
+    assert {name for name, (verdict, _) in wrong.items() if verdict == "failed"} == {
+        "test_grad_exp",
+        "test_grad_exp_float16",
+    }
+    assert code == 1
+
+
+def test_node_says_what_is_not_installed(suite, tmp_path):
+    if not shutil.which("node"):
+        pytest.skip("it needs node")
+    for arguments, told in (
+        (["no", "gradients"], "RUNTIME is onnxruntime-node or onnxruntime-web"),
+        (["onnxruntime-web", "gradients", "--modules", str(tmp_path)], "onnxruntime-web is not installed"),
+    ):
+        command = ["node", str(suite / "runners" / "run.mjs"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=suite)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+@pytest.mark.skipif(
+    not INCLUDE or not shutil.which("cc"),
+    reason="it needs cc, and REFGRAD_ORT_INCLUDE with onnxruntime_c_api.h (nox -s page)",
+)
+def test_onnxruntime_in_c(suite, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    [library] = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    runner = str(tmp_path / "run")
+    flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror")
+    subprocess.run(["cc", *flags, "-I", INCLUDE, suite / "runners" / "run.c", "-o", runner, "-ldl", "-lm"], check=True)
+    for folder in ("gradients", "forward"):
+        found, summary, code = run(suite, str(library), folder, program=[runner])
+        assert list(found) == list(CASES)
+        assert all(verdict == "passed" for verdict, _ in found.values()), found
+        assert (summary["runtime"], summary["passed"], code) == ("onnxruntime-c", len(CASES), 0)
+    found, *_ = run(suite, str(library), "gradients", "--only", "exp", "--skip", "2", program=[runner])
+    assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
+    shutil.copytree(suite, tmp_path / "suite")
+    wrong = tmp_path / "suite" / "gradients"
+    for name, value in (("test_grad_exp", 1.001), ("test_grad_exp_float16", 1.1)):
+        file = wrong / name / "test_data_set_0" / "output_0.npy"
+        np.save(file, (np.load(file) * value).astype(np.load(file).dtype))
+    file = wrong / "test_grad_neg" / "test_data_set_0" / "input_0.npy"
+    file.write_bytes(file.read_bytes()[:-1])
+    (wrong / "test_grad_mul" / "model.onnx").write_bytes(b"no model")
+    found, summary, code = run(tmp_path / "suite", str(library), "gradients", program=[runner])
+    assert {name: verdict for name, (verdict, _) in found.items()} == {
+        "test_grad_exp": "failed",
+        "test_grad_mul": "failed",
+        "test_grad_exp_float16": "failed",
+        "test_grad_neg": "failed",
+        "test_grad_exp_scalar": "passed",
+        "test_grad_exp_empty": "passed",
+    }
+    assert found["test_grad_exp"][1].startswith("wrong: input_grad is off by ")
+    assert found["test_grad_mul"][1].startswith("crashed: ")
+    assert found["test_grad_neg"][1] == "damaged: test_grad_neg/test_data_set_0/input_0.npy cannot be read"
+    assert code == 1
+    for arguments, told in (
+        ([], "run LIBRARY FOLDER"),
+        ([str(library), "schema"], "there is no tests.tsv in 'schema'"),
+        ([str(library), "gradients", "--only", "nothing"], "there is no test to run"),
+        ([runner, "gradients"], "is not a library of ONNX Runtime"),
+    ):
+        done = subprocess.run([runner, *arguments], capture_output=True, text=True, check=False, cwd=suite)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [("run.py", "_UNSUPPORTED = (", "\n)"), ("run.mjs", "PHRASES = [", "\n]"), ("run.c", "PHRASES[] = {", "\n}")],
+)
+def test_the_runners_know_the_phrases_of_the_suite(file, before, after):
+    text = (ROOT / "conformance" / "tools" / "exporting" / "runners" / file).read_text(encoding="utf-8")
+    listed = text.partition(before)[2].partition(after)[0]
+    assert tuple(re.findall(r"^ +[\"'](.*)[\"'],$", listed, re.MULTILINE)) == PHRASES
+
+
+# What was measured
+
+
+@pytest.fixture(scope="module")
+def generate():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        yield importlib.import_module("generate")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def test_the_failures_of_onnxruntime_are_explained(generate):
+    unexplained = [
+        (run["runtime"], test, group["why"])
+        for run in RESULTS["runs"]
+        if run["runtime"] in EXPLAINED and run["folder"] == "gradients"
+        for group in run["groups"]
+        if group["verdict"] == "failed"
+        for test in group["tests"]
+        if not generate.reason_of(run["runtime"], test)
+    ]
+    assert not unexplained
+
+
+def test_every_explanation_explains_something(generate):
+    failed = [
+        (run["runtime"], test)
+        for run in RESULTS["runs"]
+        for group in run["groups"]
+        if group["verdict"] == "failed"
+        for test in group["tests"]
+    ]
+    for fault in generate.FAULTS:
+        assert any(fnmatchcase(r, fault["runtime"]) and fnmatchcase(t, fault["test"]) for r, t in failed), fault
+
+
+def test_a_known_failure_is_about_the_same_case(monkeypatch):
+    reasons = ["failed: wrong", "unsupported: no kernel"]
+    tests = {"test_grad_exp": [f"{zlib.crc32(b'Exp-2x3'):08x}", [0, 1], [1, 0]]}
+    monkeypatch.setattr(known, "_known", lambda: {"runtimes": ["one 1", "two 2"], "reasons": reasons, "tests": tests})
+    assert known_failures("test_grad_exp", "Exp-2x3") == {"one 1": reasons[1], "two 2": reasons[0]}
+    assert known_failures("test_grad_exp", "another case") == {}
+    assert known_failures("test_grad_nothing", "Exp-2x3") == {}
+
+
+def test_the_failures_of_gradients_are_known():
+    names = json.loads((ROOT / "reports" / "known_failures.json").read_text(encoding="utf-8"))["tests"]
+    failed = {t for r in RESULTS["runs"] if r["folder"].endswith("gradients") for g in r["groups"] for t in g["tests"]}
+    assert failed <= names.keys()
