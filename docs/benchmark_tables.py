@@ -226,6 +226,13 @@ BENCHMARKS = (
         "those of a bisection.",
     ),
     (
+        "Thirty kinds of faults, located",
+        "locating_kinds",
+        "`refgrad compare` with kernels, rules and contributions of values that are wrong in thirty ways, in places that are drawn, "
+        "half of the runs with a second fault (benchmarks/locating_kinds.py). Healthy nodes are those that are named and that no "
+        "fault touches. Goals: 95 % of the planted faults located, no healthy node named.",
+    ),
+    (
         "Finding a fault in a large model",
         "locating_scale",
         "BERT with twelve layers of 256, two texts of 64 tokens, all weights (benchmarks/locating_scale.py): seconds, peak "
