@@ -71,7 +71,7 @@ class Reduced:
     failure: Failure
     side: str
     tried: int
-    interrupted: bool = False
+    stopped: str = ""  # why, if it was
     wrt: tuple[str, ...] = ()
     due: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
@@ -116,9 +116,9 @@ def reduce(
     try:
         for smaller in search.smaller(failure):
             reduced.failure = smaller
-    except KeyboardInterrupt:
+    except interruption.STOPS as stop:
         interruption.finish()
-        reduced.interrupted = True
+        reduced.stopped = interruption.why(stop)
     reduced.tried = search.tried
     search.measure(reduced)
     side.close()
@@ -195,8 +195,8 @@ class _Search:
         nodes = list(values.model.graph.node)
         message = located.failed
         if located.culprits:
-            chosen = [nodes[located.culprits[0].found.position]]
-            message = located.culprits[0].found.failed
+            worst = max((one.found for one in located.culprits), key=lambda node: (bool(node.failed), node.ratio))
+            chosen, message = [nodes[worst.position]], worst.failed
         elif located.groups:
             chosen = [nodes[k] for k in located.groups[0].positions]
         else:
@@ -439,7 +439,7 @@ def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
         f"# {written(', '.join(failure.operators))}: {how} ({written(reduced.side)})",
         written(failure.message or f"The {what} is wrong."),
         f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {reduced.tried} steps"
-        + (", interrupted." if reduced.interrupted else "."),
+        + (f", {reduced.stopped}." if reduced.stopped else "."),
         f"```\n{onnx_text(failure.model, code).strip()}\n```",
     ]
     versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())

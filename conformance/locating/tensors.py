@@ -59,7 +59,7 @@ def tensors_of(judge: Judge, work: Sequence[Work], asked: bool) -> Iterator[Tens
             yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))
 
 
-def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ...]:
+def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Tensor]:
     """The tensors, judged beside each other.
 
     Conventions that are no derivative when all elements move at once are wrong; a value that leaves its type is the cause.
@@ -73,10 +73,10 @@ def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Te
                     judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=f"{seen.reason}, but {said}"))
         for k, seen in one.explained(judged, place).items():
             judged[k] = _with(judged[k], place, seen)
-    return tuple(judged)
+    return judged
 
 
-def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ...]:
+def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Tensor]:
     """The tensors after the search: undecided if each node is right, and wrong if nodes are proved to be."""
     judged = list(tensors)
     for place, one in enumerate(work):
@@ -88,7 +88,7 @@ def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ..
             elif one.has_proved_node and seen.verdict == UNDECIDED and not one.draws():
                 said = f"{seen.reason}; but nodes are wrong, and it is right once they are repaired"
                 judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=said))
-    return tuple(judged)
+    return judged
 
 
 def _with(tensor: Tensor, place: int, seen: Seen) -> Tensor:

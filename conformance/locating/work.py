@@ -7,11 +7,13 @@ executor is not (`locate`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.elementwise import BEYOND, HIDDEN, ZERO, within_rounding
@@ -69,6 +71,8 @@ class Work:
         self._bisected: Bisected | None = None
         self._located: Located | None = None
         self._origins: tuple[Origin, ...] = ()
+        self._steps: Mapping[str, Callable[[], None]] = {}
+        self.unsearched: dict[str, str] = {}
 
     # What it has
 
@@ -308,37 +312,66 @@ class Work:
 
     # Where it goes wrong
 
-    def search(self, disputed: Sequence[Tensor], place: int) -> None:
-        """Look for the rules and kernels at fault."""
-        side, judge = self.side, self.truth_of_side
+    def plan(self, disputed: Sequence[Tensor], place: int) -> None:
+        """Decide where the search looks for the faults in some tensors: at rules, at kernels."""
+        side, built = self.side, self._built
         if not isinstance(side, Live) or not (disputed or self.failed):
             return
-        point = judge.point
-        if self._built is None or self.wrong_in_double:
-            self._tell("rules", 0, 1)
-            name = str(side).partition("@")[0]
-            wrong_names = self.wrong_in_double
-            right = [name for name in self._not_zero if name not in wrong_names]
-            self._bisected = bisect(
-                point.model, point.feeds, side.build, judge.seed, name, wrong_names, list(point.names), right
-            )
-        if self._built is None:
-            return
+        steps: dict[str, Callable[[], None]] = {}
+        if built is None or self.wrong_in_double:
+            steps["the rules"] = partial(self._look_at_rules, side)
         wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
-        if self.draws():
-            return
-        if self.unsteady is not None:  # to look at one run would blame what happened to be wrong in it
-            return
-        if wrong or not self.wrong_in_double or self.failed:
-            model = self._built.model
-            feeds = self._feeds
-            if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
-                self._located = locate(model, feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
-            if any(tensor.kind == OUTPUT for tensor in wrong):  # a node may be needed by outputs alone
-                of_model = locate(point.model, point.feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
-                self._located = of_model if self._located is None else self._located.beside(of_model)
-        if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
-            self._origins = origins(self._built.model, self._feeds, side.backend, point.model)
+        # To look at one run of an executor whose runs differ would blame what happened to be wrong in it.
+        if built is not None and not self.draws() and self.unsteady is None:
+            if wrong or not self.wrong_in_double or self.failed:
+                if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
+                    steps["the kernels of the gradient"] = partial(
+                        self._look_at_kernels, side, built.model, self._feeds
+                    )
+                if any(tensor.kind == OUTPUT for tensor in wrong):  # a node may be needed by outputs alone
+                    point = self.truth_of_side.point
+                    steps["the kernels of the model"] = partial(self._look_at_kernels, side, point.model, point.feeds)
+            if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
+                steps["the origins of NaN"] = partial(self._look_for_origins, side, built)
+        self._steps = steps
+        self.unsearched = dict.fromkeys(steps, "")
+
+    def search(self) -> None:
+        """Look for the rules and kernels at fault. What is known if it is stopped is kept, and `unsearched` has the rest."""
+        for name, look in self._steps.items():
+            try:
+                look()
+            except (RefgradError, MemoryError) as error:
+                self.unsearched[name] = str(error) or "there is not enough memory"
+            else:
+                del self.unsearched[name]
+
+    def _look_at_rules(self, side: Live) -> None:
+        self._tell("rules", 0, 1)
+        judge = self.truth_of_side
+        point = judge.point
+        name = str(side).partition("@")[0]
+        wrong_names = self.wrong_in_double
+        right = [name for name in self._not_zero if name not in wrong_names]
+
+        def so_far(bisected: Bisected) -> None:
+            self._bisected = bisected
+
+        names = list(point.names)
+        self._bisected = bisect(
+            point.model, point.feeds, side.build, judge.seed, name, wrong_names, names, right, so_far
+        )
+
+    def _look_at_kernels(self, side: Live, model: ModelProto, feeds: Mapping[str, Any]) -> None:
+        before = self._located
+
+        def so_far(located: Located) -> None:
+            self._located = located if before is None else before.beside(located, model)
+
+        so_far(locate(model, feeds, side.backend, lambda k, n: self._tell("kernels", k, n), so_far))
+
+    def _look_for_origins(self, side: Live, built: Built) -> None:
+        self._origins = origins(built.model, self._feeds, side.backend, self.truth_of_side.point.model)
 
     @property
     def has_proved_node(self) -> bool:
@@ -358,7 +391,7 @@ class Work:
             or self._origins
         ):
             return False
-        return not self.wrong_in_double and self.unsteady is None
+        return not self.wrong_in_double and self.unsteady is None and not self.unsearched
 
     def told(self) -> Sided:
         """The findings about this side."""
@@ -372,6 +405,7 @@ class Work:
             len(self.matched.found),
             self.unsteady,
             self.ranges,
+            dict(self.unsearched),
         )
 
     def _tell(self, what: str, done: int, total: int) -> None:

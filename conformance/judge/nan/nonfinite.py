@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from refgrad import interruption
 from refgrad.backends import Backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy import NumpyBackend
@@ -46,6 +47,8 @@ from refgrad.tables.randomness import may_draw, operator_of
 _STACK = ("pkg.torch.onnx.stack_trace", "stack_trace")
 _BACKWARD = "_Grad/"
 _OPERANDS = 6  # that are shown
+# What comes once the origins are known, in this order.
+_STEPS = ("a run of the whole model", f"a run with {OPTION}", "values that leave their types")
 Taint = frozenset[int]
 
 
@@ -96,7 +99,8 @@ class NonFinite:
 
     `elsewhere` says that the executor's own run and the walk, node by node, do not agree; `note` why a part was left out.
     `cure` says what a run with the option `strong_zero` gave, where a gradient is not finite. `ranges` are values that overflow
-    or underflow their types and change results that are finite.
+    or underflow their types and change results that are finite. If the search was stopped once the origins were known,
+    `stopped` says why, and `untried` are the steps that are missing.
     """
 
     results: tuple[str, ...]
@@ -105,6 +109,8 @@ class NonFinite:
     note: str = ""
     cure: str = ""
     ranges: tuple[OutOfRange, ...] = ()
+    stopped: str = ""
+    untried: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Origin, ...]:
@@ -172,12 +178,20 @@ def nonfinite(
     fed = {name: value for name, value in values.items() if name in names}
     walk = _Walk(watched, fed, backend, proto)
     reaching, reached = walk.origins()
-    whole, elsewhere = _whole(watched, walk.feeds, backend, reached)
-    cure = ""
-    if any(name in gradients.values() for name in whole):
-        cure = cured(proto, watched, fed, backend, list(gradients), outputs)
-    ranges = changing(watched, walk.feeds, {origin.node for origin in reaching})
-    return NonFinite(tuple(whole), tuple(reaching), elsewhere, note, cure, ranges)
+    found = NonFinite(tuple(reached), tuple(reaching), note=note)
+    steps = list(_STEPS)
+    try:
+        whole, elsewhere = _whole(watched, walk.feeds, backend, reached)
+        found = replace(found, results=tuple(whole), elsewhere=elsewhere)
+        steps.pop(0)
+        if any(name in gradients.values() for name in whole):
+            found = replace(found, cure=cured(proto, watched, fed, backend, list(gradients), outputs))
+        steps.pop(0)
+        found = replace(found, ranges=changing(watched, walk.feeds, {origin.node for origin in reaching}))
+    except interruption.STOPS as stop:
+        interruption.finish()
+        return replace(found, stopped=interruption.why(stop), untried=tuple(steps))
+    return found
 
 
 def _asked(model: ModelProto, feeds: Mapping[str, Any]) -> list[str] | None:
