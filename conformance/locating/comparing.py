@@ -19,11 +19,12 @@ from refgrad import interruption
 from refgrad.backends.base import ModelLike, Value, check_feeds, load_model
 from refgrad.conformance.case import is_float
 from refgrad.conformance.locating.judge import Judge
+from refgrad.conformance.locating.location import Progress, quietly
 from refgrad.conformance.locating.recordings import Recording
 from refgrad.conformance.locating.sides import Live, Side, side_of
 from refgrad.conformance.locating.tensors import judged_together, settled, tensors_of
 from refgrad.conformance.locating.verdicts import UNDECIDED, WRONG, Comparison, Tensor, seen_of
-from refgrad.conformance.locating.work import Progress, Work
+from refgrad.conformance.locating.work import Work
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.point import Point, inputs_of, with_values
 from refgrad.conformance.problems.systems.surroundings import surroundings
@@ -63,7 +64,7 @@ def compare(
     :param cotangent: "ones", "random" or arrays by output; by default what a recording has for the outputs, ones with a
         recording that has nothing, and random ones otherwise.
     :param search: look for the nodes at fault.
-    :param progress: called with the step in progress, how far it is, and how far it goes.
+    :param progress: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
         If Ctrl-C or --max-seconds stops the comparison once there are verdicts, they are returned, and `stopped` says so.
     :raises OptionError: a side that is none. :raises FeedError: feeds that do not fit.
     :raises RefgradError: what `refgrad.gradient` refuses; a model that the interpreter does not run.
@@ -90,14 +91,18 @@ def compare(
     gradient = differentiate(proto, wrt, outputs)
     point = Point.choose(proto, gradient, given, seed, size, sizes)
     point = replace(point, cotangents=_cotangents(point, recorded, cotangent))
-    judge = Judge(point, gradient, seed)
+    report = progress or quietly
+    report("the judge's gradient in double", 0, None)
+    judge = Judge(point, gradient, seed, report)
     work = [Work(side, judge, progress) for side in sides]
     tensors: list[Tensor] = []
     stopped, unjudged = "", _ONE_BY_ONE
     try:
         for one in work:
             one.run()
-        tensors.extend(tensors_of(judge, work, asked=wrt is not None))  # it keeps those that it has if this is stopped
+        tensors.extend(
+            tensors_of(judge, work, wrt is not None, report)
+        )  # it keeps those that it has if this is stopped
         unjudged = _TOGETHER
         tensors = judged_together(tensors, work)
         unjudged = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from refgrad.conformance.problems.systems.executors import get_executor
 from refgrad.model.checks.malformed import explained
 
 _MOST = 12  # nodes that are tried at each turn
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int | None], None]  # the step, how far it is, and how far it goes, if that is known
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def locate(
     :param model: a model, such as a gradient; it is not modified.
     :param feeds: the values of its inputs, by name.
     :param executor: the name of an executor of the suite, "package.module:Class", or a backend.
-    :param progress: called with how many nodes are done, and how many there are.
+    :param progress: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
     :param so_far: called with what is known after each step.
     :raises InvalidModelError: the model cannot be read.
     :raises FeedError: the feeds do not fit the model.
@@ -129,13 +130,16 @@ def locate(
     (True, 2, ())
     """
     backend = guarded(get_executor(executor) if isinstance(executor, str) else executor)
+    report = progress or quietly
     replay = Replay(model, feeds)
+    report("the model as a whole", 0, None)
     trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
     if failed and (nothing := _runs_nothing(backend)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
     rounding = error.allowed.get(error.worst, 0.0)
     if not failed:
+        report("running it again", 0, None)
         _, unsteady = run_steadily(backend, model, feeds)
         if unsteady is not None:
             return Located(error.largest, rounding, is_right=False, unexplained=True, unsteady=unsteady)
@@ -149,8 +153,7 @@ def locate(
             so_far(known)
 
     def see(node: Replayed) -> None:
-        if progress is not None:
-            progress(node.position, len(replay.nodes))
+        report("kernels one by one", node.position + 1, len(replay.nodes))
         suspects = (*known.suspects, node) if node.is_wrong or node.inside else known.suspects
         tell(judged=known.judged + (not node.why), suspects=suspects)
 
@@ -164,7 +167,7 @@ def locate(
     wrong = [node for node in wrong_nodes(replayed) if node in wrong] + [node for node in wrong if not node.is_wrong]
     culprits: list[Culprit] = []
     errors = error
-    for culprit, left_over in _proved(trial, error, wrong):
+    for culprit, left_over in _proved(trial, error, wrong, report):
         culprits.append(culprit)
         errors = left_over
         proved = {one.found.position for one in culprits}
@@ -178,14 +181,19 @@ def locate(
     passes = ""
     if not errors.is_rounding:
         positions = {culprit.found.position for culprit in ordered}
-        together = tuple(node for node in groups(replay.model, feeds, backend) if positions.isdisjoint(node.positions))
+        windows = groups(replay.model, feeds, backend, partial(report, "windows of nodes"))
+        together = tuple(node for node in windows if positions.isdisjoint(node.positions))
         tell(groups=together)
-        passes = optimisation(replay.model, feeds, backend)
+        passes = optimisation(replay.model, feeds, backend, partial(report, "optimisations"))
     explained = errors.is_rounding or (bool(together) and together[-1].is_proved)
     return Located(
         error.largest, rounding, ordered, known.suspects, failed, judged, unjudged, together, passes,
         is_right=False, unexplained=not explained,
     )  # fmt: skip
+
+
+def quietly(what: str, done: int, total: int | None) -> None:
+    """Nobody asks for the progress."""
 
 
 def _runs_nothing(backend: Backend) -> str:
@@ -198,12 +206,15 @@ def _runs_nothing(backend: Backend) -> str:
     return ""
 
 
-def _proved(trial: RepairTrial, error: Errors, wrong: Sequence[Replayed]) -> Iterator[tuple[Culprit, Errors]]:
+def _proved(
+    trial: RepairTrial, error: Errors, wrong: Sequence[Replayed], report: Progress
+) -> Iterator[tuple[Culprit, Errors]]:
     """Repair the nodes one after the other, the one that helps most first: the culprits among them, and the errors left."""
     focus = error.worst
     repaired: list[Replayed] = []
     left, pending = error, list(wrong)
     while pending and not left.is_rounding:
+        report("repairing nodes", len(wrong) - len(pending), len(wrong))
         few = pending if len(pending) <= _MOST else pending[:1]  # of many, the one that is furthest off
         tried = [(trial.run([*repaired, node])[0], node) for node in few]
         best, node = min(tried, key=lambda pair: pair[0].total)

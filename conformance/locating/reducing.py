@@ -20,7 +20,7 @@ from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
-from refgrad.conformance.locating.location import Located, locate
+from refgrad.conformance.locating.location import Located, Progress, locate, quietly
 from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.scripts import building, rebuilding, running
@@ -100,7 +100,7 @@ def reduce(
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Reduced:
     """Find a failure of a side, and reduce it.
 
@@ -128,8 +128,8 @@ def reduce(
 class _Search:
     """Smaller and smaller failures."""
 
-    def __init__(self, side: Live, seed: int, progress: Callable[[str, int, int], None] | None) -> None:
-        self._side, self._seed, self._progress = side, seed, progress
+    def __init__(self, side: Live, seed: int, progress: Progress | None) -> None:
+        self._side, self._seed, self._report = side, seed, progress or quietly
         self.tried = 0
 
     def first(
@@ -140,7 +140,15 @@ class _Search:
         outputs: Sequence[str] | None,
     ) -> Failure:
         """The first failure of the side, cut out of the model."""
-        bisected = bisect(model, feeds, self._side.build, self._seed, wrt=wrt)
+        self._report("rules, by gradients of parts", 0, None)
+        bisected = bisect(
+            model,
+            feeds,
+            self._side.build,
+            self._seed,
+            wrt=wrt,
+            so_far=lambda known: self._report("rules, by gradients of parts", known.built, None),
+        )
         if bisected.faults:
             return self._of_rule(self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
         refused: RefgradError | None = None
@@ -148,12 +156,12 @@ class _Search:
             problem = _problem(model, feeds, wrt, outputs, self._seed)
             built = self._side.build(problem)
             fed = built.feeds(problem.feeds, problem.cotangents)
-            located = locate(built.model, fed, self._side.backend)
+            located = locate(built.model, fed, self._side.backend, self._report)
             if not located.is_right:
                 return self._of_kernel(located, built.model, fed)
         except RefgradError as error:  # it has no gradient, and its results may be wrong all the same
             refused = error
-        located = locate(model, feeds, self._side.backend)
+        located = locate(model, feeds, self._side.backend, self._report)
         if not located.is_right:
             return self._of_kernel(located, model, feeds)
         raise refused or FeedError(
@@ -217,8 +225,7 @@ class _Search:
                 if self.tried >= _TRIES:
                     return
                 self.tried += 1
-                if self._progress is not None:
-                    self._progress("reduce", self.tried, _TRIES)
+                self._report("smaller models", self.tried, _TRIES)
                 smaller_failure = self._failing(failure, model, feeds)
                 if smaller_failure is not None:
                     failure, again = smaller_failure, True

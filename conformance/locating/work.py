@@ -21,7 +21,7 @@ from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
-from refgrad.conformance.locating.location import Located, locate
+from refgrad.conformance.locating.location import Located, Progress, locate
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
@@ -47,8 +47,6 @@ from refgrad.conformance.problems.ranges import OutOfRange, changing
 from refgrad.conformance.problems.rounding import limits
 from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.errors import OptionError, RefgradError, choices, raised
-
-Progress = Callable[[str, int, int], None]
 
 
 class Work:
@@ -104,9 +102,10 @@ class Work:
             self.truth_of_side = judge = recast(judge, model, feeds)
             point = judge.point
         problem = Problem("model", model, tuple(point.names), feeds, by_output(point), judge.seed)
-        self._tell("build", 0, 1)
+        self.tell("building the gradient")
         self._built = built = side.build(problem)
         self._feeds = built.feeds(feeds, problem.cotangents)
+        self.tell("the gradient in double")
         in_double = built.named(NumpyBackend().prepare(built.model, precision="float64").run(widened(self._feeds)))
         self.wrong_in_double = [
             name for name, value in judge.truth.gradients.items() if not is_exact(judge, name, in_double.get(name))
@@ -114,11 +113,12 @@ class Work:
         self._not_zero = [name for name, value in judge.truth.gradients.items() if np.any(value)]
         if not self.wrong_in_double and judge.contradicted(in_double, EXACT):
             self.wrong_in_double = judge.differing(in_double)
-        self._tell("run", 0, 1)
+        self.tell("running the gradient, and again")
         results, self.unsteady = run_steadily(side.backend, built.model, self._feeds)
         made = built.named(results)
         zero = {name: np.zeros_like(point.wide[name]) for name in point.names if name not in built.gradients}
         self.gradients = made | zero
+        self.tell("running the model, and again")
         results, unsteady = run_steadily(side.backend, model, feeds)
         self.outputs = {n: np.asarray(v) for n, v in results.items()}
         if self.unsteady is not None:
@@ -156,7 +156,8 @@ class Work:
 
     def contradicted(self, tensors: Sequence[Tensor], place: int) -> str:
         """A text about the gradients with a convention that are no derivative all together; "" if they are one."""
-        judge, got = self.truth_of_side, {}
+        judge = self.truth_of_side
+        got: dict[str, np.ndarray] = {}
         for tensor in tensors:
             value = self.gradients.get(tensor.name)
             is_whole = tensor.kind == GRADIENT and tensor.of == (tensor.name,) and value is not None
@@ -165,6 +166,7 @@ class Work:
         kinds = {seen_of(tensor, place).verdict for tensor in tensors if tensor.name in got and tensor.kind == GRADIENT}
         if CONVENTION not in kinds:
             return ""
+        self.tell("conventions together, along directions")
         return judge.contradicted(got, rounding(len(judge.gradient.graph.node), judge.point))
 
     def moves(self, names: Iterable[str]) -> Seen | None:
@@ -290,6 +292,7 @@ class Work:
         }
         if not doubtful:
             return {}
+        self.tell("values that leave their types")
         point = self.truth_of_side.point
         if self._built is None:
             model, feeds, names = self.judge.gradient, {**point.feeds, **point.cotangents}, point.names
@@ -347,7 +350,6 @@ class Work:
                 del self.unsearched[name]
 
     def _look_at_rules(self, side: Live) -> None:
-        self._tell("rules", 0, 1)
         judge = self.truth_of_side
         point = judge.point
         name = str(side).partition("@")[0]
@@ -356,6 +358,7 @@ class Work:
 
         def so_far(bisected: Bisected) -> None:
             self._bisected = bisected
+            self.tell("rules, by gradients of parts", bisected.built)
 
         names = list(point.names)
         self._bisected = bisect(
@@ -368,9 +371,10 @@ class Work:
         def so_far(located: Located) -> None:
             self._located = located if before is None else before.beside(located, model)
 
-        so_far(locate(model, feeds, side.backend, lambda k, n: self._tell("kernels", k, n), so_far))
+        so_far(locate(model, feeds, side.backend, self.tell, so_far))
 
     def _look_for_origins(self, side: Live, built: Built) -> None:
+        self.tell("the origins of NaN")
         self._origins = origins(built.model, self._feeds, side.backend, self.truth_of_side.point.model)
 
     @property
@@ -408,6 +412,7 @@ class Work:
             dict(self.unsearched),
         )
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def tell(self, what: str, done: int = 0, total: int | None = None) -> None:
+        """Say what is being done, how far it is, and how far it goes."""
         if self._progress is not None:
             self._progress(f"{self.side}: {what}", done, total)

@@ -158,7 +158,7 @@ def nan(
     size, sizes = sizes_of(dim)
     proto = load_model(model)
     arrays = None if feeds is None else read_feeds(feeds, inputs_of(proto))
-    with Bar("looking for NaN and infinities"):
+    with Bar("looking for NaN and infinities") as bar:
         origins = nonfinite(
             proto,
             arrays,
@@ -169,6 +169,7 @@ def nan(
             seed=seed,
             size=size,
             sizes=sizes,
+            progress=lambda what, done, total: bar(done, total, what),
         )
     if as_json:
         print_json(comparisons.document_of_origins(origins))

@@ -7,7 +7,7 @@ that a mask makes, and that a Softmax takes away again, is nobody's fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,6 +135,7 @@ def nonfinite(
     seed: int = 0,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> NonFinite:
     """The origins of NaN and infinities in a model's outputs and gradients.
 
@@ -142,6 +143,7 @@ def nonfinite(
     :param executor: the name of an executor of the suite, or a backend.
     :param wrt: what to differentiate by; by default the float inputs and the parameters that `refgrad.weights` finds.
     :param forward: only look at the model, and at no gradient.
+    :param progress: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
     :raises RefgradError: a model that cannot be read, feeds that do not fit, an executor that does not exist.
 
     >>> import numpy as np, onnx.parser
@@ -176,17 +178,21 @@ def nonfinite(
         }
     names = {value.name for value in watched.graph.input}
     fed = {name: value for name, value in values.items() if name in names}
-    walk = _Walk(watched, fed, backend, proto)
+    report = progress or (lambda *_: None)
+    walk = _Walk(watched, fed, backend, proto, report=report)
     reaching, reached = walk.origins()
     found = NonFinite(tuple(reached), tuple(reaching), note=note)
     steps = list(_STEPS)
     try:
+        report(steps[0], 0, None)
         whole, elsewhere = _whole(watched, walk.feeds, backend, reached)
         found = replace(found, results=tuple(whole), elsewhere=elsewhere)
         steps.pop(0)
+        report(steps[0], 0, None)
         if any(name in gradients.values() for name in whole):
             found = replace(found, cure=cured(proto, watched, fed, backend, list(gradients), outputs))
         steps.pop(0)
+        report(steps[0], 0, None)
         found = replace(found, ranges=changing(watched, walk.feeds, {origin.node for origin in reaching}))
     except interruption.STOPS as stop:
         interruption.finish()
@@ -247,13 +253,15 @@ class _Walk:
         backend: Backend,
         source: ModelProto,
         in_double: bool = False,
+        report: Callable[[str, int, int | None], None] = lambda *_: None,
     ) -> None:
         self.model = ModelProto()
         self.model.CopyFrom(model)
         if self.model.functions:
             self.model = inline_functions(self.model)
         self.feeds = dict(feeds)
-        self._backend, self._in_double = backend, in_double
+        self._backend, self._in_double, self._report = backend, in_double, report
+        self._seen = 0
         self._is_interpreter = isinstance(backend, NumpyBackend)
         self._forward = {label_of(node): node for node in nested(_named(source).graph.node)}
         self._nodes = {first_output(node): node for node in nested(self.model.graph.node)}
@@ -296,6 +304,8 @@ class _Walk:
         is_main, is_inner = key in self._main, key in self._inner
         if is_main:
             self._inside, self._rounds = [], {}
+            self._seen += 1
+            self._report("nodes", self._seen, len(self._main))
         has_body = any(attribute.HasField("g") for attribute in node.attribute)
         results = compute()
         if not is_main and not is_inner:
