@@ -173,10 +173,12 @@ def locate(
         proved = {one.found.position for one in culprits}
         left = tuple(node for node in known.suspects if node.position not in proved)
         tell(culprits=_in_order(culprits), suspects=left)
+    culprits += _hidden(trial, error, culprits, known.suspects)
     ordered = _in_order(culprits)
     if list(ordered) != culprits:
         ordered, errors = _proved_in_order(trial, error, ordered)
-        tell(culprits=ordered)
+        proved = {one.found.position for one in ordered}
+        tell(culprits=ordered, suspects=tuple(node for node in known.suspects if node.position not in proved))
     together: tuple[NodeGroup, ...] = ()
     passes = ""
     if not errors.is_rounding:
@@ -230,6 +232,15 @@ def _proved(
         repaired.append(node)
         left = best
         yield Culprit(node, left.at(focus)), left
+
+
+def _hidden(
+    trial: RepairTrial, error: Errors, culprits: Sequence[Culprit], suspects: Sequence[Replayed]
+) -> list[Culprit]:
+    """Nodes before a culprit whose repair changes the results too: the right values of the culprit hide what they do."""
+    last = max((one.found.position for one in culprits), default=-1)
+    before = [node for node in suspects if node.position < last][:_MOST]
+    return [Culprit(node, 0.0) for node in before if trial.run([node])[0].is_apart(error)]
 
 
 def _proved_in_order(

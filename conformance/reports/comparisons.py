@@ -105,9 +105,10 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
     causes = {one.cause for one in seen if one.verdict == WRONG}
     if len(causes) == 1 and causes != {""}:
         return f": {next(iter(causes))}"
-    values = [f"the adjoint of {fault.value!r}" for fault in (side.rules.faults if side.rules else ()) if fault.value]
-    alone = [fault.nodes for fault in (side.rules.faults if side.rules else ()) if not fault.value]
-    rules = [f"the rule of {abridged(nodes)}" for nodes in alone] + values
+    faults = side.rules.faults if side.rules else ()
+    rules = [
+        f"the adjoint of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}" for fault in faults
+    ]
     kernels: list[str] = []
     if side.kernels is not None:
         kernels = [f"the kernel of {culprit.found.name!r}" for culprit in side.kernels.culprits]
