@@ -20,6 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.known.bugs.builders import builder_bugs
+from refgrad.conformance.locating.repeating import identity_model
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
 from refgrad.conformance.locating.values import ModelValues, described, kind_of
 from refgrad.conformance.oracles.central import one_sided
@@ -85,7 +86,8 @@ class Fault:
 class Bisected:
     """The result of a bisection: the faults, how many gradients were built, and why some nodes cannot be judged.
 
-    Before the end `is_whole` is false, and `within` are the fewest nodes so far that a fault lies in, "" if none are known.
+    Before the end `is_whole` is false, and `within` are the fewest nodes so far that a fault lies in, none if none are known.
+    `nothing` says why the builder makes no gradient at all, not even of one Identity: then no node is at fault.
     """
 
     faults: tuple[Fault, ...]
@@ -93,6 +95,7 @@ class Bisected:
     silent: Mapping[str, str]
     is_whole: bool = True
     within: tuple[str, ...] = ()
+    nothing: str = ""
 
 
 @explained
@@ -141,7 +144,8 @@ def bisect(
 
     def found(faults: Sequence[Fault], is_whole: bool) -> Bisected:
         told = tuple(_explained(fault, name) for fault in faults)
-        return Bisected(told, search.built, dict(search.silent), is_whole, () if is_whole else search.within)
+        within = () if is_whole else search.within
+        return Bisected(told, search.built, dict(search.silent), is_whole, within, search.nothing)
 
     search.tell = lambda: None if so_far is None else so_far(found(search.guilty(), False))
     try:
@@ -191,6 +195,8 @@ class _Search:
         self._are_sizes_open = False
         self.built = 0
         self.silent: dict[str, str] = {}
+        self.nothing = ""
+        self._is_no_answer = False  # the last gradient was none
         self.tell: Callable[[], None] = lambda: None
         self._found: list[Fault] = []
         self._new: list[Fault] = []  # in the nodes that are looked at, not yet sorted out
@@ -209,6 +215,9 @@ class _Search:
             fault = self.verdict(rest)
             if fault is None or (found and not isinstance(fault, Fault)):
                 break
+            if not found and self._is_no_answer and (nothing := self._of_identity()):
+                self.nothing = nothing
+                return []
             more = self._within(rest, fault)
             if not more:
                 break
@@ -224,6 +233,18 @@ class _Search:
                 break
             rest = fewer
         return self.guilty()
+
+    def _of_identity(self) -> str:
+        """Why what the builder makes of one Identity is no gradient; "" if it is one, or if it refuses or crashes."""
+        model, feeds = identity_model()
+        cotangents = {value.name: np.ones_like(feeds["x"]) for value in model.graph.output}
+        try:
+            self._build(Problem("identity", model, ("x",), dict(feeds), cotangents, self.seed))
+        except AnswerError as error:
+            return str(error)
+        except Exception:  # a builder that is a function raises anything
+            return ""
+        return ""
 
     def guilty(self) -> list[Fault]:
         """The faults so far, in the order of the model."""
@@ -357,9 +378,11 @@ class _Search:
             return None
         self.tell()
         self.built += 1
+        self._is_no_answer = False
         try:
             built = self._build(problem)
         except (BuilderError, AnswerError) as error:
+            self._is_no_answer = isinstance(error, AnswerError)
             return Fault(REFUSED, labels, operators, str(error))
         except CrashError as error:
             return Fault(CRASHED, labels, operators, str(error))

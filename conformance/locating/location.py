@@ -135,7 +135,7 @@ def locate(
     report("the model as a whole", 0, None)
     trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
-    if failed and (nothing := _runs_nothing(backend)):
+    if np.isinf(error.largest) and (nothing := _runs_nothing(backend)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
     rounding = error.allowed.get(error.worst, 0.0)
     if not failed:
@@ -199,13 +199,18 @@ def quietly(what: str, done: int, total: int | None) -> None:
 
 
 def _runs_nothing(backend: Backend) -> str:
-    """Why an executor does not even run a model of one Identity; "" where it does."""
+    """Why an executor does not even run a model of one Identity, or makes arrays of other shapes and types; "" if it does."""
     model, feeds = identity_model()
     try:
-        backend.prepare(model).run(feeds)
+        results = backend.prepare(model).run(feeds)
     except Exception as error:
         return f"it does not run a model of one Identity either: {error}"
-    return ""
+    (name,), due = results, feeds["x"]
+    got = np.asarray(results[name])
+    told = "it is not right for a model of one Identity either: its result has"
+    if got.shape != due.shape:
+        return f"{told} the shape {list(got.shape)} instead of {list(due.shape)}"
+    return "" if got.dtype == due.dtype else f"{told} the type {got.dtype} instead of {due.dtype}"
 
 
 def _proved(

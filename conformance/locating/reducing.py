@@ -32,7 +32,7 @@ from refgrad.conformance.problems.point import in_float64
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.conformance.problems.systems.surroundings import surroundings
-from refgrad.errors import FeedError, RefgradError, raised
+from refgrad.errors import AnswerError, FeedError, RefgradError, raised
 from refgrad.escaping import code, markdown
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
@@ -160,7 +160,9 @@ class _Search:
             if not located.is_right:
                 return self._of_kernel(located, built.model, fed)
         except RefgradError as error:  # it has no gradient, and its results may be wrong all the same
-            refused = error
+            refused = (
+                AnswerError(f"{self._side} makes no gradient: {error}") if isinstance(error, AnswerError) else error
+            )
         located = locate(model, feeds, self._side.backend, self._report)
         if not located.is_right:
             return self._of_kernel(located, model, feeds)

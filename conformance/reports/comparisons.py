@@ -171,6 +171,8 @@ def lines_of(side: Sided) -> Iterator[str]:
             yield f"nothing can be said of {node!r}: {why}"
         if not side.rules.is_whole and side.rules.within:
             yield f"the search for the rule was stopped: a fault is in one of {abridged(side.rules.within)}"
+        elif side.rules.nothing:
+            yield f"no node is at fault: it makes no gradient of a model of one Identity either: {side.rules.nothing}"
         elif not side.rules.faults and side.rules.is_whole:
             yield f"no rule is wrong by itself: {side.rules.built} gradients of parts were built"
     for step, why in side.unsearched.items():
@@ -210,7 +212,8 @@ def _of_kernels(located: Located, is_explained: bool) -> Iterator[str]:
     if not located.is_whole:
         yield f"the search for the kernel was stopped: {located.judged} nodes were looked at"
     elif located.unexplained:
-        yield f"an error of {located.left:.2g} is unexplained"
+        if located.judged:
+            yield f"an error of {located.left:.2g} is unexplained"
     elif not located.culprits and not located.groups and not is_explained:
         yield f"each of its {located.judged} nodes is right for its inputs, and so are the results but for rounding"
 
@@ -262,6 +265,7 @@ def _side(side: Sided) -> dict[str, Any]:
             "silent": dict(side.rules.silent),
             "is_whole": side.rules.is_whole,
             "within": list(side.rules.within),
+            "nothing": side.rules.nothing,
         }
     kernels = None
     if side.kernels is not None:
