@@ -87,7 +87,7 @@ class _WrappedModel(Local):
         except Exception as error:
             raise BackendError(f"{self._name} failed on the model: {raised(error)}. Try another backend.") from error
         if not isinstance(results, Iterable):
-            raise AnswerError(f"{self._name} returned {of_type(results)} and no list of results.")
+            raise AnswerError(f"{self._name} returned {of_type(results)} and no list of results: run must return one.")
         values = list(results)
         if len(values) != len(self.outputs):
             due = choices(value.name for value in self.outputs)

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM in the command `refgrad`: they end it with their exit code and without a traceback, and none is lost."""
+"""Ctrl-C and SIGTERM in the command `refgrad`: they end it with their exit code and without a traceback, and none is lost.
+
+So does the end of its time. A command that has results by then may write them: it catches `STOPS` and calls `finish`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,25 @@ from types import FrameType
 
 CODE = 130  # the exit code of a command that was interrupted
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED, OUT_OF_TIME = "interrupted", "out of time"  # what `why` says
 _AT_ONCE = 1.0  # seconds within which two signals count as one: the whole group got it, and the parent passed it on
 _AGAIN = 0.05  # seconds until an interruption that was swallowed comes again
 
 _told = 0  # the signal that was sent to end this command
 _when = -_AT_ONCE
 _finishing: list[Callable[[], None]] = []  # tell the waiting process that this one writes what it has
+
+
+class OutOfTime(BaseException):
+    """The time of `--max-seconds` is over. No handler of errors takes it for one of its own."""
+
+
+STOPS = (KeyboardInterrupt, OutOfTime)
+
+
+def why(stop: BaseException) -> str:
+    """`OUT_OF_TIME` or `INTERRUPTED`: why something was stopped by one of `STOPS`."""
+    return OUT_OF_TIME if isinstance(stop, OutOfTime) else INTERRUPTED
 
 
 def end_quietly() -> None:
@@ -56,7 +72,7 @@ def over(code: int) -> int:
 
 
 def finish() -> None:
-    """Ask for more time than an interrupted command has to end: it writes what it has reached."""
+    """Ask for more time than a command has to end that was stopped: it writes what it has reached."""
     for ask in _finishing:
         ask()
 

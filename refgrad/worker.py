@@ -104,6 +104,7 @@ class Worker:
 
         timer = threading.Timer(self.seconds, stop)
         timer.start()
+        is_over = False
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -111,6 +112,7 @@ class Worker:
                 process.stdin.write(asked)
                 process.stdin.flush()
             result, failure = pickle.load(process.stdout)
+            is_over = True
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             code = _end(process)
             said.seek(0)
@@ -124,8 +126,8 @@ class Worker:
             raise WorkerError(verdict, f"its process ended with {code}: {message}") from error
         finally:
             timer.cancel()
-            if process.poll() is not None or late.is_set():
-                self.close()
+            if not is_over or process.poll() is not None or late.is_set():
+                self.close()  # an interrupted call would be answered in place of the next one
         if failure is not None:
             raised, message, classes = failure
             exhausted = raised == "MemoryError" or (self._is_limited and _NO_MEMORY.search(message))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.known.bugs.builders import builder_bugs
+from refgrad.conformance.locating.repeating import identity_model
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
 from refgrad.conformance.locating.values import ModelValues, described, kind_of
 from refgrad.conformance.oracles.central import one_sided
@@ -83,11 +84,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bisected:
-    """The result of a bisection: the faults, how many gradients were built, and why some nodes cannot be judged."""
+    """The result of a bisection: the faults, how many gradients were built, and why some nodes cannot be judged.
+
+    Before the end `is_whole` is false, and `within` are the fewest nodes so far that a fault lies in, none if none are known.
+    `nothing` says why the builder makes no gradient at all, not even of one Identity: then no node is at fault.
+    """
 
     faults: tuple[Fault, ...]
     built: int
     silent: Mapping[str, str]
+    is_whole: bool = True
+    within: tuple[str, ...] = ()
+    nothing: str = ""
 
 
 @explained
@@ -100,6 +108,7 @@ def bisect(
     suspects: Collection[str] = (),
     wrt: Collection[str] | None = None,
     right: Collection[str] = (),
+    so_far: Callable[[Bisected], None] | None = None,
 ) -> Bisected:
     """Find the nodes whose gradient a builder gets wrong, refuses or dies of.
 
@@ -114,6 +123,7 @@ def bisect(
     :param wrt: the names to differentiate by, by default as `refgrad.gradient` has them: no part is differentiated by a value
         that does not depend on one of them.
     :param right: names in `wrt` whose gradient is known to be right and not 0. A rule on its way is not accused.
+    :param so_far: called with what is known after each gradient that was built.
     :raises InvalidModelError: the model cannot be read.
     :raises FeedError: the feeds do not fit the model.
     :raises BackendError: the interpreter does not run the model.
@@ -129,13 +139,19 @@ def bisect(
     ((), 1)
     """
     side = Live(builder, INTERPRETER)
-    search = _Search(ModelValues(model, feeds), side.build, seed, suspects, wrt, right)
     name = builder if isinstance(builder, str) else name
+    search = _Search(ModelValues(model, feeds), side.build, seed, suspects, wrt, right)
+
+    def found(faults: Sequence[Fault], is_whole: bool) -> Bisected:
+        told = tuple(_explained(fault, name) for fault in faults)
+        within = () if is_whole else search.within
+        return Bisected(told, search.built, dict(search.silent), is_whole, within, search.nothing)
+
+    search.tell = lambda: None if so_far is None else so_far(found(search.guilty(), False))
     try:
-        faults = [_explained(fault, name) for fault in search.faults()]
+        return found(search.faults(), True)
     finally:
         side.close()
-    return Bisected(tuple(faults), search.built, search.silent)
 
 
 def _explained(fault: Fault, builder: str) -> Fault:
@@ -179,15 +195,29 @@ class _Search:
         self._are_sizes_open = False
         self.built = 0
         self.silent: dict[str, str] = {}
+        self.nothing = ""
+        self._is_no_answer = False  # the last gradient was none
+        self.tell: Callable[[], None] = lambda: None
+        self._found: list[Fault] = []
+        self._new: list[Fault] = []  # in the nodes that are looked at, not yet sorted out
+        self._wrong: Part = ()  # the last part in which a fault is known to be
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """The fewest nodes so far that the fault lies in that is looked for, by their labels."""
+        return tuple(map(self._label, self._wrong))
 
     def faults(self) -> list[Fault]:
         """The faults in all nodes: the nodes at fault are left out, and the rest is looked at again until it is right."""
-        found: list[Fault] = []
+        found = self._found
         rest = tuple(range(len(self.nodes)))
         while len(found) < _MOST_FAULTS:
             fault = self.verdict(rest)
             if fault is None or (found and not isinstance(fault, Fault)):
                 break
+            if not found and self._is_no_answer and (nothing := self._of_identity()):
+                self.nothing = nothing
+                return []
             more = self._within(rest, fault)
             if not more:
                 break
@@ -198,9 +228,27 @@ class _Search:
             at_fault = {name for one in more for name in one.nodes}
             fewer = tuple(k for k in rest if self._label(k) not in at_fault)
             found += more
+            self._new = []
             if fewer == rest:
                 break
             rest = fewer
+        return self.guilty()
+
+    def _of_identity(self) -> str:
+        """Why what the builder makes of one Identity is no gradient; "" if it is one, or if it refuses or crashes."""
+        model, feeds = identity_model()
+        cotangents = {value.name: np.ones_like(feeds["x"]) for value in model.graph.output}
+        try:
+            self._build(Problem("identity", model, ("x",), dict(feeds), cotangents, self.seed))
+        except AnswerError as error:
+            return str(error)
+        except Exception:  # a builder that is a function raises anything
+            return ""
+        return ""
+
+    def guilty(self) -> list[Fault]:
+        """The faults so far, in the order of the model."""
+        found = list({one.value or one.nodes: one for one in (*self._found, *self._new)}.values())
         guilty = [one for one in found if not self._moving.get(one.by, frozenset()) & self._right]
         return sorted(guilty or found, key=self._place)
 
@@ -213,8 +261,10 @@ class _Search:
     def _within(self, part: Part, fault: Fault | str | None) -> list[Fault]:
         if fault is None:
             return []
+        if isinstance(fault, Fault):
+            self._wrong = part
         if len(part) == 1:
-            return [fault] if isinstance(fault, Fault) else []
+            return self._noted(fault) if isinstance(fault, Fault) else []
         first, second = part[: len(part) // 2], part[len(part) // 2 :]
         left, right = self.verdict(first), self.verdict(second)
         if left is None and right is None:
@@ -223,8 +273,14 @@ class _Search:
             self._are_sizes_open = True
             left, right = self.verdict(first), self.verdict(second)
         if left is None and right is None:
-            return [self._together(part, fault)] if isinstance(fault, Fault) else []
+            return self._noted(self._together(part, fault)) if isinstance(fault, Fault) else []
         return self._within(first, left) + self._within(second, right)
+
+    def _noted(self, fault: Fault) -> list[Fault]:
+        """A fault in a list, once it is among those that are known."""
+        self._new.append(fault)
+        self._wrong = ()
+        return [fault]
 
     def _together(self, part: Part, fault: Fault) -> Fault:
         """The fewest nodes that are wrong together: whatever they do not need is left out, in ever smaller pieces."""
@@ -281,8 +337,8 @@ class _Search:
         """
         by_label = {label_of(node): node for node in self.nodes}
         maker = next((label_of(node) for node in self.nodes if value in node.output), None)
-        readers = [reader for group in odd for reader in group]
-        labels = tuple(dict.fromkeys(name for name in (maker, *readers) if name in by_label))
+        named = {maker, *(reader for group in odd for reader in group)}
+        labels = tuple(label for label in by_label if label in named)  # in the order of the model
         told = []
         for group, factor in odd.items():
             as_output = "the cotangent of the output" if is_output else "its other readers"
@@ -320,10 +376,13 @@ class _Search:
             return str(error.args[0])
         if problem is None:
             return None
+        self.tell()
         self.built += 1
+        self._is_no_answer = False
         try:
             built = self._build(problem)
         except (BuilderError, AnswerError) as error:
+            self._is_no_answer = isinstance(error, AnswerError)
             return Fault(REFUSED, labels, operators, str(error))
         except CrashError as error:
             return Fault(CRASHED, labels, operators, str(error))

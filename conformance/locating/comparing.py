@@ -15,14 +15,16 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto
 
+from refgrad import interruption
 from refgrad.backends.base import ModelLike, Value, check_feeds, load_model
 from refgrad.conformance.case import is_float
 from refgrad.conformance.locating.judge import Judge
+from refgrad.conformance.locating.location import Progress, quietly
 from refgrad.conformance.locating.recordings import Recording
 from refgrad.conformance.locating.sides import Live, Side, side_of
 from refgrad.conformance.locating.tensors import judged_together, settled, tensors_of
-from refgrad.conformance.locating.verdicts import UNDECIDED, WRONG, Comparison, seen_of
-from refgrad.conformance.locating.work import Progress, Work
+from refgrad.conformance.locating.verdicts import UNDECIDED, WRONG, Comparison, Tensor, seen_of
+from refgrad.conformance.locating.work import Work
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.point import Point, inputs_of, with_values
 from refgrad.conformance.problems.systems.surroundings import surroundings
@@ -31,6 +33,9 @@ from refgrad.model.checks.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate
 
 # The types of an input that a recorded array is cast to: the recording may have been made in double.
+# What is missing of the verdicts of a comparison that was stopped.
+_ONE_BY_ONE = "the tensors that are not listed"
+_TOGETHER = "the conventions of all tensors together, and values that leave their types"
 _NARROWER = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -59,7 +64,8 @@ def compare(
     :param cotangent: "ones", "random" or arrays by output; by default what a recording has for the outputs, ones with a
         recording that has nothing, and random ones otherwise.
     :param search: look for the nodes at fault.
-    :param progress: called with the step in progress, how far it is, and how far it goes.
+    :param progress: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
+        If Ctrl-C or --max-seconds stops the comparison once there are verdicts, they are returned, and `stopped` says so.
     :raises OptionError: a side that is none. :raises FeedError: feeds that do not fit.
     :raises RefgradError: what `refgrad.gradient` refuses; a model that the interpreter does not run.
 
@@ -85,27 +91,43 @@ def compare(
     gradient = differentiate(proto, wrt, outputs)
     point = Point.choose(proto, gradient, given, seed, size, sizes)
     point = replace(point, cotangents=_cotangents(point, recorded, cotangent))
-    judge = Judge(point, gradient, seed)
+    report = progress or quietly
+    report("the judge's gradient in double", 0, None)
+    judge = Judge(point, gradient, seed, report)
     work = [Work(side, judge, progress) for side in sides]
+    tensors: list[Tensor] = []
+    stopped, unjudged = "", _ONE_BY_ONE
     try:
         for one in work:
             one.run()
-        tensors = judged_together(list(tensors_of(judge, work, asked=wrt is not None)), work)
+        tensors.extend(
+            tensors_of(judge, work, wrt is not None, report)
+        )  # it keeps those that it has if this is stopped
+        unjudged = _TOGETHER
+        tensors = judged_together(tensors, work)
+        unjudged = ""
         for one in work:
             one.forget()
         if search:
             for place, one in enumerate(work):
-                one.search(
-                    [tensor for tensor in tensors if seen_of(tensor, place).verdict in (WRONG, UNDECIDED)], place
-                )
-            tensors = settled(tensors, work)
+                one.plan([tensor for tensor in tensors if seen_of(tensor, place).verdict in (WRONG, UNDECIDED)], place)
+            for one in work:
+                one.search()
+    except interruption.STOPS as stop:
+        if not tensors:
+            raise
+        interruption.finish()
+        stopped = interruption.why(stop)
     finally:
         for side in sides:
             if isinstance(side, Live):
                 side.close()
+    if search:
+        tensors = settled(tensors, work)
     named = [name for side in sides if isinstance(side, Live) for name in side.names]
     versions = surroundings(named)
-    return Comparison(tensors, work[0].told(), work[1].told(), point.described, seed, judge.said, versions)
+    told = [one.told() for one in work]
+    return Comparison(tuple(tensors), told[0], told[1], point.described, seed, judge.said, versions, stopped, unjudged)
 
 
 def _feeds_of(

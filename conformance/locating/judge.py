@@ -53,10 +53,19 @@ _TOGETHER, _MANY = 3.0, 16
 
 
 class Judge:
-    """The gradient by refgrad in double, with the differences that confirm or contradict it."""
+    """The gradient by refgrad in double, with the differences that confirm or contradict it.
 
-    def __init__(self, point: Point, gradient: ModelProto, seed: int) -> None:
-        self.point, self.gradient, self.seed = point, gradient, seed
+    :param report: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        point: Point,
+        gradient: ModelProto,
+        seed: int,
+        report: Callable[[str, int, int | None], None] = lambda *_: None,
+    ) -> None:
+        self.point, self.gradient, self.seed, self.report = point, gradient, seed, report
         feeds = point.wide | point.seeds
         results = in_float64(fed_alone(gradient, feeds)).run(feeds)
         self.truth = Truth(point, gradient, by_name(results, point.names))
@@ -86,6 +95,7 @@ class Judge:
         if name not in self._confirmed and len(self._confirmed) >= _CONFIRMED:
             return AGREED
         if name not in self._confirmed:
+            self.report(f"differences by {name!r}", len(self._confirmed), None)
             point = self.point
             rng = np.random.default_rng([self.seed, 1])
             mask = self.kinked(name)
@@ -105,6 +115,7 @@ class Judge:
         if not self.has_kinks:
             return None
         if name not in self._kinked:
+            self.report(f"kinks of {name!r}", 0, None)
             point = self.point
             found = kinked(point.model, point.forward, point.wide, [name], list(point.seeds_of))
             self._kinked[name] = found.get(name)
@@ -131,6 +142,7 @@ class Judge:
 
         If there are too many, it looks at the ones that are furthest off, and at others by chance.
         """
+        self.report(f"both sides of the kinks of {name!r}", 0, None)
         rng = np.random.default_rng([self.seed, 4])
         off = np.where(where, np.abs(got - self.truth.gradients[name]), -1.0)
         furthest = np.zeros(where.shape, bool)
@@ -234,4 +246,4 @@ def recast(judge: Judge, model: ModelProto, feeds: Mapping[str, Any]) -> Judge:
         seeds_of[output]: value.astype(helper.tensor_dtype_to_np_dtype(kinds[seeds_of[output]] or TensorProto.FLOAT))
         for output, value in by_output(point).items()
     }
-    return Judge(replace(there, cotangents=cotangents), gradient, judge.seed)
+    return Judge(replace(there, cotangents=cotangents), gradient, judge.seed, judge.report)

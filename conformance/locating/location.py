@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from onnx import ModelProto
 from refgrad.backends import Backend
 from refgrad.conformance.locating.repair import Errors, RepairTrial
 from refgrad.conformance.locating.repeating import Unsteady, identity_model, run_steadily
-from refgrad.conformance.locating.replay import Progress, Replay, Replayed, wrong_nodes
+from refgrad.conformance.locating.replay import Replay, Replayed, wrong_nodes
 from refgrad.conformance.locating.sides import guarded
 from refgrad.conformance.locating.windows import NodeGroup, groups, optimisation
 from refgrad.conformance.problems.systems.executors import get_executor
 from refgrad.model.checks.malformed import explained
 
 _MOST = 12  # nodes that are tried at each turn
+Progress = Callable[[str, int, int | None], None]  # the step, how far it is, and how far it goes, if that is known
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,13 @@ class Located:
     """The nodes that make the results of a model on an executor wrong.
 
     `error` is the error of the result which is furthest off, relative to its largest element, and `rounding` the error that
-    rounding explains there; `culprits` are the nodes that take it away, in the order of their shares. `acquitted` are nodes
+    rounding explains there; `culprits` are the nodes that take it away, in the order of the model. `acquitted` are nodes
     that are wrong for themselves and whose repair changes nothing in the results. `failed` says why the executor does not run
     the model. `is_right` says whether the results are right as they are, except for rounding, and `unexplained` whether an
     error is left that no node has. `unjudged` are nodes that cannot be judged. `groups` are nodes that are wrong together
     alone, as where an executor fuses them, and `optimisation` says which pass it comes with. `unsteady` says that runs with
-    the same inputs differ; then no node is blamed for what it did in one run.
+    the same inputs differ; then no node is blamed for what it did in one run. Before the end `is_whole` is false; `suspects`
+    are nodes that are wrong for themselves, and whose repair has not been tried.
     """
 
     error: float
@@ -54,6 +57,8 @@ class Located:
     is_right: bool = True
     unexplained: bool = False
     unsteady: Unsteady | None = None
+    is_whole: bool = True
+    suspects: tuple[Replayed, ...] = ()
 
     @property
     def left(self) -> float:
@@ -61,10 +66,18 @@ class Located:
         lefts = [part.left for part in self.culprits] + [part.left for part in self.groups]
         return lefts[-1] if lefts else self.error
 
-    def beside(self, other: Located) -> Located:
-        """The findings in a gradient, and those in the model itself in nodes that the gradient has not."""
+    def beside(self, other: Located, model: ModelProto) -> Located:
+        """The findings in the gradient of a model, and those in the model itself in nodes that the gradient has not.
+
+        The culprits are in the order of the model, and those in other nodes of the gradient come after.
+        """
         known = {one.found.outputs for one in self.culprits}
         more = tuple(one for one in other.culprits if one.found.outputs not in known)
+        places = {tuple(filter(None, node.output)): place for place, node in enumerate(model.graph.node)}
+        after = len(places)
+        culprits = sorted(
+            self.culprits + more, key=lambda one: places.get(one.found.outputs, after + one.found.position)
+        )
         groups = tuple(one for one in other.groups if one.nodes not in {mine.nodes for mine in self.groups})
         worst = max(self, other, key=lambda located: located.error)
         if self.is_right:
@@ -73,16 +86,22 @@ class Located:
             self,
             error=worst.error,
             rounding=worst.rounding,
-            culprits=self.culprits + more,
+            culprits=tuple(culprits),
             groups=self.groups + groups,
             unexplained=self.unexplained or other.unexplained,
             optimisation=self.optimisation or other.optimisation,
+            is_whole=self.is_whole and other.is_whole,
+            suspects=self.suspects + other.suspects,
         )
 
 
 @explained
 def locate(
-    model: ModelProto, feeds: Mapping[str, Any], executor: Backend | str, progress: Progress | None = None
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    executor: Backend | str,
+    progress: Progress | None = None,
+    so_far: Callable[[Located], None] | None = None,
 ) -> Located:
     """Find the nodes whose results an executor gets wrong, and prove it by repair.
 
@@ -95,7 +114,8 @@ def locate(
     :param model: a model, such as a gradient; it is not modified.
     :param feeds: the values of its inputs, by name.
     :param executor: the name of an executor of the suite, "package.module:Class", or a backend.
-    :param progress: called with how many nodes are done, and how many there are.
+    :param progress: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
+    :param so_far: called with what is known after each step.
     :raises InvalidModelError: the model cannot be read.
     :raises FeedError: the feeds do not fit the model.
     :raises BackendError: the interpreter does not run the model, or the executor cannot be used.
@@ -110,73 +130,135 @@ def locate(
     (True, 2, ())
     """
     backend = guarded(get_executor(executor) if isinstance(executor, str) else executor)
+    report = progress or quietly
     replay = Replay(model, feeds)
+    report("the model as a whole", 0, None)
     trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
-    if failed and (nothing := _runs_nothing(backend)):
+    if np.isinf(error.largest) and (nothing := _runs_nothing(backend)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
+    rounding = error.allowed.get(error.worst, 0.0)
     if not failed:
+        report("running it again", 0, None)
         _, unsteady = run_steadily(backend, model, feeds)
         if unsteady is not None:
-            focus = error.worst
-            allowed = error.allowed.get(focus, 0.0)
-            return Located(error.largest, allowed, is_right=False, unexplained=True, unsteady=unsteady)
-    replayed = replay.run(backend, progress)
+            return Located(error.largest, rounding, is_right=False, unexplained=True, unsteady=unsteady)
+    is_right = not failed and error.is_rounding
+    known = Located(error.largest, rounding, failed=failed, is_right=False, unexplained=not is_right, is_whole=False)
+
+    def tell(**more: Any) -> None:
+        nonlocal known
+        known = replace(known, **more)
+        if so_far is not None:
+            so_far(known)
+
+    def see(node: Replayed) -> None:
+        report("kernels one by one", node.position + 1, len(replay.nodes))
+        suspects = (*known.suspects, node) if node.is_wrong or node.inside else known.suspects
+        tell(judged=known.judged + (not node.why), suspects=suspects)
+
+    replayed = replay.run(backend, see)
     wrong = [node for node in replayed if not node.within and (node.is_wrong or node.inside)]
-    wrong = [node for node in wrong_nodes(replayed) if node in wrong] + [node for node in wrong if not node.is_wrong]
     unjudged = tuple(node for node in replayed if node.why)
     judged = len(replayed) - len(unjudged)
-    focus = error.worst
-    rounding = error.allowed.get(focus, 0.0)
-    if not failed and error.is_rounding:
+    if is_right:
         return Located(error.largest, rounding, (), tuple(wrong), failed, judged, unjudged)
-    culprits, acquitted, left = _proved(trial, error, wrong)
+    tell(judged=judged, unjudged=unjudged, suspects=tuple(wrong))
+    wrong = [node for node in wrong_nodes(replayed) if node in wrong] + [node for node in wrong if not node.is_wrong]
+    culprits: list[Culprit] = []
+    errors = error
+    for culprit, left_over in _proved(trial, error, wrong, report):
+        culprits.append(culprit)
+        errors = left_over
+        proved = {one.found.position for one in culprits}
+        left = tuple(node for node in known.suspects if node.position not in proved)
+        tell(culprits=_in_order(culprits), suspects=left)
+    culprits += _hidden(trial, error, culprits, known.suspects)
+    ordered = _in_order(culprits)
+    if list(ordered) != culprits:
+        ordered, errors = _proved_in_order(trial, error, ordered)
+        proved = {one.found.position for one in ordered}
+        tell(culprits=ordered, suspects=tuple(node for node in known.suspects if node.position not in proved))
     together: tuple[NodeGroup, ...] = ()
     passes = ""
-    if not left.is_rounding:
-        known = {node.found.position for node in culprits}
-        together = tuple(node for node in groups(replay.model, feeds, backend) if known.isdisjoint(node.positions))
-        passes = optimisation(replay.model, feeds, backend)
-    explained = left.is_rounding or (bool(together) and together[-1].is_proved)
+    if not errors.is_rounding:
+        positions = {culprit.found.position for culprit in ordered}
+        windows = groups(replay.model, feeds, backend, partial(report, "windows of nodes"))
+        together = tuple(node for node in windows if positions.isdisjoint(node.positions))
+        tell(groups=together)
+        passes = optimisation(replay.model, feeds, backend, partial(report, "optimisations"))
+    explained = errors.is_rounding or (bool(together) and together[-1].is_proved)
     return Located(
-        error.largest, rounding, tuple(culprits), tuple(acquitted), failed, judged, unjudged, together, passes,
+        error.largest, rounding, ordered, known.suspects, failed, judged, unjudged, together, passes,
         is_right=False, unexplained=not explained,
     )  # fmt: skip
 
 
+def quietly(what: str, done: int, total: int | None) -> None:
+    """Nobody asks for the progress."""
+
+
 def _runs_nothing(backend: Backend) -> str:
-    """Why an executor does not even run a model of one Identity; "" where it does."""
+    """Why an executor does not even run a model of one Identity, or makes arrays of other shapes and types; "" if it does."""
     model, feeds = identity_model()
     try:
-        backend.prepare(model).run(feeds)
+        results = backend.prepare(model).run(feeds)
     except Exception as error:
         return f"it does not run a model of one Identity either: {error}"
-    return ""
+    (name,), due = results, feeds["x"]
+    got = np.asarray(results[name])
+    told = "it is not right for a model of one Identity either: its result has"
+    if got.shape != due.shape:
+        return f"{told} the shape {list(got.shape)} instead of {list(due.shape)}"
+    return "" if got.dtype == due.dtype else f"{told} the type {got.dtype} instead of {due.dtype}"
 
 
 def _proved(
-    trial: RepairTrial, error: Errors, wrong: Sequence[Replayed]
-) -> tuple[list[Culprit], list[Replayed], Errors]:
-    """Repair the nodes one after the other, the one that helps most first: the culprits, the others, and the errors left."""
+    trial: RepairTrial, error: Errors, wrong: Sequence[Replayed], report: Progress
+) -> Iterator[tuple[Culprit, Errors]]:
+    """Repair the nodes one after the other, the one that helps most first: the culprits among them, and the errors left."""
     focus = error.worst
-    culprits: list[Culprit] = []
     repaired: list[Replayed] = []
-    left, pending, acquitted = error, list(wrong), list[Replayed]()
+    left, pending = error, list(wrong)
     while pending and not left.is_rounding:
+        report("repairing nodes", len(wrong) - len(pending), len(wrong))
         few = pending if len(pending) <= _MOST else pending[:1]  # of many, the one that is furthest off
         tried = [(trial.run([*repaired, node])[0], node) for node in few]
         best, node = min(tried, key=lambda pair: pair[0].total)
         if best.total >= left.total and not np.isinf(left.total):
             if len(pending) > _MOST:
-                acquitted.append(pending.pop(0))
+                pending.pop(0)
                 continue
             together = trial.run([*repaired, *pending])[0]  # neither helps without the others
             if together.total < left.total:
-                culprits += [Culprit(node, together.at(focus)) for node in pending]
-                pending, left = [], together
-            break
+                yield from ((Culprit(node, together.at(focus)), together) for node in pending)
+            return
         pending.remove(node)
         repaired.append(node)
         left = best
-        culprits.append(Culprit(node, left.at(focus)))
-    return culprits, acquitted + pending, left
+        yield Culprit(node, left.at(focus)), left
+
+
+def _hidden(
+    trial: RepairTrial, error: Errors, culprits: Sequence[Culprit], suspects: Sequence[Replayed]
+) -> list[Culprit]:
+    """Nodes before a culprit whose repair changes the results too: the right values of the culprit hide what they do."""
+    last = max((one.found.position for one in culprits), default=-1)
+    before = [node for node in suspects if node.position < last][:_MOST]
+    return [Culprit(node, 0.0) for node in before if trial.run([node])[0].is_apart(error)]
+
+
+def _proved_in_order(
+    trial: RepairTrial, error: Errors, culprits: Sequence[Culprit]
+) -> tuple[tuple[Culprit, ...], Errors]:
+    """The culprits in this order, each with the error that is left after its repair, and the errors left in the end."""
+    ordered: list[Culprit] = []
+    errors = error
+    for one in culprits:
+        errors = trial.run([*(culprit.found for culprit in ordered), one.found])[0]
+        ordered.append(Culprit(one.found, errors.at(error.worst)))
+    return tuple(ordered), errors
+
+
+def _in_order(culprits: Sequence[Culprit]) -> tuple[Culprit, ...]:
+    return tuple(sorted(culprits, key=lambda culprit: culprit.found.position))

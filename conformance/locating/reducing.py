@@ -20,7 +20,7 @@ from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
-from refgrad.conformance.locating.location import Located, locate
+from refgrad.conformance.locating.location import Located, Progress, locate, quietly
 from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.scripts import building, rebuilding, running
@@ -32,7 +32,7 @@ from refgrad.conformance.problems.point import in_float64
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.conformance.problems.systems.surroundings import surroundings
-from refgrad.errors import FeedError, RefgradError, raised
+from refgrad.errors import AnswerError, FeedError, RefgradError, raised
 from refgrad.escaping import code, markdown
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
@@ -71,7 +71,7 @@ class Reduced:
     failure: Failure
     side: str
     tried: int
-    interrupted: bool = False
+    stopped: str = ""  # why, if it was
     wrt: tuple[str, ...] = ()
     due: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def reduce(
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Reduced:
     """Find a failure of a side, and reduce it.
 
@@ -116,9 +116,9 @@ def reduce(
     try:
         for smaller in search.smaller(failure):
             reduced.failure = smaller
-    except KeyboardInterrupt:
+    except interruption.STOPS as stop:
         interruption.finish()
-        reduced.interrupted = True
+        reduced.stopped = interruption.why(stop)
     reduced.tried = search.tried
     search.measure(reduced)
     side.close()
@@ -128,8 +128,8 @@ def reduce(
 class _Search:
     """Smaller and smaller failures."""
 
-    def __init__(self, side: Live, seed: int, progress: Callable[[str, int, int], None] | None) -> None:
-        self._side, self._seed, self._progress = side, seed, progress
+    def __init__(self, side: Live, seed: int, progress: Progress | None) -> None:
+        self._side, self._seed, self._report = side, seed, progress or quietly
         self.tried = 0
 
     def first(
@@ -140,7 +140,15 @@ class _Search:
         outputs: Sequence[str] | None,
     ) -> Failure:
         """The first failure of the side, cut out of the model."""
-        bisected = bisect(model, feeds, self._side.build, self._seed, wrt=wrt)
+        self._report("rules, by gradients of parts", 0, None)
+        bisected = bisect(
+            model,
+            feeds,
+            self._side.build,
+            self._seed,
+            wrt=wrt,
+            so_far=lambda known: self._report("rules, by gradients of parts", known.built, None),
+        )
         if bisected.faults:
             return self._of_rule(self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
         refused: RefgradError | None = None
@@ -148,12 +156,14 @@ class _Search:
             problem = _problem(model, feeds, wrt, outputs, self._seed)
             built = self._side.build(problem)
             fed = built.feeds(problem.feeds, problem.cotangents)
-            located = locate(built.model, fed, self._side.backend)
+            located = locate(built.model, fed, self._side.backend, self._report)
             if not located.is_right:
                 return self._of_kernel(located, built.model, fed)
         except RefgradError as error:  # it has no gradient, and its results may be wrong all the same
-            refused = error
-        located = locate(model, feeds, self._side.backend)
+            refused = (
+                AnswerError(f"{self._side} makes no gradient: {error}") if isinstance(error, AnswerError) else error
+            )
+        located = locate(model, feeds, self._side.backend, self._report)
         if not located.is_right:
             return self._of_kernel(located, model, feeds)
         raise refused or FeedError(
@@ -195,8 +205,8 @@ class _Search:
         nodes = list(values.model.graph.node)
         message = located.failed
         if located.culprits:
-            chosen = [nodes[located.culprits[0].found.position]]
-            message = located.culprits[0].found.failed
+            worst = max((one.found for one in located.culprits), key=lambda node: (bool(node.failed), node.ratio))
+            chosen, message = [nodes[worst.position]], worst.failed
         elif located.groups:
             chosen = [nodes[k] for k in located.groups[0].positions]
         else:
@@ -217,8 +227,7 @@ class _Search:
                 if self.tried >= _TRIES:
                     return
                 self.tried += 1
-                if self._progress is not None:
-                    self._progress("reduce", self.tried, _TRIES)
+                self._report("smaller models", self.tried, _TRIES)
                 smaller_failure = self._failing(failure, model, feeds)
                 if smaller_failure is not None:
                     failure, again = smaller_failure, True
@@ -439,7 +448,7 @@ def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
         f"# {written(', '.join(failure.operators))}: {how} ({written(reduced.side)})",
         written(failure.message or f"The {what} is wrong."),
         f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {reduced.tried} steps"
-        + (", interrupted." if reduced.interrupted else "."),
+        + (f", {reduced.stopped}." if reduced.stopped else "."),
         f"```\n{onnx_text(failure.model, code).strip()}\n```",
     ]
     versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())

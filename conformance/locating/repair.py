@@ -76,6 +76,14 @@ class Errors:
         """True if rounding explains all of them."""
         return all(error <= self.allowed.get(name, _FLOOR) for name, error in self.of.items())
 
+    def is_apart(self, other: Errors) -> bool:
+        """True if a result has another error than in `other`, by more than rounding explains."""
+        return any(
+            abs(error - other.of[name]) > self.allowed.get(name, _FLOOR)
+            for name, error in self.of.items()
+            if name in other.of and math.isfinite(error - other.of[name])
+        )
+
     def at(self, name: str) -> float:
         """The error of a result; infinite where nothing came."""
         return self.of.get(name, math.inf)

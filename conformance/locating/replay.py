@@ -37,7 +37,6 @@ from refgrad.model.external import array_of
 from refgrad.model.inlining.inline import inline_functions
 from refgrad.tables.randomness import may_draw, operator_of
 
-Progress = Callable[[int, int], None]
 DRAWS = 3  # of the inputs, each moved by a rounding
 _FACTOR = 8.0  # of what moving the inputs by one rounding moves: a kernel rounds more than once
 _QUANTIZING = frozenset((("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")))
@@ -117,16 +116,16 @@ class Replay:
         self._inner = {first_output(node) for body in bodies(self.model) for node in body.node}
         self._constants = constants_of(self.model) - set(feeds)
 
-    def run(self, executor: Backend, progress: Progress | None = None) -> list[Replayed]:
+    def run(self, executor: Backend, seen: Callable[[Replayed], None] | None = None) -> list[Replayed]:
         """Each node that computes something, in the order in which they run; of a node in a body the worst round.
 
-        :param progress: called with how many nodes are done, and how many there are.
+        :param seen: called with each node of the graph that was judged.
         :raises FeedError: the feeds do not fit the model.
         :raises BackendError: the interpreter does not run it.
         """
-        seen = _Seen(self, executor, progress)
-        NumpyBackend().prepare(self.model, precision=Watching(seen.look)).run(self.feeds)
-        return seen.found
+        watched = _Seen(self, executor, seen)
+        NumpyBackend().prepare(self.model, precision=Watching(watched.look)).run(self.feeds)
+        return watched.found
 
     def judged(
         self,
@@ -197,8 +196,8 @@ class Replay:
 class _Seen:
     """The verdicts on the nodes of a run, which it collects while the interpreter runs."""
 
-    def __init__(self, replay: Replay, executor: Backend, progress: Progress | None) -> None:
-        self._replay, self._executor, self._progress = replay, executor, progress
+    def __init__(self, replay: Replay, executor: Backend, seen: Callable[[Replayed], None] | None) -> None:
+        self._replay, self._executor, self._tell = replay, executor, seen
         self.found: list[Replayed] = []
         self._body: dict[str, Replayed] = {}  # of the node that runs: the worst round of each node in its bodies
         self._rounds: dict[str, int] = {}
@@ -232,15 +231,15 @@ class _Seen:
             if worst is None or (judged.is_wrong and judged.ratio > worst.ratio):
                 self._body[key] = judged
             return results
-        if self._progress is not None:
-            self._progress(position, len(replay.nodes))
         inner = [
             replace(inner_replayed, within=judged.name, position=position) for inner_replayed in self._body.values()
         ]
-        judged = replace(judged, inside=tuple(wrong_nodes(inner)))
+        judged = replace(judged, inside=tuple(node for node in inner if node.is_wrong))
         if judged.is_wrong or judged.inside:
             replay.repairs[position] = right or {name: np.asarray(value) for name, value in results_by_name.items()}
         self.found += [judged, *inner]
+        if self._tell is not None:
+            self._tell(judged)
         return results
 
 

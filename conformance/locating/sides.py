@@ -31,6 +31,7 @@ from refgrad.errors import (
     RefgradError,
     WorkerError,
     choices,
+    of_type,
     raised,
 )
 from refgrad.worker import SECONDS, Worker
@@ -106,7 +107,12 @@ class Live:
         :raises CrashError: it raised, or its process ended.
         """
         if not isinstance(self.builder, str):
-            return self.builder(problem)
+            built = self.builder(problem)
+            if not isinstance(built, Built):
+                raise AnswerError(
+                    f"it returned {of_type(built)} and no Built, which a function of a problem must return"
+                )
+            return built
         if self.builder.startswith("refgrad"):
             return attempt(self.builder, problem)
         try:
@@ -231,7 +237,8 @@ class _Guarded(Backend):
         """
         proto = load_model(model)
         try:
-            return _PreparedGuarded(self._backend.prepare(proto, **options), proto, self.name)
+            prepared = executors.runnable(self.name, self._backend.prepare(proto, **options))
+            return _PreparedGuarded(prepared, proto, self.name)
         except RefgradError:
             raise
         except Exception as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,36 +31,60 @@ from refgrad.protos.types import FLOATS
 _DECIDES = "Another --seed, or :float64 behind the side, decides"
 
 
-def tensors_of(judge: Judge, work: Sequence[Work], asked: bool) -> Iterator[Tensor]:
-    """Every tensor that both sides have, or that one of them is asked for and has not."""
+def tensors_of(
+    judge: Judge, work: Sequence[Work], asked: bool, report: Callable[[str, int, int | None], None]
+) -> Iterator[Tensor]:
+    """Every tensor that both sides have, or that one of them is asked for and has not.
+
+    :param report: called with the tensor that is judged, how many are, and how many there are.
+    """
+    jobs = _jobs(judge, work, asked)
+    for done, (name, judged) in enumerate(jobs):
+        report(f"judging {name!r}", done, len(jobs))
+        yield judged()
+
+
+def _jobs(judge: Judge, work: Sequence[Work], asked: bool) -> list[tuple[str, Callable[[], Tensor]]]:
+    """The tensors to judge, by name, each with the function that does it."""
+    jobs: list[tuple[str, Callable[[], Tensor]]] = []
     recordings = [one for one in work if isinstance(one.side, Recording)]
     floats = {v.name for v in judge.point.model.graph.output if v.type.tensor_type.elem_type in FLOATS}
     for name in (name for name in judge.point.seeds_of if name in floats):
-        held = [one.outputs.get(name) for one in work]
-        if any(value is None for value in held):
-            continue
-        seen_a, seen_b = (_output(one, name) for one in work)
-        yield Tensor(name, OUTPUT, (name,), "name", seen_a, seen_b, _apart(held, judge.outputs[name]))
+        if all(name in one.outputs for one in work):
+            jobs.append((name, partial(_of_output, judge, work, name)))
     if not recordings:
-        for name in judge.truth.gradients:
-            yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))
-        return
+        matches = [identity(name, value.shape) for name, value in judge.truth.gradients.items()]
+        return [*jobs, *((match.recorded, partial(_row, judge, work, match)) for match in matches)]
     first = recordings[0]
-    for name in first.gradients:
-        if name in first.matched.found:
-            yield _row(judge, work, first.matched.found[name])
-    for name in first.gradients:
-        if name in judge.truth.gradients and name in first.matched.left:
-            unsaid = Seen(UNDECIDED, first.matched.left[name])
-            match = identity(name, judge.truth.gradients[name].shape)
-            seen = [unsaid if one is first else one.seen(name, one.gradients.get(name), match) for one in work]
-            yield Tensor(name, GRADIENT, (name,), "", seen[0], seen[1])
+    matches = [first.matched.found[name] for name in first.gradients if name in first.matched.found]
+    jobs += [(match.recorded, partial(_row, judge, work, match)) for match in matches]
+    left = [name for name in first.gradients if name in judge.truth.gradients and name in first.matched.left]
+    jobs += [(name, partial(_of_unmatched, judge, work, name, first)) for name in left]
     if asked:
-        for name in sorted(first.matched.of(judge.truth.gradients)):
-            yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))
+        matches = [
+            identity(name, judge.truth.gradients[name].shape)
+            for name in sorted(first.matched.of(judge.truth.gradients))
+        ]
+        jobs += [(match.recorded, partial(_row, judge, work, match)) for match in matches]
+    return jobs
 
 
-def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ...]:
+def _of_output(judge: Judge, work: Sequence[Work], name: str) -> Tensor:
+    """A result of the model itself."""
+    seen_a, seen_b = (_output(one, name) for one in work)
+    held = [one.outputs[name] for one in work]
+    return Tensor(name, OUTPUT, (name,), "name", seen_a, seen_b, _apart(held, judge.outputs[name]))
+
+
+def _of_unmatched(judge: Judge, work: Sequence[Work], name: str, recorded: Work) -> Tensor:
+    """A gradient that is recorded under a name of the model, and does not fit it."""
+    unsaid = Seen(UNDECIDED, recorded.matched.left[name])
+    match = identity(name, judge.truth.gradients[name].shape)
+    seen = [unsaid if one is recorded else one.seen(name, one.gradients.get(name), match) for one in work]
+    return Tensor(name, GRADIENT, (name,), "", seen[0], seen[1])
+
+
+def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Tensor]:
     """The tensors, judged beside each other.
 
     Conventions that are no derivative when all elements move at once are wrong; a value that leaves its type is the cause.
@@ -73,10 +98,10 @@ def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Te
                     judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=f"{seen.reason}, but {said}"))
         for k, seen in one.explained(judged, place).items():
             judged[k] = _with(judged[k], place, seen)
-    return tuple(judged)
+    return judged
 
 
-def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ...]:
+def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Tensor]:
     """The tensors after the search: undecided if each node is right, and wrong if nodes are proved to be."""
     judged = list(tensors)
     for place, one in enumerate(work):
@@ -88,7 +113,7 @@ def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> tuple[Tensor, ..
             elif one.has_proved_node and seen.verdict == UNDECIDED and not one.draws():
                 said = f"{seen.reason}; but nodes are wrong, and it is right once they are repaired"
                 judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=said))
-    return tuple(judged)
+    return judged
 
 
 def _with(tensor: Tensor, place: int, seen: Seen) -> Tensor:

@@ -91,7 +91,10 @@ def seen_of(tensor: Tensor, place: int) -> Seen:
 
 @dataclass(frozen=True)
 class Sided:
-    """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ."""
+    """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ.
+
+    `unsearched` is what the search for faults has not looked at to the end, with the reason, "" if the comparison was stopped.
+    """
 
     label: str
     failed: str = ""
@@ -102,11 +105,15 @@ class Sided:
     matched: int = 0
     unsteady: Unsteady | None = None
     ranges: tuple[OutOfRange, ...] = ()
+    unsearched: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison: every tensor, and each side. `judge` says who confirmed the judge's gradient."""
+    """The result of a comparison: every tensor, and each side. `judge` says who confirmed the judge's gradient.
+
+    If the comparison was stopped once verdicts were known, `stopped` says why, and `unjudged` which part of them is missing.
+    """
 
     tensors: tuple[Tensor, ...]
     a: Sided
@@ -115,12 +122,19 @@ class Comparison:
     seed: int
     judge: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    stopped: str = ""
+    unjudged: str = ""
 
     @property
     def ok(self) -> bool:
         """True if there is a gradient to compare, and both sides are right in every tensor."""
         is_any = any(tensor.kind == GRADIENT for tensor in self.tensors)
-        return is_any and not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
+        return is_any and not self.is_different and not self.unjudged
+
+    @property
+    def is_different(self) -> bool:
+        """True if a side has no gradient, or is not right in a tensor that was judged."""
+        return bool(self.a.failed or self.b.failed) or not all(tensor.ok for tensor in self.tensors)
 
     def _repr_html_(self) -> str:
         """The tensors, those that differ first, and who is at fault, for a notebook."""

@@ -6,7 +6,8 @@ nodes, halves, halves of halves. A window that is wrong whose halves are right i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,17 +60,23 @@ class NodeGroup:
         return f"{told}: right one by one, and off by {self.error:.2g} together"
 
 
-def groups(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[NodeGroup, ...]:
-    """The groups of nodes that an executor gets wrong together alone, those that change the results first.
+Count = Callable[[int, int | None], None]
 
+
+def groups(
+    model: ModelProto, feeds: Mapping[str, Any], backend: Backend, count: Count | None = None
+) -> tuple[NodeGroup, ...]:
+    """The groups of nodes that an executor gets wrong together alone, in the order of the model.
+
+    :param count: called with the number of windows that were run, and None.
     :raises RefgradError: the interpreter does not run the model.
     """
-    return tuple(_Search(ModelValues(model, feeds), backend).found())
+    return tuple(_Search(ModelValues(model, feeds), backend, count).found())
 
 
 class _Search:
-    def __init__(self, values: ModelValues, backend: Backend) -> None:
-        self._values, self._backend = values, backend
+    def __init__(self, values: ModelValues, backend: Backend, count: Count | None) -> None:
+        self._values, self._backend, self._count = values, backend, count
         self._all = list(values.model.graph.node)
         self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant"]
         self._outputs = {value.name for value in values.model.graph.output}
@@ -81,7 +88,7 @@ class _Search:
 
     def found(self) -> list[NodeGroup]:
         """The groups."""
-        made = [self._shrunk(window) for window in self._within(self._places)]
+        made = sorted(self._shrunk(window) for window in self._within(self._places))
         if not made:
             return []
         trial = RepairTrial(Replay(self._values.model, self._values.feeds), self._backend)
@@ -138,6 +145,8 @@ class _Search:
         self._runs += 1
         if self._runs > _MOST:
             return None
+        if self._count is not None:
+            self._count(self._runs, None)
         try:
             model, feeds = self._model(sorted(window))
             trial = RepairTrial(Replay(model, feeds), self._backend)
@@ -169,13 +178,19 @@ class _Optimized(Backend):
         return self._backend.prepare(model, **self._options)
 
 
-def optimisation(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> str:
-    """The level and the pass of ONNX Runtime's graph optimisations that an error comes with; "" if it comes with none."""
+def optimisation(model: ModelProto, feeds: Mapping[str, Any], backend: Backend, count: Count | None = None) -> str:
+    """The level and the pass of ONNX Runtime's graph optimisations that an error comes with; "" if it comes with none.
+
+    :param count: called with the number of passes that were tried, and how many there are.
+    """
     if not backend.name.startswith("ort-"):
         return ""
     replay = Replay(model, feeds)
+    tried = itertools.count()
 
     def is_wrong(**options: Any) -> bool:
+        if count is not None:
+            count(next(tried), len(LEVELS) + len(PASSES))
         trial = RepairTrial(replay, _Optimized(backend, **options))
         errors, failed = trial.run(())
         return bool(failed) or not errors.is_rounding

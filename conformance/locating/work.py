@@ -7,11 +7,13 @@ executor is not (`locate`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.elementwise import BEYOND, HIDDEN, ZERO, within_rounding
@@ -19,7 +21,7 @@ from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
-from refgrad.conformance.locating.location import Located, locate
+from refgrad.conformance.locating.location import Located, Progress, locate
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
@@ -46,8 +48,6 @@ from refgrad.conformance.problems.rounding import limits
 from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.errors import OptionError, RefgradError, choices, raised
 
-Progress = Callable[[str, int, int], None]
-
 
 class Work:
     """One side at work."""
@@ -69,6 +69,8 @@ class Work:
         self._bisected: Bisected | None = None
         self._located: Located | None = None
         self._origins: tuple[Origin, ...] = ()
+        self._steps: Mapping[str, Callable[[], None]] = {}
+        self.unsearched: dict[str, str] = {}
 
     # What it has
 
@@ -100,9 +102,10 @@ class Work:
             self.truth_of_side = judge = recast(judge, model, feeds)
             point = judge.point
         problem = Problem("model", model, tuple(point.names), feeds, by_output(point), judge.seed)
-        self._tell("build", 0, 1)
+        self.tell("building the gradient")
         self._built = built = side.build(problem)
         self._feeds = built.feeds(feeds, problem.cotangents)
+        self.tell("the gradient in double")
         in_double = built.named(NumpyBackend().prepare(built.model, precision="float64").run(widened(self._feeds)))
         self.wrong_in_double = [
             name for name, value in judge.truth.gradients.items() if not is_exact(judge, name, in_double.get(name))
@@ -110,11 +113,12 @@ class Work:
         self._not_zero = [name for name, value in judge.truth.gradients.items() if np.any(value)]
         if not self.wrong_in_double and judge.contradicted(in_double, EXACT):
             self.wrong_in_double = judge.differing(in_double)
-        self._tell("run", 0, 1)
+        self.tell("running the gradient, and again")
         results, self.unsteady = run_steadily(side.backend, built.model, self._feeds)
         made = built.named(results)
         zero = {name: np.zeros_like(point.wide[name]) for name in point.names if name not in built.gradients}
         self.gradients = made | zero
+        self.tell("running the model, and again")
         results, unsteady = run_steadily(side.backend, model, feeds)
         self.outputs = {n: np.asarray(v) for n, v in results.items()}
         if self.unsteady is not None:
@@ -152,7 +156,8 @@ class Work:
 
     def contradicted(self, tensors: Sequence[Tensor], place: int) -> str:
         """A text about the gradients with a convention that are no derivative all together; "" if they are one."""
-        judge, got = self.truth_of_side, {}
+        judge = self.truth_of_side
+        got: dict[str, np.ndarray] = {}
         for tensor in tensors:
             value = self.gradients.get(tensor.name)
             is_whole = tensor.kind == GRADIENT and tensor.of == (tensor.name,) and value is not None
@@ -161,6 +166,7 @@ class Work:
         kinds = {seen_of(tensor, place).verdict for tensor in tensors if tensor.name in got and tensor.kind == GRADIENT}
         if CONVENTION not in kinds:
             return ""
+        self.tell("conventions together, along directions")
         return judge.contradicted(got, rounding(len(judge.gradient.graph.node), judge.point))
 
     def moves(self, names: Iterable[str]) -> Seen | None:
@@ -286,6 +292,7 @@ class Work:
         }
         if not doubtful:
             return {}
+        self.tell("values that leave their types")
         point = self.truth_of_side.point
         if self._built is None:
             model, feeds, names = self.judge.gradient, {**point.feeds, **point.cotangents}, point.names
@@ -308,37 +315,67 @@ class Work:
 
     # Where it goes wrong
 
-    def search(self, disputed: Sequence[Tensor], place: int) -> None:
-        """Look for the rules and kernels at fault."""
-        side, judge = self.side, self.truth_of_side
+    def plan(self, disputed: Sequence[Tensor], place: int) -> None:
+        """Decide where the search looks for the faults in some tensors: at rules, at kernels."""
+        side, built = self.side, self._built
         if not isinstance(side, Live) or not (disputed or self.failed):
             return
-        point = judge.point
-        if self._built is None or self.wrong_in_double:
-            self._tell("rules", 0, 1)
-            name = str(side).partition("@")[0]
-            wrong_names = self.wrong_in_double
-            right = [name for name in self._not_zero if name not in wrong_names]
-            self._bisected = bisect(
-                point.model, point.feeds, side.build, judge.seed, name, wrong_names, list(point.names), right
-            )
-        if self._built is None:
-            return
+        steps: dict[str, Callable[[], None]] = {}
+        if built is None or self.wrong_in_double:
+            steps["the rules"] = partial(self._look_at_rules, side)
         wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
-        if self.draws():
-            return
-        if self.unsteady is not None:  # to look at one run would blame what happened to be wrong in it
-            return
-        if wrong or not self.wrong_in_double or self.failed:
-            model = self._built.model
-            feeds = self._feeds
-            if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
-                self._located = locate(model, feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
-            if any(tensor.kind == OUTPUT for tensor in wrong):  # a node may be needed by outputs alone
-                of_model = locate(point.model, point.feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
-                self._located = of_model if self._located is None else self._located.beside(of_model)
-        if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
-            self._origins = origins(self._built.model, self._feeds, side.backend, point.model)
+        # To look at one run of an executor whose runs differ would blame what happened to be wrong in it.
+        if built is not None and not self.draws() and self.unsteady is None:
+            if wrong or not self.wrong_in_double or self.failed:
+                if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
+                    steps["the kernels of the gradient"] = partial(
+                        self._look_at_kernels, side, built.model, self._feeds
+                    )
+                if any(tensor.kind == OUTPUT for tensor in wrong):  # a node may be needed by outputs alone
+                    point = self.truth_of_side.point
+                    steps["the kernels of the model"] = partial(self._look_at_kernels, side, point.model, point.feeds)
+            if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
+                steps["the origins of NaN"] = partial(self._look_for_origins, side, built)
+        self._steps = steps
+        self.unsearched = dict.fromkeys(steps, "")
+
+    def search(self) -> None:
+        """Look for the rules and kernels at fault. What is known if it is stopped is kept, and `unsearched` has the rest."""
+        for name, look in self._steps.items():
+            try:
+                look()
+            except (RefgradError, MemoryError) as error:
+                self.unsearched[name] = str(error) or "there is not enough memory"
+            else:
+                del self.unsearched[name]
+
+    def _look_at_rules(self, side: Live) -> None:
+        judge = self.truth_of_side
+        point = judge.point
+        name = str(side).partition("@")[0]
+        wrong_names = self.wrong_in_double
+        right = [name for name in self._not_zero if name not in wrong_names]
+
+        def so_far(bisected: Bisected) -> None:
+            self._bisected = bisected
+            self.tell("rules, by gradients of parts", bisected.built)
+
+        names = list(point.names)
+        self._bisected = bisect(
+            point.model, point.feeds, side.build, judge.seed, name, wrong_names, names, right, so_far
+        )
+
+    def _look_at_kernels(self, side: Live, model: ModelProto, feeds: Mapping[str, Any]) -> None:
+        before = self._located
+
+        def so_far(located: Located) -> None:
+            self._located = located if before is None else before.beside(located, model)
+
+        so_far(locate(model, feeds, side.backend, self.tell, so_far))
+
+    def _look_for_origins(self, side: Live, built: Built) -> None:
+        self.tell("the origins of NaN")
+        self._origins = origins(built.model, self._feeds, side.backend, self.truth_of_side.point.model)
 
     @property
     def has_proved_node(self) -> bool:
@@ -358,7 +395,7 @@ class Work:
             or self._origins
         ):
             return False
-        return not self.wrong_in_double and self.unsteady is None
+        return not self.wrong_in_double and self.unsteady is None and not self.unsearched
 
     def told(self) -> Sided:
         """The findings about this side."""
@@ -372,8 +409,10 @@ class Work:
             len(self.matched.found),
             self.unsteady,
             self.ranges,
+            dict(self.unsearched),
         )
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def tell(self, what: str, done: int = 0, total: int | None = None) -> None:
+        """Say what is being done, how far it is, and how far it goes."""
         if self._progress is not None:
             self._progress(f"{self.side}: {what}", done, total)

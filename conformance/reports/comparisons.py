@@ -63,6 +63,8 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
         f"{'ok' if comparison.ok else 'DIFFERENT'}: {told_all}. Judge: {comparison.judge}. "
         f"Feeds: {comparison.feeds}; seed {comparison.seed}.",
     )
+    for line in stopped_lines(comparison):
+        _print(console, line)
     if not comparison.ok:
         _print(console, sentence(comparison))
         _print(console, f"Versions: {versions_of(comparison)}.")
@@ -103,14 +105,26 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
     causes = {one.cause for one in seen if one.verdict == WRONG}
     if len(causes) == 1 and causes != {""}:
         return f": {next(iter(causes))}"
-    values = [f"the adjoint of {fault.value!r}" for fault in (side.rules.faults if side.rules else ()) if fault.value]
-    alone = [fault.nodes for fault in (side.rules.faults if side.rules else ()) if not fault.value]
-    rules = [f"the rule of {abridged(nodes)}" for nodes in alone] + values
+    faults = side.rules.faults if side.rules else ()
+    rules = [
+        f"the adjoint of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}" for fault in faults
+    ]
     kernels: list[str] = []
     if side.kernels is not None:
         kernels = [f"the kernel of {culprit.found.name!r}" for culprit in side.kernels.culprits]
         kernels += [f"{abridged(group.nodes)} together" for group in side.kernels.groups]
     return f", for {abridged([*rules, *kernels], 4)}" if rules or kernels else ""
+
+
+def stopped_lines(comparison: Comparison) -> Iterator[str]:
+    """Lines that say what a comparison has not judged or searched, for it was stopped."""
+    if not comparison.stopped:
+        return
+    sides = (("a", comparison.a), ("b", comparison.b))
+    missing = [f"{step} of {side.label} ({name})" for name, side in sides for step in side.unsearched]
+    if comparison.unjudged:
+        missing = [comparison.unjudged, "the search for what is at fault"]
+    yield f"Stopped: {comparison.stopped}. Not done to the end: {', '.join(missing) or 'the versions'}."
 
 
 def versions_of(comparison: Comparison) -> str:
@@ -155,8 +169,15 @@ def lines_of(side: Sided) -> Iterator[str]:
                 yield f"this is known: {fault.known}"
         for node, why in side.rules.silent.items():
             yield f"nothing can be said of {node!r}: {why}"
-        if not side.rules.faults:
+        if not side.rules.is_whole and side.rules.within:
+            yield f"the search for the rule was stopped: a fault is in one of {abridged(side.rules.within)}"
+        elif side.rules.nothing:
+            yield f"no node is at fault: it makes no gradient of a model of one Identity either: {side.rules.nothing}"
+        elif not side.rules.faults and side.rules.is_whole:
             yield f"no rule is wrong by itself: {side.rules.built} gradients of parts were built"
+    for step, why in side.unsearched.items():
+        if why:
+            yield f"{step} could not be searched: {why}"
     for one in side.ranges:
         yield str(one)
     if side.kernels is not None:
@@ -184,10 +205,15 @@ def _of_kernels(located: Located, is_explained: bool) -> Iterator[str]:
         yield f"nodes are wrong together: {group}; repaired, the error is {group.left:.2g} of {located.error:.2g}"
     if located.optimisation:
         yield f"the runtime's optimisation: {located.optimisation}"
+    for node in located.suspects[:_ORIGINS]:
+        yield f"wrong by itself, and not proved to be at fault: {node}"
     for node in located.acquitted[:_ORIGINS]:
         yield f"wrong by itself, without influence on the results: {node}"
-    if located.unexplained:
-        yield f"an error of {located.left:.2g} is unexplained"
+    if not located.is_whole:
+        yield f"the search for the kernel was stopped: {located.judged} nodes were looked at"
+    elif located.unexplained:
+        if located.judged:
+            yield f"an error of {located.left:.2g} is unexplained"
     elif not located.culprits and not located.groups and not is_explained:
         yield f"each of its {located.judged} nodes is right for its inputs, and so are the results but for rounding"
 
@@ -201,6 +227,8 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "judge": comparison.judge,
         "feeds": comparison.feeds,
         "seed": comparison.seed,
+        "stopped": comparison.stopped,
+        "not_judged": comparison.unjudged,
         "tensors": [_document_of(tensor) for tensor in comparison.tensors],
         "a": _side(comparison.a),
         "b": _side(comparison.b),
@@ -235,6 +263,9 @@ def _side(side: Sided) -> dict[str, Any]:
             "faults": [asdict(fault) for fault in side.rules.faults],
             "gradients_built": side.rules.built,
             "silent": dict(side.rules.silent),
+            "is_whole": side.rules.is_whole,
+            "within": list(side.rules.within),
+            "nothing": side.rules.nothing,
         }
     kernels = None
     if side.kernels is not None:
@@ -248,6 +279,7 @@ def _side(side: Sided) -> dict[str, Any]:
         "kernels": kernels,
         "not_finite": [asdict(origin) for origin in side.origins],
         "unmatched": dict(side.unmatched),
+        "not_searched": dict(side.unsearched),
     }
 
 
@@ -276,10 +308,12 @@ def show_origins(nonfinite: NonFinite, console: Console, verbose: bool = False) 
         _print(console, nonfinite.elsewhere)
     if nonfinite.note:
         _print(console, nonfinite.note)
+    if nonfinite.stopped:
+        _print(console, f"Stopped: {nonfinite.stopped}. Not done to the end: {', '.join(nonfinite.untried)}.")
     if nonfinite.results:
         origin_text = "" if nonfinite.origins or nonfinite.elsewhere else ", as the model or its inputs have it"
         _print(console, f"not finite{origin_text}: {abridged(nonfinite.results, None if verbose else 5)}")
-    elif nonfinite.ok:
+    elif nonfinite.ok and not nonfinite.stopped:
         _print(console, "ok: every result is finite")
 
 
@@ -310,6 +344,7 @@ def page(comparison: Comparison, model: ModelProto) -> str:
         f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style></head><body>"
         f"<h1>{verdict}: {html(comparison.a.label)} and {html(comparison.b.label)}</h1>"
         f"<p><strong>{html(sentence(comparison))}</strong></p>"
+        f"{''.join(f'<p>{html(line)}</p>' for line in stopped_lines(comparison))}"
         f"<p>Versions: {html(versions_of(comparison))}.</p>"
         f"<p>Judge: {html(comparison.judge)}. Feeds: {html(comparison.feeds)}; seed {comparison.seed}.</p>{''.join(parts)}"
         f"<h2>Tensors</h2><table><tr>{head}</tr>{rows}</table>{''.join(pictures)}</body></html>\n"

@@ -16,7 +16,6 @@ import typer
 from refgrad import interruption
 from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training, walking
 from refgrad.cli.containment import contain
-from refgrad.cli.limits import OutOfTime
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say, say_lines
 from refgrad.errors import ModelWarning, RefgradError
 from refgrad.tables import plugins
@@ -117,7 +116,7 @@ def _carry_out(arguments: Sequence[str]) -> int:
             app(others, prog_name="refgrad")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else AGREES
-    except OutOfTime as over:
+    except interruption.OutOfTime as over:
         _complain(str(over))
     except KeyboardInterrupt:
         return INTERRUPTED

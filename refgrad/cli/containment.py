@@ -39,6 +39,7 @@ _TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)  # faulthandler's first line
 
 _is_contained = False
 _said: IO[bytes] | None = None  # what the copy says of its death
+_ends_later = False  # the command has a time
 _ledger: IO[bytes] | None = None  # its temporary files, and a mark once it writes what it has reached
 _FINISHING = b"finishing"
 
@@ -75,6 +76,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
         faulthandler.enable(said)
         files.announce = partial(_announce, ledger.fileno())
         interruption.when_finishing(partial(_write, ledger.fileno(), _FINISHING))
+        interruption.when_finishing(_end_still_later)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     number, code = _waited_for(child, asked, ledger)
@@ -178,16 +180,25 @@ def _words(said: IO[bytes]) -> str:
 @contextmanager
 def end_later(seconds: float, message: str) -> Iterator[None]:
     """End a contained command soon after so many seconds, whatever native code it is in then. It complains by `message`."""
+    global _ends_later
     if not _is_contained or _said is None:
         yield
         return
     _said.write(f"{message}\n".encode())
     _said.flush()
+    _ends_later = True
     faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=_said)
     try:
         yield
     finally:
+        _ends_later = False
         faulthandler.cancel_dump_traceback_later()
+
+
+def _end_still_later() -> None:
+    """Give a command whose time is over as long as one that was interrupted to write what it has reached."""
+    if _ends_later and _said is not None:
+        faulthandler.dump_traceback_later(_FINISHED, exit=True, file=_said)
 
 
 def limit_memory(size: int) -> None:

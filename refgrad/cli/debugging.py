@@ -13,6 +13,7 @@ from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose,
 from refgrad.cli.output import (
     AGREES,
     DISAGREES,
+    REFUSED,
     Bar,
     Files,
     print_json,
@@ -31,6 +32,7 @@ from refgrad.conformance.problems.systems.executors import imported
 from refgrad.conformance.reports import comparisons
 from refgrad.errors import OptionError, OutputFileError, of_type
 from refgrad.escaping import printable
+from refgrad.interruption import INTERRUPTED
 from refgrad.model.writing import replacing
 
 _SIDE = (
@@ -80,7 +82,8 @@ def compare(
 ) -> None:
     """Compare two gradients of MODEL, or of a case: a verdict for every tensor, the nodes at fault, and the proof by repair.
 
-    The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink.
+    The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink. Stopped by --max-seconds,
+    the command says what it knows by then, with the exit code 2 if nothing is wrong in it.
     """
     for path in output or ():
         if path.suffix not in (".json", ".html"):
@@ -128,6 +131,10 @@ def compare(
         comparisons.show(comparison, stdout(), verbose)
         for path in output or ():
             say(f"{path}: written")
+    if comparison.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
+    if comparison.stopped and not comparison.is_different:
+        raise typer.Exit(REFUSED)
     raise typer.Exit(AGREES if comparison.ok else DISAGREES)
 
 
@@ -145,12 +152,13 @@ def nan(
 ) -> None:
     """Find the origins of NaN and infinities in the outputs and gradients of MODEL: node, element, operands, remedy.
 
-    The exit code is 1 if there are any that the model or its inputs did not have.
+    The exit code is 1 if there are any that the model or its inputs did not have. Stopped by --max-seconds once they are known,
+    the command prints them, and says what it has not tried.
     """
     size, sizes = sizes_of(dim)
     proto = load_model(model)
     arrays = None if feeds is None else read_feeds(feeds, inputs_of(proto))
-    with Bar("looking for NaN and infinities"):
+    with Bar("looking for NaN and infinities") as bar:
         origins = nonfinite(
             proto,
             arrays,
@@ -161,11 +169,16 @@ def nan(
             seed=seed,
             size=size,
             sizes=sizes,
+            progress=lambda what, done, total: bar(done, total, what),
         )
     if as_json:
         print_json(comparisons.document_of_origins(origins))
     else:
         comparisons.show_origins(origins, stdout(), verbose)
+    if origins.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
+    if origins.stopped and origins.ok:
+        raise typer.Exit(REFUSED)
     raise typer.Exit(AGREES if origins.ok else DISAGREES)
 
 
@@ -186,7 +199,7 @@ def reduce(
 ) -> None:
     """Reduce what SIDE gets wrong of the gradient of MODEL to the smallest model that shows it: a test and a bug report.
 
-    Interrupted, the command writes the smallest model that it has reached.
+    Interrupted, or stopped by --max-seconds, the command writes the smallest model that it has reached.
     """
     from refgrad.conformance.locating import reducing  # no other command needs it
 
@@ -215,13 +228,13 @@ def reduce(
                 "original": list(failure.nodes),
                 "message": failure.message,
                 "tried": reduced.tried,
-                "interrupted": reduced.interrupted,
+                "stopped": reduced.stopped,
             }
         )
     else:
         say_lines(reducing.report(reduced, printable))
         say(f"{output}: written")
-    if reduced.interrupted:
+    if reduced.stopped == INTERRUPTED:
         raise KeyboardInterrupt
 
 

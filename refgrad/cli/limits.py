@@ -18,6 +18,7 @@ from refgrad import links
 from refgrad.cli.containment import end_later, limit_memory
 from refgrad.cli.numbers import number
 from refgrad.errors import OptionError
+from refgrad.interruption import OutOfTime
 from refgrad.protos.memory import at_most
 from refgrad.ranges import checked
 from refgrad.sizes import in_bytes
@@ -36,10 +37,6 @@ _OPTIONS = {
         typer.Option(metavar="DIR", help="Let links to external data lead into this folder. May be repeated."),
     ],
 }
-
-
-class OutOfTime(BaseException):
-    """The time of `--max-seconds` is over. No handler of errors takes it for one of its own."""
 
 
 def limited(command: Callable[..., Any]) -> Callable[..., Any]:

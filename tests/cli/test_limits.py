@@ -33,7 +33,7 @@ from refgrad.errors import (
     WorkerError,
 )
 from refgrad.model.writing import fingerprint
-from refgrad.worker import limited
+from refgrad.worker import Worker, limited
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
@@ -308,3 +308,38 @@ def test_what_cannot_be_handed_to_another_process_is_said():
     for limit in ({"max_memory": True}, {"max_seconds": True}):
         with pytest.raises(OptionError, match=r"True is not a number"):
             refgrad.gradient(model, **limit)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
+def test_a_command_whose_time_is_over_may_write_what_it_has(tmp_path):
+    onnx.save(SQUARE, tmp_path / "m.onnx")
+    np.savez(tmp_path / "r.npz", x=np.float32([1, 2]), x_grad=np.float32([1, 9]))
+    program = (
+        "import time; from refgrad.cli import containment; from refgrad.conformance.reports import comparisons\n"
+        "from refgrad.conformance.locating import work; containment._GRACE = 0.1\n"
+        "def search(self): self._progress = None; time.sleep(60)\n"
+        "def text_of(comparison): time.sleep(1); return text(comparison)\n"
+        "text, comparisons.text_of, work.Work.search = comparisons.text_of, text_of, search"
+    )
+    sides = ["--a", "refgrad@numpy", "--b", str(tmp_path / "r.npz")]
+    report = tmp_path / "o.json"
+    done = _command(program, "compare", str(tmp_path / "m.onnx"), *sides, "-o", str(report), "--max-seconds", "10")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert '"stopped": "out of time"' in report.read_text()
+
+
+def test_an_interrupted_call_is_not_the_answer_to_the_next():
+    with Worker() as worker:
+        assert worker.call(os.getpid) != os.getpid()
+        before = signal.signal(signal.SIGALRM, _stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                worker.call(time.sleep, 2)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert worker.call(len, "abc") == 3
+
+
+def _stop(number, frame):
+    raise KeyboardInterrupt

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import onnx
+import onnx.parser
 import pytest
 
 from refgrad.cli import output
@@ -123,6 +125,32 @@ def test_other_commands_say_so_too(tmp_path, words, message):
     assert code == 130, text
     assert message in text
     assert not list(tmp_path.iterdir())
+
+
+@terminal
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        (["compare", "m.onnx", "--a", "refgrad@numpy", "--b", "slow:build@numpy"], "slow:build@numpy: building the"),
+        (["reduce", "m.onnx", "--side", "slow:build@numpy", "-o", "made"], "rules, by gradients of parts"),
+    ],
+)
+def test_a_search_shows_its_steps(tmp_path, words, step):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[2] x) => (float[2] y) { y = Tanh(x) }'
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    (tmp_path / "slow.py").write_text("import time\n\n\ndef build(model, wrt, outputs):\n    time.sleep(100)\n")
+    code, text, _ = on_a_terminal(command("refgrad", *words), until=step, number=signal.SIGINT, cwd=tmp_path)
+    assert code == 130, text
+    assert step in text
+    quiet = subprocess.Popen(
+        command("refgrad", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    with quiet:
+        time.sleep(5)
+        quiet.send_signal(signal.SIGINT)
+        assert quiet.communicate() == ("", "")
 
 
 def test_a_bar_appears_by_itself_and_is_gone_afterwards(monkeypatch, capsys):

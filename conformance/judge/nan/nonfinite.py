@@ -7,13 +7,14 @@ that a mask makes, and that a Softmax takes away again, is nobody's fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from refgrad import interruption
 from refgrad.backends import Backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy import NumpyBackend
@@ -46,6 +47,8 @@ from refgrad.tables.randomness import may_draw, operator_of
 _STACK = ("pkg.torch.onnx.stack_trace", "stack_trace")
 _BACKWARD = "_Grad/"
 _OPERANDS = 6  # that are shown
+# What comes once the origins are known, in this order.
+_STEPS = ("a run of the whole model", f"a run with {OPTION}", "values that leave their types")
 Taint = frozenset[int]
 
 
@@ -96,7 +99,8 @@ class NonFinite:
 
     `elsewhere` says that the executor's own run and the walk, node by node, do not agree; `note` why a part was left out.
     `cure` says what a run with the option `strong_zero` gave, where a gradient is not finite. `ranges` are values that overflow
-    or underflow their types and change results that are finite.
+    or underflow their types and change results that are finite. If the search was stopped once the origins were known,
+    `stopped` says why, and `untried` are the steps that are missing.
     """
 
     results: tuple[str, ...]
@@ -105,6 +109,8 @@ class NonFinite:
     note: str = ""
     cure: str = ""
     ranges: tuple[OutOfRange, ...] = ()
+    stopped: str = ""
+    untried: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Origin, ...]:
@@ -129,6 +135,7 @@ def nonfinite(
     seed: int = 0,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> NonFinite:
     """The origins of NaN and infinities in a model's outputs and gradients.
 
@@ -136,6 +143,7 @@ def nonfinite(
     :param executor: the name of an executor of the suite, or a backend.
     :param wrt: what to differentiate by; by default the float inputs and the parameters that `refgrad.weights` finds.
     :param forward: only look at the model, and at no gradient.
+    :param progress: called with the step in progress, how far it is, and how far it goes, None if nobody knows.
     :raises RefgradError: a model that cannot be read, feeds that do not fit, an executor that does not exist.
 
     >>> import numpy as np, onnx.parser
@@ -170,14 +178,26 @@ def nonfinite(
         }
     names = {value.name for value in watched.graph.input}
     fed = {name: value for name, value in values.items() if name in names}
-    walk = _Walk(watched, fed, backend, proto)
+    report = progress or (lambda *_: None)
+    walk = _Walk(watched, fed, backend, proto, report=report)
     reaching, reached = walk.origins()
-    whole, elsewhere = _whole(watched, walk.feeds, backend, reached)
-    cure = ""
-    if any(name in gradients.values() for name in whole):
-        cure = cured(proto, watched, fed, backend, list(gradients), outputs)
-    ranges = changing(watched, walk.feeds, {origin.node for origin in reaching})
-    return NonFinite(tuple(whole), tuple(reaching), elsewhere, note, cure, ranges)
+    found = NonFinite(tuple(reached), tuple(reaching), note=note)
+    steps = list(_STEPS)
+    try:
+        report(steps[0], 0, None)
+        whole, elsewhere = _whole(watched, walk.feeds, backend, reached)
+        found = replace(found, results=tuple(whole), elsewhere=elsewhere)
+        steps.pop(0)
+        report(steps[0], 0, None)
+        if any(name in gradients.values() for name in whole):
+            found = replace(found, cure=cured(proto, watched, fed, backend, list(gradients), outputs))
+        steps.pop(0)
+        report(steps[0], 0, None)
+        found = replace(found, ranges=changing(watched, walk.feeds, {origin.node for origin in reaching}))
+    except interruption.STOPS as stop:
+        interruption.finish()
+        return replace(found, stopped=interruption.why(stop), untried=tuple(steps))
+    return found
 
 
 def _asked(model: ModelProto, feeds: Mapping[str, Any]) -> list[str] | None:
@@ -233,13 +253,15 @@ class _Walk:
         backend: Backend,
         source: ModelProto,
         in_double: bool = False,
+        report: Callable[[str, int, int | None], None] = lambda *_: None,
     ) -> None:
         self.model = ModelProto()
         self.model.CopyFrom(model)
         if self.model.functions:
             self.model = inline_functions(self.model)
         self.feeds = dict(feeds)
-        self._backend, self._in_double = backend, in_double
+        self._backend, self._in_double, self._report = backend, in_double, report
+        self._seen = 0
         self._is_interpreter = isinstance(backend, NumpyBackend)
         self._forward = {label_of(node): node for node in nested(_named(source).graph.node)}
         self._nodes = {first_output(node): node for node in nested(self.model.graph.node)}
@@ -282,6 +304,8 @@ class _Walk:
         is_main, is_inner = key in self._main, key in self._inner
         if is_main:
             self._inside, self._rounds = [], {}
+            self._seen += 1
+            self._report("nodes", self._seen, len(self._main))
         has_body = any(attribute.HasField("g") for attribute in node.attribute)
         results = compute()
         if not is_main and not is_inner:

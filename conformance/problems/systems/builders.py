@@ -6,6 +6,7 @@ AssertionError or a KeyError says that the builder is wrong, not that it does no
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -304,14 +305,20 @@ def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], pro
     The function refuses a problem by raising NotImplementedError, ValueError, an error of refgrad, or one of the classes in
     its attribute `refusals`, if it has one. Any other exception is a crash.
 
-    :raises AnswerError: it did not return a model, or the model has an unknown input.
+    :raises AnswerError: it does not take these three, did not return a model, or the model has an unknown input.
     :raises Exception: whatever the function raises.
     """
     given = ModelProto()
     given.CopyFrom(problem.model)
-    made = function(given, list(problem.wrt), list(problem.cotangents))
+    asked = given, list(problem.wrt), list(problem.cotangents)
+    if refused := _why_not_called(function, asked):
+        raise AnswerError(f"it cannot be called as function(model, wrt, outputs): {refused}")
+    made = function(*asked)
     if not isinstance(made, ModelProto):
-        raise AnswerError(f"it returned {of_type(made)} and no ModelProto")
+        raise AnswerError(
+            f"it returned {of_type(made)} and no ModelProto: it must return a model with an input <output>_grad for each "
+            "output, and an output <name>_grad for each name in wrt"
+        )
     inputs = graph_inputs(made.graph)
     cotangents = {name: f"{name}_grad" for name in problem.cotangents}
     known = {*(value.name for value in problem.model.graph.input), *problem.wrt, *cotangents.values()}
@@ -323,6 +330,19 @@ def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], pro
         {output: name for output, name in cotangents.items() if name in taken},
         {name: f"{name}_grad" for name in problem.wrt},
     )
+
+
+def _why_not_called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    """Why a function does not take these arguments; "" if it does, or if Python does not know."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _refusals_of(function: Any) -> tuple[type[Exception], ...]:

@@ -97,7 +97,7 @@ def run_in_turn(
         before = {key: value.tobytes() for key, value in fed.items() if isinstance(value, np.ndarray)}
         given = dict(fed)
         try:
-            prepared = prepared or get_executor(name).prepare(model, **options)
+            prepared = prepared or runnable(name, get_executor(name).prepare(model, **options))
             results = prepared.run(given, asked)
         except BackendError as error:
             cause = error.__cause__
@@ -108,6 +108,20 @@ def run_in_turn(
             raise AnswerError(f"{name} wrote into what it was fed: {choices(changed)}.")
         found.append(_checked(name, model, results, asked, is_of_types=not options))
     return found
+
+
+def runnable(name: str, prepared: Any) -> Prepared:
+    """What an executor's `prepare` returned, if it can be run.
+
+    :raises AnswerError: it has no method `run`.
+    """
+    if not callable(getattr(prepared, "run", None)):
+        raise AnswerError(
+            f"the prepare of {name} returned {of_type(prepared)}; it must return an object whose run(feeds, outputs) returns "
+            "the outputs by name."
+        )
+    made: Prepared = prepared
+    return made
 
 
 def answer(
@@ -141,14 +155,18 @@ def _checked(
     :raises AnswerError: it returned something else than the outputs.
     """
     if not isinstance(results, Mapping):
-        raise AnswerError(f"{name} returned {of_type(results)} and no outputs by name.")
+        raise AnswerError(
+            f"{name} returned {of_type(results)} and no outputs by name: run must return a dict of arrays."
+        )
     declared = graph_outputs(model.graph)
     asked = check_outputs(outputs, declared)
     if absent := [key for key in asked if key not in results]:
         raise AnswerError(f"{name} returned no output {choices(absent)}; it returned {choices(results)}.")
     tensors = {value.name for value in declared if value.kind == "tensor"}
     if bare := [key for key in asked if key in tensors and not hasattr(results[key], "__array__")]:
-        raise AnswerError(f"{name} returned no array for {choices(bare)} but {of_type(results[bare[0]])}.")
+        raise AnswerError(
+            f"{name} returned no array for {choices(bare)} but {of_type(results[bare[0]])}: run must return a dict of arrays."
+        )
     if masked := [key for key in asked if key in tensors and np.ma.is_masked(results[key])]:
         raise AnswerError(f"{name} returned masked elements in {choices(masked)}.")
     found = {key: np.array(results[key]) if key in tensors else results[key] for key in asked}  # it may reuse its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,11 @@ from refgrad.conformance import Case, compare, select, tables
 from refgrad.conformance.judge.elementwise import against_float64
 from refgrad.conformance.judge.judge import GradientCheck
 from refgrad.conformance.judge.nan.watching import Watching
+from refgrad.conformance.locating.bisection import Bisected, Fault
 from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
-from refgrad.conformance.locating.verdicts import Comparison
+from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor
 from refgrad.conformance.problems.point import rounding
 from refgrad.conformance.problems.problem import ask
 from refgrad.conformance.reports import comparisons
@@ -124,6 +126,59 @@ def test_both_are_found_where_both_are_wrong() -> None:
     assert found.a.kernels is not None
     assert [fault.nodes for fault in found.a.rules.faults] == [("MatMul_1",)]
     assert [one.found.name for one in found.a.kernels.culprits] == ["Softmax_2"]
+
+
+class Spoilt(NumpyBackend):
+    """The interpreter, some of whose nodes are off by factors of their own."""
+
+    name = "spoilt"
+
+    def __init__(self, factors: dict[str, float]) -> None:
+        self.factors = factors
+
+    def prepare(self, model: Any, *arguments: Any, **options: Any) -> Any:
+        def watch(node: NodeProto, inputs: Any, outer: Any, compute: Any) -> Any:
+            results = compute()
+            return tuple(np.asarray(one * np.float32(self.factors.get(node.name, 1.0)), one.dtype) for one in results)
+
+        return super().prepare(model, precision=Watching(watch))
+
+
+def test_nodes_at_fault_are_in_the_order_of_the_model() -> None:
+    """Not in the order of what they do to the results: here the later the node, the more."""
+    model, feeds = network()
+    order = ["MatMul_1", "Softmax_1", "Tanh_1", "Mul_1"]
+    kernels = Spoilt({name: 1 + 0.01 * 5**k for k, name in enumerate(order)})
+
+    def fault(made: ModelProto) -> None:
+        for k, name in enumerate(("MatMul_1", "MatMul_2", "Tanh_1")):
+            scaled(name, 1 + 0.01 * 5**k)(made)
+
+    found = compare(model, "refgrad@numpy", Live(builder_with(fault), kernels), feeds)
+    assert found.b.rules is not None
+    assert found.b.kernels is not None
+    assert [one.nodes for one in found.b.rules.faults] == [("MatMul_1",), ("MatMul_2",), ("Tanh_1",)]
+    named = [one.found.name for one in found.b.kernels.culprits]
+    assert named == order
+    document = comparisons.document(found)["b"]
+    assert [one["found"]["name"] for one in document["kernels"]["culprits"]] == named
+    page = comparisons.page(found, model)
+    for text in ("\n".join(comparisons.lines_of(found.b)), html.unescape(page)):
+        places = [text.index(f"the kernel is at fault: {one.found.label}") for one in found.b.kernels.culprits]
+        assert places == sorted(places)
+    lefts = [one.left for one in found.b.kernels.culprits]
+    assert lefts[-1] < 1e-5
+
+
+def test_an_adjoint_is_named_at_its_place_among_rules() -> None:
+    faults = [
+        Fault("wrong", ("a", "b"), ("Tanh", "Mul"), value="v"),
+        Fault("wrong", ("c",), ("Sin",)),
+    ]
+    side = Sided("x", rules=Bisected(tuple(faults), 3, {}))
+    tensor = Tensor("t", "gradient", ("t",), "", Seen("right"), Seen("wrong"))
+    found = Comparison((tensor,), Sided("y"), side, "given", 0, "judge")
+    assert comparisons.sentence(found).endswith("for the adjoint of 'v', the rule of c.")
 
 
 def test_a_side_that_fails_says_where() -> None:

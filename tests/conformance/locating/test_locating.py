@@ -453,7 +453,7 @@ def test_results_of_another_type_and_texts_are_compared() -> None:
     feeds = {"x": np.float32([1, 2])}
     found = locate(model, feeds, Elsewhere(lambda name, value: value.astype(np.float64)))
     assert not found.is_right
-    assert "has the type float64 instead of float32" in found.culprits[0].found.failed
+    assert "has the type float64 instead of float32" in found.failed
     model = parsed("(string[2] x) => (string[2] y) { [same] h = Identity(x)  [again] y = Identity(h) }")
     found = locate(
         model, {"x": np.array(["a", "b"], object)}, Elsewhere(lambda name, value: np.array(["a", "c"], object))
