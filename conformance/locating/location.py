@@ -23,7 +23,7 @@ _MOST = 12  # nodes that are tried at each turn
 
 @dataclass(frozen=True)
 class Culprit:
-    """A node that is wrong, and the error of the results once it and those before it in the list are repaired."""
+    """A node that is wrong, and the largest error of the results once it and those before it in the list are repaired."""
 
     found: Replayed
     left: float
@@ -113,7 +113,7 @@ def locate(
     replay = Replay(model, feeds)
     trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
-    if failed and (nothing := _runs_nothing(backend)):
+    if failed and (nothing := _runs_nothing(backend, replay.model)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
     if not failed:
         _, unsteady = run_steadily(backend, model, feeds)
@@ -134,8 +134,8 @@ def locate(
     together: tuple[NodeGroup, ...] = ()
     passes = ""
     if not left.is_rounding:
-        known = {node.found.position for node in culprits}
-        together = tuple(node for node in groups(replay.model, feeds, backend) if known.isdisjoint(node.positions))
+        known = {one.found.position: replay.repairs[one.found.position] for one in culprits}
+        together = groups(replay.model, feeds, backend, known)
         passes = optimisation(replay.model, feeds, backend)
     explained = left.is_rounding or (bool(together) and together[-1].is_proved)
     return Located(
@@ -144,13 +144,14 @@ def locate(
     )  # fmt: skip
 
 
-def _runs_nothing(backend: Backend) -> str:
-    """Why an executor does not even run a model of one Identity; "" where it does."""
-    model, feeds = identity_model()
-    try:
-        backend.prepare(model).run(feeds)
-    except Exception as error:
-        return f"it does not run a model of one Identity either: {error}"
+def _runs_nothing(backend: Backend, model: ModelProto) -> str:
+    """Why an executor does not even run a model of one Identity, such as one of this IR version; "" where it does."""
+    for like, which in ((None, ""), (model, f" with the IR version {model.ir_version} and the opsets of the model")):
+        identity, feeds = identity_model(like)
+        try:
+            backend.prepare(identity).run(feeds)
+        except Exception as error:
+            return f"it does not run a model of one Identity{which} either: {error}"
     return ""
 
 
@@ -158,10 +159,14 @@ def _proved(
     trial: RepairTrial, error: Errors, wrong: Sequence[Replayed]
 ) -> tuple[list[Culprit], list[Replayed], Errors]:
     """Repair the nodes one after the other, the one that helps most first: the culprits, the others, and the errors left."""
-    focus = error.worst
     culprits: list[Culprit] = []
     repaired: list[Replayed] = []
     left, pending, acquitted = error, list(wrong), list[Replayed]()
+    failing = [node for node in pending if node.failed]
+    if failing and not error.worst:  # there are no results before all of them are repaired
+        repaired, pending = failing, [node for node in pending if not node.failed]
+        left, _ = trial.run(repaired)
+        culprits = [Culprit(node, left.largest) for node in failing]
     while pending and not left.is_rounding:
         few = pending if len(pending) <= _MOST else pending[:1]  # of many, the one that is furthest off
         tried = [(trial.run([*repaired, node])[0], node) for node in few]
@@ -172,11 +177,13 @@ def _proved(
                 continue
             together = trial.run([*repaired, *pending])[0]  # neither helps without the others
             if together.total < left.total:
-                culprits += [Culprit(node, together.at(focus)) for node in pending]
+                culprits += [Culprit(node, together.largest) for node in pending]
                 pending, left = [], together
             break
         pending.remove(node)
         repaired.append(node)
         left = best
-        culprits.append(Culprit(node, left.at(focus)))
-    return culprits, acquitted + pending, left
+        culprits.append(Culprit(node, left.largest))
+    hidden = [node for node in acquitted + pending if node.is_wrong and not node.failed and trial.has_influence(node)]
+    culprits += [Culprit(node, left.largest) for node in hidden]
+    return culprits, [node for node in acquitted + pending if node not in hidden], left
