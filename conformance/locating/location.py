@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int | None], None]  # the step, how far it is, an
 
 @dataclass(frozen=True)
 class Culprit:
-    """A node that is wrong, and the error of the results once it and those before it in the list are repaired."""
+    """A node that is wrong, and the largest error of the results once it and those before it in the list are repaired."""
 
     found: Replayed
     left: float
@@ -135,7 +135,7 @@ def locate(
     report("the model as a whole", 0, None)
     trial = RepairTrial(replay, backend)
     error, failed = trial.run(())
-    if np.isinf(error.largest) and (nothing := _runs_nothing(backend)):
+    if np.isinf(error.largest) and (nothing := _runs_nothing(backend, replay.model)):
         return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
     rounding = error.allowed.get(error.worst, 0.0)
     if not failed:
@@ -173,7 +173,7 @@ def locate(
         proved = {one.found.position for one in culprits}
         left = tuple(node for node in known.suspects if node.position not in proved)
         tell(culprits=_in_order(culprits), suspects=left)
-    culprits += _hidden(trial, error, culprits, known.suspects)
+    culprits += _hidden(trial, errors, known.suspects)
     ordered = _in_order(culprits)
     if list(ordered) != culprits:
         ordered, errors = _proved_in_order(trial, error, ordered)
@@ -182,9 +182,8 @@ def locate(
     together: tuple[NodeGroup, ...] = ()
     passes = ""
     if not errors.is_rounding:
-        positions = {culprit.found.position for culprit in ordered}
-        windows = groups(replay.model, feeds, backend, partial(report, "windows of nodes"))
-        together = tuple(node for node in windows if positions.isdisjoint(node.positions))
+        right = {one.found.position: replay.repairs[one.found.position] for one in ordered}
+        together = groups(replay.model, feeds, backend, right, partial(report, "windows of nodes"))
         tell(groups=together)
         passes = optimisation(replay.model, feeds, backend, partial(report, "optimisations"))
     explained = errors.is_rounding or (bool(together) and together[-1].is_proved)
@@ -198,28 +197,38 @@ def quietly(what: str, done: int, total: int | None) -> None:
     """Nobody asks for the progress."""
 
 
-def _runs_nothing(backend: Backend) -> str:
-    """Why an executor does not even run a model of one Identity, or makes arrays of other shapes and types; "" if it does."""
-    model, feeds = identity_model()
-    try:
-        results = backend.prepare(model).run(feeds)
-    except Exception as error:
-        return f"it does not run a model of one Identity either: {error}"
-    (name,), due = results, feeds["x"]
-    got = np.asarray(results[name])
-    told = "it is not right for a model of one Identity either: its result has"
-    if got.shape != due.shape:
-        return f"{told} the shape {list(got.shape)} instead of {list(due.shape)}"
-    return "" if got.dtype == due.dtype else f"{told} the type {got.dtype} instead of {due.dtype}"
+def _runs_nothing(backend: Backend, model: ModelProto) -> str:
+    """Why an executor does not run a model of one Identity, or makes arrays of other shapes and types; "" if it does.
+
+    It is asked for a plain one, and for one of the IR version and the opsets of `model`.
+    """
+    for like, which in ((None, ""), (model, f" with the IR version {model.ir_version} and the opsets of the model")):
+        identity, feeds = identity_model(like)
+        try:
+            results = backend.prepare(identity).run(feeds)
+        except Exception as error:
+            return f"it does not run a model of one Identity{which} either: {error}"
+        (name,), due = results, feeds["x"]
+        got = np.asarray(results[name])
+        told = f"it is not right for a model of one Identity{which} either: its result has"
+        if got.shape != due.shape:
+            return f"{told} the shape {list(got.shape)} instead of {list(due.shape)}"
+        if got.dtype != due.dtype:
+            return f"{told} the type {got.dtype} instead of {due.dtype}"
+    return ""
 
 
 def _proved(
     trial: RepairTrial, error: Errors, wrong: Sequence[Replayed], report: Progress
 ) -> Iterator[tuple[Culprit, Errors]]:
     """Repair the nodes one after the other, the one that helps most first: the culprits among them, and the errors left."""
-    focus = error.worst
     repaired: list[Replayed] = []
     left, pending = error, list(wrong)
+    failing = [node for node in pending if node.failed]
+    if failing and not error.worst:  # there are no results before all of them are repaired
+        repaired, pending = failing, [node for node in pending if not node.failed]
+        left, _ = trial.run(repaired)
+        yield from ((Culprit(node, left.largest), left) for node in failing)
     while pending and not left.is_rounding:
         report("repairing nodes", len(wrong) - len(pending), len(wrong))
         few = pending if len(pending) <= _MOST else pending[:1]  # of many, the one that is furthest off
@@ -231,21 +240,18 @@ def _proved(
                 continue
             together = trial.run([*repaired, *pending])[0]  # neither helps without the others
             if together.total < left.total:
-                yield from ((Culprit(node, together.at(focus)), together) for node in pending)
+                yield from ((Culprit(node, together.largest), together) for node in pending)
             return
         pending.remove(node)
         repaired.append(node)
         left = best
-        yield Culprit(node, left.at(focus)), left
+        yield Culprit(node, left.largest), left
 
 
-def _hidden(
-    trial: RepairTrial, error: Errors, culprits: Sequence[Culprit], suspects: Sequence[Replayed]
-) -> list[Culprit]:
-    """Nodes before a culprit whose repair changes the results too: the right values of the culprit hide what they do."""
-    last = max((one.found.position for one in culprits), default=-1)
-    before = [node for node in suspects if node.position < last][:_MOST]
-    return [Culprit(node, 0.0) for node in before if trial.run([node])[0].is_apart(error)]
+def _hidden(trial: RepairTrial, left: Errors, suspects: Sequence[Replayed]) -> list[Culprit]:
+    """Nodes that make the results wrong on their own: the right value of a later culprit hides what they do."""
+    wrong = [node for node in suspects if node.is_wrong and not node.failed]
+    return [Culprit(node, left.largest) for node in wrong if trial.has_influence(node)]
 
 
 def _proved_in_order(
@@ -256,7 +262,7 @@ def _proved_in_order(
     errors = error
     for one in culprits:
         errors = trial.run([*(culprit.found for culprit in ordered), one.found])[0]
-        ordered.append(Culprit(one.found, errors.at(error.worst)))
+        ordered.append(Culprit(one.found, errors.largest))
     return tuple(ordered), errors
 
 

@@ -76,18 +76,6 @@ class Errors:
         """True if rounding explains all of them."""
         return all(error <= self.allowed.get(name, _FLOOR) for name, error in self.of.items())
 
-    def is_apart(self, other: Errors) -> bool:
-        """True if a result has another error than in `other`, by more than rounding explains."""
-        return any(
-            abs(error - other.of[name]) > self.allowed.get(name, _FLOOR)
-            for name, error in self.of.items()
-            if name in other.of and math.isfinite(error - other.of[name])
-        )
-
-    def at(self, name: str) -> float:
-        """The error of a result; infinite where nothing came."""
-        return self.of.get(name, math.inf)
-
 
 class RepairTrial:
     """Runs of a model on an executor with some nodes repaired, and how far off the results are."""
@@ -133,6 +121,19 @@ class RepairTrial:
         if not self._draws and not Errors(off, self.allowed).is_rounding:
             self._draw()
         return Errors(off, self.allowed), ""
+
+    def has_influence(self, node: Replayed) -> bool:
+        """True if the results are wrong where this node alone has the executor's values, and all others the right ones.
+
+        A repair does not show it where a later node is repaired as well: its right value takes the error away.
+        """
+        model, values = repaired_model(self._replay.model, {node.position: self._replay.theirs[node.position]})
+        try:
+            results = NumpyBackend().prepare(model, precision="float64").run({**self._replay.feeds, **values})
+        except RefgradError:  # such values are no indices, no shape
+            return True
+        off = self._off(results)
+        return not Errors(off, self.allowed).is_rounding
 
     def _off(self, results: Mapping[str, Any]) -> dict[str, float]:
         """The largest error of each result, relative to its largest element; none counts as smaller than a part of all."""

@@ -262,12 +262,13 @@ def _first_node(backend: Backend, model: ModelProto, feeds: Mapping[str, Any]) -
     return None
 
 
-def identity_model() -> tuple[ModelProto, dict[str, np.ndarray]]:
-    """A model that computes nothing, and inputs for it."""
+def identity_model(like: ModelProto | None = None) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """A model that computes nothing, and inputs for it; of the IR version and the opsets of another model, if one is given."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [value], [result])
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    opsets = [helper.make_opsetid("", 13)] if like is None else list(like.opset_import)
+    model = helper.make_model(graph, ir_version=8 if like is None else like.ir_version, opset_imports=opsets)
     return model, {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
 

@@ -96,7 +96,8 @@ class Replayed:
 class Replay:
     """A model and its feeds; `run` looks at its nodes on an executor.
 
-    `repairs` has the right values for the outputs of the nodes that were found wrong, by their position in the graph.
+    `repairs` has the right values for the outputs of the nodes that were found wrong, by their position in the graph, and
+    `theirs` the executor's, where it ran the node.
 
     :param model: a model, which is not modified. Functions are written out.
     :param feeds: the values of its inputs, by name.
@@ -112,6 +113,7 @@ class Replay:
         self.feeds = dict(feeds)
         self.nodes = list(self.model.graph.node)
         self.repairs: dict[int, dict[str, np.ndarray]] = {}
+        self.theirs: dict[int, dict[str, np.ndarray]] = {}
         self._positions = {first_output(node): position for position, node in enumerate(self.nodes)}
         self._inner = {first_output(node) for body in bodies(self.model) for node in body.node}
         self._constants = constants_of(self.model) - set(feeds)
@@ -162,6 +164,8 @@ class Replay:
             worst = compared if compared.failed or compared.ratio > worst.ratio or worst.at is None else worst
             if worst.failed:
                 break
+        if worst.is_wrong and not worst.failed and worst.position >= 0:
+            self.theirs[worst.position] = {name: np.asarray(outputs[name]) for name in truth.due}
         return worst, right
 
     def _alone(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,9 @@ PASSES = tuple(_PASSES_NAMED.split())
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that are wrong together and right one by one, and the error of the results that is left once they are repaired."""
+    """Nodes that are wrong together and right one by one, and the largest error that the results have once they are repaired,
+    with the groups before them.
+    """
 
     positions: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -55,30 +58,45 @@ class NodeGroup:
     left: float = 0.0
     is_proved: bool = False
 
+    @property
+    def labels(self) -> list[str]:
+        """Each node with its operator."""
+        return [f"{operator} {name!r}" for operator, name in zip(self.operators, self.nodes, strict=True)]
+
     def __str__(self) -> str:
-        told = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
-        return f"{told}: right one by one, and off by {self.error:.2g} together"
+        return f"{', '.join(self.labels)}: right one by one, and off by {self.error:.2g} together"
 
 
 Count = Callable[[int, int | None], None]
 
 
 def groups(
-    model: ModelProto, feeds: Mapping[str, Any], backend: Backend, count: Count | None = None
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    backend: Backend,
+    known: Mapping[int, Mapping[str, np.ndarray]] = MappingProxyType({}),
+    count: Count | None = None,
 ) -> tuple[NodeGroup, ...]:
     """The groups of nodes that an executor gets wrong together alone, in the order of the model.
 
+    :param known: the right values of nodes that are wrong by themselves, by their position: they are in no group.
     :param count: called with the number of windows that were run, and None.
     :raises RefgradError: the interpreter does not run the model.
     """
-    return tuple(_Search(ModelValues(model, feeds), backend, count).found())
+    return tuple(_Search(ModelValues(model, feeds), backend, known, count).found())
 
 
 class _Search:
-    def __init__(self, values: ModelValues, backend: Backend, count: Count | None) -> None:
-        self._values, self._backend, self._count = values, backend, count
+    def __init__(
+        self,
+        values: ModelValues,
+        backend: Backend,
+        known: Mapping[int, Mapping[str, np.ndarray]],
+        count: Count | None,
+    ) -> None:
+        self._values, self._backend, self._known, self._count = values, backend, known, count
         self._all = list(values.model.graph.node)
-        self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant"]
+        self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant" and k not in known]
         self._outputs = {value.name for value in values.model.graph.output}
         self._readers: dict[str, set[int]] = {}
         for k, node in enumerate(self._all):
@@ -87,14 +105,17 @@ class _Search:
         self._runs = 0
 
     def found(self) -> list[NodeGroup]:
-        """The groups."""
-        made = sorted(self._shrunk(window) for window in self._within(self._places))
+        """The groups: those of a first search, and others that it did not see beside them."""
+        made: list[tuple[list[int], float]] = []
+        places = self._places
+        while windows := self._within(places):
+            made = sorted([*made, *map(self._shrunk, windows)])
+            places = [k for k in places if all(k not in positions for positions, _ in made)]
         if not made:
             return []
         trial = RepairTrial(Replay(self._values.model, self._values.feeds), self._backend)
-        focus = trial.run(())[0].worst
         told = []
-        repaired: dict[int, dict[str, np.ndarray]] = {}
+        repaired: dict[int, Mapping[str, np.ndarray]] = dict(self._known)
         for positions, error in made:
             right = {k: self._right(self._all[k]) for k in positions}
             if all(isinstance(value, np.ndarray) for values in right.values() for value in values.values()):
@@ -107,7 +128,7 @@ class _Search:
                     tuple(map(label_of, nodes)),
                     tuple(node.op_type for node in nodes),
                     error,
-                    left.at(focus),
+                    left.largest,
                     left.is_rounding,
                 )
             )

@@ -7,13 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from textwrap import shorten
 from typing import Any
 
 from onnx import ModelProto
 from rich.console import Console
 
 from refgrad.conformance.judge.nan.nonfinite import NonFinite
-from refgrad.conformance.locating.location import Located
+from refgrad.conformance.locating.location import Culprit, Located
 from refgrad.conformance.locating.verdicts import (
     CONVENTION,
     MISSING,
@@ -26,6 +27,7 @@ from refgrad.conformance.locating.verdicts import (
     Tensor,
     seen_of,
 )
+from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
 from refgrad.errors import abridged
 from refgrad.escaping import html, printable
@@ -33,6 +35,7 @@ from refgrad.show.tables import table
 
 _SHOWN = 12  # tensors of a summary
 _ORIGINS = 8
+_LONGEST = 300  # letters of the reason why a side has no gradient, in a sentence
 _PICTURES = 12  # tensors with heat maps
 _AS_SAID = {WRONG: "is wrong in", UNDECIDED: "cannot be judged in", MISSING: "lacks"}
 
@@ -87,7 +90,9 @@ def sentence(comparison: Comparison) -> str:
     parts = []
     for name, side, place in (("a", comparison.a, 0), ("b", comparison.b, 1)):
         if side.failed:
-            parts.append(f"{side.label} ({name}) has no gradient")
+            parts.append(
+                f"{side.label} ({name}) has no gradient: {shorten(_why_none(side), _LONGEST, placeholder=' …')}"
+            )
             continue
         verdicts = Counter(seen_of(tensor, place).verdict for tensor in comparison.tensors)
         doubtful = [(verdict, count) for verdict, count in verdicts.items() if verdict not in (RIGHT, CONVENTION)]
@@ -111,9 +116,39 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
     ]
     kernels: list[str] = []
     if side.kernels is not None:
-        kernels = [f"the kernel of {culprit.found.name!r}" for culprit in side.kernels.culprits]
-        kernels += [f"{abridged(group.nodes)} together" for group in side.kernels.groups]
-    return f", for {abridged([*rules, *kernels], 4)}" if rules or kernels else ""
+        kernels = [f"the kernel of {culprit.found.label}" for culprit in side.kernels.culprits]
+        kernels += _together(side.kernels.groups)
+    if rules or kernels:
+        return f", for {abridged([*rules, *kernels], 4)}"
+    if side.kernels is not None and side.kernels.unexplained:
+        return ", for no node that could be found"
+    return ""
+
+
+def _together(groups: Sequence[NodeGroup]) -> list[str]:
+    """The groups of nodes that are wrong together; one stands for those of the same operators."""
+    alike: dict[tuple[str, ...], list[NodeGroup]] = {}
+    for group in groups:
+        alike.setdefault(group.operators, []).append(group)
+    return [
+        f"{abridged(first.labels, 4)} together" + (f" (and {len(others)} more such groups)" if others else "")
+        for first, *others in alike.values()
+    ]
+
+
+def _why_none(side: Sided) -> str:
+    """The reason why a side has no gradient: the nodes that it does not run or differentiate, if they are known."""
+    faults = side.rules.faults if side.rules else ()
+    if faults:
+        return str(faults[0]) + (f" (and {len(faults) - 1} more nodes)" if faults[1:] else "")
+    if side.kernels is None:
+        return side.failed
+    failing = [one.found for one in side.kernels.culprits if one.found.failed]
+    if failing:
+        return f"it does not run {abridged(one.label for one in failing)}: {failing[0].failed}"
+    if side.kernels.groups:
+        return f"it does not run {abridged(_together(side.kernels.groups))}: {side.failed}"
+    return side.kernels.failed or side.failed
 
 
 def stopped_lines(comparison: Comparison) -> Iterator[str]:
@@ -181,7 +216,7 @@ def lines_of(side: Sided) -> Iterator[str]:
     for one in side.ranges:
         yield str(one)
     if side.kernels is not None:
-        yield from _of_kernels(side.kernels, bool(side.ranges))
+        yield from _of_kernels(side.kernels, side)
     for origin in side.origins[:_ORIGINS]:
         yield f"not finite: {origin}"
     reasons: dict[str, list[str]] = {}
@@ -194,15 +229,23 @@ def lines_of(side: Sided) -> Iterator[str]:
             yield f"{len(names)} recorded gradients are not compared ({abridged(names)}): {why}"
 
 
-def _of_kernels(located: Located, is_explained: bool) -> Iterator[str]:
-    if located.failed:
+def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
+    if located.failed and (not side.failed or not located.culprits):
         yield f"the executor does not run it: {located.failed}"
+    failing: dict[str, list[Culprit]] = {}
     for culprit in located.culprits:
-        yield f"the kernel is at fault: {culprit.found}; repaired, the error is {culprit.left:.2g} of {located.error:.2g}"
+        if culprit.found.failed:
+            failing.setdefault(culprit.found.operator, []).append(culprit)
+    for first, *others in failing.values():
+        more = f" (and {abridged(one.found.name for one in others)})" if others else ""
+        yield f"the kernel is at fault: {first.found}{more}; {_repaired(located, [first, *others][-1].left)}"
+    for culprit in located.culprits:
+        if not culprit.found.failed:
+            yield f"the kernel is at fault: {culprit.found}; {_repaired(located, culprit.left)}"
         for inner in culprit.found.inside:
             yield f"in its body: {inner}"
     for group in located.groups:
-        yield f"nodes are wrong together: {group}; repaired, the error is {group.left:.2g} of {located.error:.2g}"
+        yield f"nodes are wrong together: {group}; {_repaired(located, group.left)}"
     if located.optimisation:
         yield f"the runtime's optimisation: {located.optimisation}"
     for node in located.suspects[:_ORIGINS]:
@@ -214,8 +257,15 @@ def _of_kernels(located: Located, is_explained: bool) -> Iterator[str]:
     elif located.unexplained:
         if located.judged:
             yield f"an error of {located.left:.2g} is unexplained"
-    elif not located.culprits and not located.groups and not is_explained:
+    elif not located.culprits and not located.groups and not side.ranges:
         yield f"each of its {located.judged} nodes is right for its inputs, and so are the results but for rounding"
+
+
+def _repaired(located: Located, left: float) -> str:
+    """A text about the error before and after a repair; it is infinite where the model does not run."""
+    if math.isinf(left):
+        return "repaired, there are no results either"
+    return f"repaired, the error is {left:.2g}" + (f" of {located.error:.2g}" if math.isfinite(located.error) else "")
 
 
 def document(comparison: Comparison) -> dict[str, Any]:

@@ -552,7 +552,7 @@ def test_the_page_shows_the_nodes_at_fault() -> None:
     assert "Tanh Tanh_1" in page
     assert page.count("<figure>") == 3 * sum(tensor.b.verdict == "wrong" for tensor in found.tensors)
     assert "is wrong in" in page
-    assert "the kernel of &#x27;Tanh_1&#x27;" in page
+    assert "the kernel of Tanh &#x27;Tanh_1&#x27;" in page
     assert f"numpy {np.__version__}" in page
 
 

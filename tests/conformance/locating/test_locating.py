@@ -137,6 +137,50 @@ def test_a_node_that_fails_is_a_culprit() -> None:
     assert not found.unexplained
 
 
+def test_nodes_that_fail_are_repaired_together() -> None:
+    def raises(node: NodeProto, values: list[Any]) -> None:
+        if node.op_type in ("Tanh", "Softmax"):
+            raise BackendError(f"no kernel of {node.op_type}")
+
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, Broken(raises))
+    assert [one.found.name for one in found.culprits] == ["Softmax_1", "Tanh_1", "Softmax_2"]
+    assert all(one.left < 1e-5 for one in found.culprits)
+    assert not found.unexplained
+
+
+def test_a_wrong_node_before_a_node_that_is_repaired_is_a_culprit() -> None:
+    model = parsed("(float[3] x) => (float[3] y) { [e] a = Exp(x)  [t] b = Tanh(a)  [s] y = Sin(b) }")
+    feeds = {"x": np.float32([0.1, 0.2, 0.3])}
+
+    def fails(node: NodeProto, values: list[Any]) -> None:
+        if node.op_type == "Tanh":
+            raise BackendError("no kernel")
+
+    wrong = of("Tanh", lambda x, y: 1.1 * y)
+    for other in (wrong, fails):
+        found = locate(model, feeds, Broken(of("Exp", lambda x, y: 1.1 * y), other))
+        assert culprits(found) == {"Exp", "Tanh"}
+        assert not found.acquitted
+
+
+@pytest.mark.parametrize("what", ["ir", "opset"])
+def test_a_version_that_an_executor_does_not_read_is_no_fault_of_nodes(what: str) -> None:
+    class Old(Broken):
+        def prepare(self, model: Any, **options: Any) -> Prepared:
+            proto = load_model(model)
+            if (proto.ir_version > 9) if what == "ir" else (proto.opset_import[0].version > 17):
+                raise BackendError("too new")
+            return super().prepare(model)
+
+    model, feeds = gradient_of(*network())
+    model.ir_version = 10
+    found = locate(model, feeds, Old())
+    assert "one Identity" in found.failed
+    assert "too new" in found.failed
+    assert not found.culprits
+
+
 def test_a_wrong_node_without_influence_is_acquitted() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 18]> g (float[3] x) => (float[3] y) <float[1] zero = {0}>
@@ -224,6 +268,43 @@ def test_nodes_that_are_wrong_together_alone_are_named_together() -> None:
     assert not found.culprits
     assert [one.nodes for one in found.groups] == [("MatMul_1", "Add_1")]
     assert found.left < 1e-5 < found.error
+    assert not found.unexplained
+
+
+class Caching(Broken):
+    """The interpreter with a cache: the second node of a session that reads a matrix gets it in reverse."""
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        made = ModelProto()
+        made.CopyFrom(load_model(model))
+        matrices = {tensor.name: tensor for tensor in made.graph.initializer if len(tensor.dims) == 2}
+        read: set[str] = set()
+        for node in made.graph.node:
+            for k, name in enumerate(node.input):
+                if name in read:
+                    reversed_ = numpy_helper.to_array(matrices[name])[::-1].copy()
+                    made.graph.initializer.append(numpy_helper.from_array(reversed_, f"{name}/{node.name}"))
+                    node.input[k] = f"{name}/{node.name}"
+            read |= {name for name in node.input if name in matrices}
+        return super().prepare(made)
+
+
+def test_every_group_is_named() -> None:
+    """The nodes of a group lie in both halves of the model, as a node and its gradient do."""
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, Caching())
+    assert not found.culprits
+    readers = [[node.name for node in model.graph.node if name in node.input] for name in ("w1", "w2")]
+    assert sorted(sorted(one.nodes) for one in found.groups) == sorted(map(sorted, readers))
+    assert found.left < 1e-5 < found.error
+    assert not found.unexplained
+
+
+def test_groups_beside_a_wrong_node_are_proved() -> None:
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, Caching(of("Softmax", lambda x, y: 1.01 * y, 2)))
+    assert [one.found.name for one in found.culprits] == ["Softmax_2"]
+    assert len(found.groups) == 2
     assert not found.unexplained
 
 
@@ -455,9 +536,9 @@ def test_results_of_another_type_and_texts_are_compared() -> None:
     assert not found.is_right
     assert "has the type float64 instead of float32" in found.failed
     model = parsed("(string[2] x) => (string[2] y) { [same] h = Identity(x)  [again] y = Identity(h) }")
-    found = locate(
-        model, {"x": np.array(["a", "b"], object)}, Elsewhere(lambda name, value: np.array(["a", "c"], object))
-    )
+    other = np.array(["a", "c"], object)
+    changed = Elsewhere(lambda name, value: other if value.dtype == object else value)
+    found = locate(model, {"x": np.array(["a", "b"], object)}, changed)
     assert not found.is_right
     assert "'c'" in found.culprits[0].found.failed
 
