@@ -134,6 +134,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], Callable[[], Kernel]]] = {  # kind: th
     "a race": ((), race),
     "a result that adds up over runs": (PRODUCTS, memory),
 }
+IDLE = ("Constant", "ConstantOfShape", "Identity")  # operators that compute nothing
 UNSTEADY = ("a race", "a result that adds up over runs")
 
 
@@ -332,9 +333,10 @@ class Host:
             op_types, _ = KERNELS[kind]
             for node in self.nodes:
                 first = np.asarray(self.values.get(node.output[0], 0))
-                if first.dtype == np.float32 and first.ndim and first.size > 3 and node.op_type in (op_types or (node.op_type,)):
-                    if node.op_type not in ("Constant", "ConstantOfShape", "Identity"):
-                        yield Placed(kind, label_of(node))
+                is_tensor = first.dtype == np.float32 and first.ndim and first.size > 3
+                is_one = node.op_type in op_types if op_types else node.op_type not in IDLE
+                if is_tensor and is_one:
+                    yield Placed(kind, label_of(node))
         elif kind in RULES:
             for node in self.model.graph.node:
                 if node.name:
@@ -351,7 +353,11 @@ class Host:
         made = ModelProto()
         made.CopyFrom(self.gradient)
         changed = Edited(made, self.values)
-        return made if all(RULES.get(one.kind, VALUES.get(one.kind, _fits))(changed, one.place) for one in faults) else None
+        return (
+            made
+            if all(RULES.get(one.kind, VALUES.get(one.kind, _fits))(changed, one.place) for one in faults)
+            else None
+        )
 
     def run(self, faults: list[Placed]) -> dict[str, Any] | None:
         """What a run with the faults computes; the second one, for an executor with a memory."""
@@ -371,9 +377,10 @@ class Host:
         if found is None or other is None:
             return False
         for name, right in self.right.items():
-            size = float(np.abs(right).max(initial=0))
-            apart = np.abs(found[name].astype(np.float64) - other[name]).max(initial=0)
-            if not np.isfinite(apart) or apart > SHOWS * size > 1e-6:
+            size = max(float(np.abs(right[np.isfinite(right)]).max(initial=0)), 1e-3)
+            one, two = found[name].astype(np.float64), other[name].astype(np.float64)
+            apart = np.where((one == two) | (np.isnan(one) & np.isnan(two)), 0, np.abs(one - two)).max(initial=0)
+            if np.isnan(apart) or apart > SHOWS * size:
                 return True
         return False
 
@@ -478,7 +485,9 @@ def main() -> None:
                 print("---", name, error, flush=True)
                 continue
             rows.append(row)
-            print("ok " if row["located"] == row["planted"] and not row["healthy"] else "BAD", json.dumps(row), flush=True)
+            print(
+                "ok " if row["located"] == row["planted"] and not row["healthy"] else "BAD", json.dumps(row), flush=True
+            )
     planted, located = sum(row["planted"] for row in rows), sum(row["located"] for row in rows)
     print(
         f"{len(rows)} runs, {sum(row['planted'] > 1 for row in rows)} with two faults; located {located} of {planted}; "

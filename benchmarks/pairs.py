@@ -64,9 +64,7 @@ PAIRS = {
     "onnx.reference": Pair("refgrad@onnx.reference"),
     "training wheel, dialect ort": Pair("refgrad:ort@ort-cpu", environment="training", a="refgrad@numpy"),
     "training wheel, its builder": Pair("onnxruntime:raw@ort-cpu", environment="training", a="refgrad@numpy"),
-    "training wheel, its module builder": Pair(
-        "onnxruntime:module@ort-cpu", environment="training", a="refgrad@numpy"
-    ),
+    "training wheel, its module builder": Pair("onnxruntime:module@ort-cpu", environment="training", a="refgrad@numpy"),
     "onnx-ad": Pair("onnx-ad@ort-cpu"),
     "onnx2torch, autograd": Pair(runtime="onnx2torch", environment="onnx2torch", is_recorded=True),
     "tinygrad, autograd": Pair(runtime="tinygrad", environment="tinygrad", is_recorded=True),
@@ -213,7 +211,10 @@ def compared(pair: Pair, path: Path, environments: Path) -> dict[str, Any]:
             print(f"    {side.label}: {line}", file=sys.stderr)
     for tensor in found.tensors:
         if not tensor.ok:
-            print(f"    {tensor.name}: a {tensor.a.verdict} {tensor.a.reason}; b {tensor.b.verdict} {tensor.b.reason}", file=sys.stderr)
+            print(
+                f"    {tensor.name}: a {tensor.a.verdict} {tensor.a.reason}; b {tensor.b.verdict} {tensor.b.reason}",
+                file=sys.stderr,
+            )
     return row
 
 

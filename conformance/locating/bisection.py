@@ -12,6 +12,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -552,19 +553,42 @@ class _Asked:
     def contradicted(self, names: Sequence[str]) -> tuple[str, float, float] | None:
         """The first input by which the gradient is wrong, with the expected derivative and the actual one."""
         for name in names:
-            asked = self._asked(name)
-            told = self._told([asked])
-            if told is None or told.is_right:
-                continue
-            kinks, are_all = self._kinks(name)
-            if kinks.any():
-                outside = self._outside(name, kinks)
-                if outside is not None:
-                    return name, *outside
-                told = self._told([self._asked(name, kinks)]) if are_all else None
-            if told is not None and not told.is_right:
-                return name, told.due, told.found
+            for direction in (self._drawn(name), self._suggested(name)):
+                if direction is not None and (found := self._contradicted_along(name, direction)):
+                    return name, *found
         return None
+
+    def _contradicted_along(self, name: str, direction: np.ndarray) -> tuple[float, float] | None:
+        """The derivative along a direction, and what the gradient says instead; None if it is right or nobody can tell."""
+        told = self._told([self._along(name, direction)])
+        if told is None or told.is_right:
+            return None
+        kinks, are_all = self._kinks(name)
+        if kinks.any():
+            outside = self._outside(name, kinks)
+            if outside is not None:
+                return outside
+            told = self._told([self._along(name, without(direction, kinks))]) if are_all else None
+        return (told.due, told.found) if told is not None and not told.is_right else None
+
+    @cached_property
+    def _other(self) -> Mapping[str, np.ndarray]:
+        """refgrad's gradients of the part. They judge nobody: where they differ, differences are taken along the difference."""
+        try:
+            return _right_gradients(self._problem)
+        except (RefgradError, ValueError):  # an operator without a rule
+            return {}
+
+    def _suggested(self, name: str) -> np.ndarray | None:
+        """A direction in which the gradient is furthest from another one; None if they agree. A random one may not show it."""
+        gradient, other, x = self._gradients[name], self._other.get(name), self._at[name]
+        if other is None or other.shape != gradient.shape:
+            return None
+        apart = np.where(np.abs(x) <= _MASK, gradient - other, 0.0)
+        size = float(np.linalg.norm(apart))
+        if not np.isfinite(size) or size <= _ALLOWED * float(np.linalg.norm(gradient)):
+            return None
+        return np.asarray(apart * ((rms(x) or 1.0) * np.sqrt(x.size) / size))
 
     def contradicted_together(self) -> tuple[str, float, float] | None:
         """A direction along which the gradients together are no derivative, though each element is one at its kink."""
@@ -611,16 +635,20 @@ class _Asked:
 
     def is_right(self, names: Sequence[str]) -> bool:
         """True if differences along one direction for all of these inputs agree; each moves so far that none hides another."""
-        asked = [self._asked(name) for name in names]
+        if any(self._suggested(name) is not None for name in names):
+            return False
+        asked = [self._along(name, self._drawn(name)) for name in names]
         sizes = [part.size for part in asked if part.size]
         least = max(min(sizes, default=1.0), _APART * max(sizes, default=1.0))
         told = self._told([part.times(min(1.0, least / part.size)) if part.size else part for part in asked])
         return told is not None and told.is_right
 
-    def _asked(self, name: str, still: np.ndarray | None = None) -> _Along:
-        gradient = self._gradients[name]
+    def _drawn(self, name: str) -> np.ndarray:
         rng = np.random.default_rng([self._seed, 1, zlib.crc32(name.encode())])
-        direction = without(_direction(self._at[name], gradient, rng), still)
+        return _direction(self._at[name], self._gradients[name], rng)
+
+    def _along(self, name: str, direction: np.ndarray) -> _Along:
+        gradient = self._gradients[name]
         size = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
         return _Along(name, direction, float(np.sum(gradient * direction)), size)
 

@@ -193,6 +193,12 @@ def locate(
     )  # fmt: skip
 
 
+def computes_right(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> bool:
+    """True if an executor runs a model, and rounding explains the distance of its results from those in double."""
+    errors, failed = RepairTrial(Replay(model, feeds), guarded(backend)).run(())
+    return not failed and errors.is_rounding
+
+
 def quietly(what: str, done: int, total: int | None) -> None:
     """Nobody asks for the progress."""
 

@@ -21,7 +21,7 @@ from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
-from refgrad.conformance.locating.location import Located, Progress, locate
+from refgrad.conformance.locating.location import Located, Progress, computes_right, locate
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
@@ -326,14 +326,16 @@ class Work:
         wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
         # To look at one run of an executor whose runs differ would blame what happened to be wrong in it.
         if built is not None and not self.draws() and self.unsteady is None:
-            if wrong or not self.wrong_in_double or self.failed:
-                if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
-                    steps["the kernels of the gradient"] = partial(
-                        self._look_at_kernels, side, built.model, self._feeds
-                    )
-                if any(tensor.kind == OUTPUT for tensor in wrong):  # a node may be needed by outputs alone
-                    point = self.truth_of_side.point
-                    steps["the kernels of the model"] = partial(self._look_at_kernels, side, point.model, point.feeds)
+            kinds = {tensor.kind for tensor in wrong}
+            if self.failed or GRADIENT in kinds or self.wrong_in_double or not wrong:
+                # Where a rule explains each wrong gradient, kernels may be wrong beside it.
+                explained = not self.failed and GRADIENT not in kinds and bool(self.wrong_in_double)
+                steps["the kernels of the gradient"] = partial(
+                    self._look_at_kernels, side, built.model, self._feeds, unless_right=explained
+                )
+            if OUTPUT in kinds:  # a node may be needed by outputs alone
+                point = self.truth_of_side.point
+                steps["the kernels of the model"] = partial(self._look_at_kernels, side, point.model, point.feeds)
             if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
                 steps["the origins of NaN"] = partial(self._look_for_origins, side, built)
         self._steps = steps
@@ -365,7 +367,11 @@ class Work:
             point.model, point.feeds, side.build, judge.seed, name, wrong_names, names, right, so_far
         )
 
-    def _look_at_kernels(self, side: Live, model: ModelProto, feeds: Mapping[str, Any]) -> None:
+    def _look_at_kernels(
+        self, side: Live, model: ModelProto, feeds: Mapping[str, Any], unless_right: bool = False
+    ) -> None:
+        if unless_right and computes_right(model, feeds, side.backend):
+            return
         before = self._located
 
         def so_far(located: Located) -> None:

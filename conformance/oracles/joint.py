@@ -22,6 +22,7 @@ _BESIDE, _STEP = 1e-5, 1e-7  # how far away they are, and the step of their diff
 _SMOOTH = (
     1e-4  # of |gradient|·|direction|: derivatives that are closer together are of a direction that crosses no kink
 )
+_ROUNDINGS = 8.0  # of the sum of absolute terms: how far rounding moves a value of the function
 _DRAWN = 3  # directions that are random in every element
 
 Direction = Mapping[str, np.ndarray]
@@ -51,19 +52,25 @@ def contradiction(
     names = [name for name in got if got[name].shape == at[name].shape and np.isfinite(got[name]).all()]
     if not names:
         return None
-    scale = min((size for size in (rms(at[name]) for name in names) if size), default=1.0)
+    scales = {name: rms(at[name]) or 1.0 for name in names}
+    scale = min(scales.values())
     beside = [{name: _BESIDE * scale * rng.standard_normal(at[name].shape) for name in names} for _ in range(_POINTS)]
 
-    def slope(direction: Direction, moved: Direction, side: int = 0) -> float:
-        """The derivative along a direction at a point nearby; with `side` from that side alone."""
+    def slope(direction: Direction, moved: Direction, side: int = 0) -> tuple[float, float]:
+        """The derivative along a direction at a point nearby, with `side` from that side alone, and its error by rounding."""
+        largest = 0.0
 
         def value(t: float) -> float:
+            nonlocal largest
             there = {name: at[name] + moved.get(name, 0.0) + t * step for name, step in direction.items()}
             results = function({**at, **there})
-            return float(sum(np.sum(v * np.where(v == 0, 0.0, results[o])) for o, v in cotangents.items()))
+            terms = [v * np.where(v == 0, 0.0, results[o]) for o, v in cotangents.items()]
+            largest = max(largest, sum(float(np.sum(np.abs(term))) for term in terms))
+            return float(sum(np.sum(term) for term in terms))
 
-        step = _STEP * scale
-        return side * (value(side * step) - value(0)) / step if side else (value(step) - value(-step)) / (2 * step)
+        step = _STEP * min(size for name, size in scales.items() if np.any(direction[name]))
+        apart, length = (value(side * step) - value(0), side * step) if side else (value(step) - value(-step), 2 * step)
+        return apart / length, float(_ROUNDINGS * np.finfo(np.float64).eps * largest / step)
 
     def sizes(gradients: Mapping[str, np.ndarray], direction: Direction) -> float:
         return sum(float(np.linalg.norm(gradients[name]) * np.linalg.norm(direction[name])) for name in names)
@@ -71,23 +78,24 @@ def contradiction(
     def along(gradients: Mapping[str, np.ndarray], direction: Direction) -> float:
         return sum(float(np.vdot(gradients[name], direction[name])) for name in names)
 
-    for direction, is_drawn, told in _directions({name: at[name].shape for name in names}, rng):
+    for direction, is_drawn, title in _directions({name: at[name].shape for name in names}, rng):
         if is_drawn and expected is None:
             continue
         try:
-            slopes = [slope(direction, {}, side) for side in (1, -1)] + [slope(direction, moved) for moved in beside]
+            told = [slope(direction, {}, side) for side in (1, -1)] + [slope(direction, moved) for moved in beside]
         except (ShapeMovedError, RefgradError, ValueError):
             continue
+        slopes, roundings = zip(*told, strict=True)
         low, high = min(slopes), max(slopes)
         size = max(sizes(got, direction), 0.0 if expected is None else sizes(expected, direction))
         if not np.isfinite(high - low) or (not is_drawn and high - low > _SMOOTH * size):
             continue
-        room = high - low + (tolerance + _BESIDE) * size
+        room = high - low + (tolerance + _BESIDE) * size + max(roundings)
         found = along(got, direction)
         if low - room <= found <= high + room:
             continue
         if expected is None or low - room <= along(expected, direction) <= high + room:
-            return told, low if found < low else high, found
+            return title, low if found < low else high, found
     return None
 
 
