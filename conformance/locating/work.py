@@ -155,7 +155,7 @@ class Work:
         return seen
 
     def contradicted(self, tensors: Sequence[Tensor], place: int) -> str:
-        """A text about the gradients with a convention that are no derivative all together; "" if they are one."""
+        """A text about the gradients that are no derivative all together, by conventions at kinks; "" if they are one."""
         judge = self.truth_of_side
         got: dict[str, np.ndarray] = {}
         for tensor in tensors:
@@ -164,7 +164,7 @@ class Work:
             if is_whole and seen_of(tensor, place).verdict in (RIGHT, CONVENTION):
                 got[tensor.name] = np.asarray(value, np.float64)
         kinds = {seen_of(tensor, place).verdict for tensor in tensors if tensor.name in got and tensor.kind == GRADIENT}
-        if CONVENTION not in kinds:
+        if CONVENTION not in kinds and not judge.contradicts_itself:
             return ""
         self.tell("conventions together, along directions")
         return judge.contradicted(got, rounding(len(judge.gradient.graph.node), judge.point))

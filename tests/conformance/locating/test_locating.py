@@ -455,9 +455,9 @@ def test_results_of_another_type_and_texts_are_compared() -> None:
     assert not found.is_right
     assert "has the type float64 instead of float32" in found.failed
     model = parsed("(string[2] x) => (string[2] y) { [same] h = Identity(x)  [again] y = Identity(h) }")
-    found = locate(
-        model, {"x": np.array(["a", "b"], object)}, Elsewhere(lambda name, value: np.array(["a", "c"], object))
-    )
+    other = np.array(["a", "c"], object)
+    changed = Elsewhere(lambda name, value: other if value.dtype == object else value)
+    found = locate(model, {"x": np.array(["a", "b"], object)}, changed)
     assert not found.is_right
     assert "'c'" in found.culprits[0].found.failed
 
