@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
+from refgrad.errors import counted
+
 _LEFT = 2e-2  # of the error, relative: a change that leaves more explains nothing
 _WHOLE = 1e-4  # how far a factor is from a whole number that counts as one
 _MOST_AXES = 5  # of a tensor whose axes are exchanged
@@ -83,7 +85,7 @@ def _moved(got: np.ndarray, due: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
             parts = np.split(due, count)
             for places in itertools.permutations(range(count)):
                 if places != tuple(range(count)):
-                    told = f"its rows are {count} parts in the order {list(places)}"
+                    told = f"its rows are {counted(count, 'part')} in the order {list(places)}"
                     yield told, np.concatenate([parts[place] for place in places])
     for axis in axes:
         for step in (1, -1):
@@ -147,7 +149,7 @@ def _of_factor(factor: float, shapes: Collection[tuple[int, ...]]) -> str:
         if is_size:
             reasons.append(f"a sum over {whole} in place of a mean makes it")
         if whole <= _MOST_STEPS:
-            reasons.append(f"{whole} steps without zero_grad make it")
+            reasons.append(f"{counted(whole, 'step')} without zero_grad make it")
             reasons += [] if is_size else [f"a value makes it that is counted {whole} times"]
         if _is_scale(whole):
             reasons.append("a scale of the loss makes it that is not taken back")
