@@ -157,6 +157,14 @@ def abridged(names: Iterable[str], limit: int | None = 3) -> str:
     return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Return a number with its noun: `1 node`, `2 nodes`.
+
+    :param several: what to say for another number than 1, by default the noun with an s: "element is", "elements are".
+    """
+    return f"{number} {noun if number == 1 else several or f'{noun}s'}"
+
+
 def closest(name: object, names: Iterable[str]) -> str:
     """The one of `names` that is equal but for upper and lower case, or else the closest one; "" if none is close."""
     listed = list(names)

@@ -37,9 +37,10 @@ from refgrad.conformance.oracles.comparison import (
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import STEPS
+from refgrad.conformance.oracles.joint import contradiction
 from refgrad.conformance.problems.kinked import kinks_of
 from refgrad.conformance.problems.observation import COMPLEX_STEP
-from refgrad.conformance.problems.point import Point, Truth, in_float64, rounding, without
+from refgrad.conformance.problems.point import Point, Truth, by_name, in_float64, rounding, without
 from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import RefgradError, abridged, choices
 from refgrad.notices import quiet
@@ -144,6 +145,8 @@ class GradientCheck:
     def verdict(self, candidate: Candidate) -> ResultRow:
         """The verdict on a candidate: the gravest verdict on its gradients. The note lists all inputs with this verdict."""
         rows = [self._verdict_on(candidate, name) for name in self.problem.wrt]
+        if any(row.verdict == verdicts.CONVENTION for row in rows):
+            rows += self._together(candidate, rows)
         rows += [self._broken_property(candidate, each) for each in candidate.properties if not each.holds]
         worst = max(rows, key=_gravity)
         others = [
@@ -250,7 +253,9 @@ class GradientCheck:
     def _at_kinks(
         self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float, kinked: np.ndarray | None = None
     ) -> ResultRow:
-        """The verdict at a kink: "convention" if the gradient follows one, known or not, else "inconclusive". Never "wrong".
+        """The verdict at a kink: "convention" if the gradient follows one, known or not, else "inconclusive".
+
+        Never "wrong": `_together` says if conventions are no derivative all together.
 
         :param kinked: the elements to judge, by default all.
         """
@@ -267,6 +272,35 @@ class GradientCheck:
         place = f"a kink of {operators}" if operators else "a kink"
         note = f"{name}: at {place}, and no known convention; {outside}"
         return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
+
+    def _together(self, candidate: Candidate, rows: Sequence[ResultRow]) -> list[ResultRow]:
+        """The verdict on gradients with a convention that are no derivative all together; none if they are one."""
+        point, usual = self.own_gradient.point, self._by_convention("refgrad")
+        sound = (verdicts.AGREED, verdicts.CONVENTION)
+        got = {
+            name: np.asarray(candidate.gradients.get(name, np.zeros(np.shape(self.problem.at[name]))), np.float64)
+            for name, row in zip(self.problem.wrt, rows, strict=True)
+            if row.verdict in sound and name in usual.gradients
+        }
+        if not got or point.draws:
+            return []
+        tolerance = self.problem.tolerance or rounding(candidate.nodes, self.problem.model)
+        rng = np.random.default_rng([self.problem.seed, 6])
+        expected = {name: usual.gradients[name] for name in got}
+        prepared = in_float64(usual.model)
+
+        def nearby(moved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            there = point.wide | {name: point.wide[name] + step for name, step in moved.items()}
+            return by_name(prepared.run(there | point.seeds), point.names)
+
+        function = point.evaluate, point.wide, point.cotangent_of
+        found = contradiction(*function, got, tolerance, rng, expected, nearby)
+        if found is None:
+            return []
+        direction, due, slope = found
+        told = f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
+        note = f"conventions at a kink that are no derivative together: {told}"
+        return [self._row(candidate, verdicts.WRONG, (DIFFERENCES,), (), Judged(DISAGREED, note=note))]
 
     def _has_sound_conventions(self, name: str, kinked: np.ndarray) -> bool:
         """True if refgrad's rules are right for `name`. Conventions are gradients by these rules, and wrong if a rule is.
@@ -297,7 +331,14 @@ class GradientCheck:
             left_out = ~kinked | ((got == expected) & ~np.isfinite(expected))
             got, by_convention = (
                 without(got, left_out),
-                replace(by_convention, gradients={name: without(expected, left_out)}, kinked={name: left_out}),
+                replace(
+                    by_convention,
+                    gradients={name: without(expected, left_out)},
+                    kinked={name: left_out},
+                    _moved={},  # which has all gradients
+                    _spread={},
+                    _apart=None,
+                ),
             )
         return against_float64(by_convention, name, got, tolerance).verdict == AGREED
 

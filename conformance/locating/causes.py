@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
+from refgrad.errors import counted
+
 _LEFT = 2e-2  # of the error, relative: a change that leaves more explains nothing
 _WHOLE = 1e-4  # how far a factor is from a whole number that counts as one
 _MOST_AXES = 5  # of a tensor whose axes are exchanged
@@ -50,6 +52,10 @@ def _tried(
     for other, value in others.items():
         if other != name and value.shape == got.shape and (factor := _factor(got, value, error)) is not None:
             yield f"it is the gradient of {other!r}{_times(factor, shapes)}"
+    for other, value in others.items():
+        for text, changed in _turned(got, value) if other != name else ():
+            if (factor := _factor(got, changed, error)) is not None:
+                yield f"it is the gradient of {other!r}, and {text}{_times(factor, shapes)}"
     if got.shape == due.shape and got.ndim > 1 and len(got) > 1:
         rows, right = got.reshape(len(got), -1), due.reshape(len(due), -1)
         factors = (rows * right).sum(1, keepdims=True) / np.maximum((right * right).sum(1, keepdims=True), 1e-300)
@@ -63,10 +69,7 @@ def _moved(got: np.ndarray, due: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
     axes = range(due.ndim)
     if due.ndim > _MOST_AXES or got.size != due.size:
         return
-    for order in itertools.permutations(axes):
-        turned, is_same = due.transpose(order), order == tuple(axes)
-        if turned.shape == got.shape and not is_same:
-            yield f"its axes are in the order {list(order)}{_layout(order)}", turned
+    yield from _turned(got, due)
     for order in itertools.permutations(axes):
         if order != tuple(axes):
             told = f"its memory has the axes {list(order)}{_layout(order)}, and is read as {list(axes)}"
@@ -82,11 +85,22 @@ def _moved(got: np.ndarray, due: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
             parts = np.split(due, count)
             for places in itertools.permutations(range(count)):
                 if places != tuple(range(count)):
-                    told = f"its rows are {count} parts in the order {list(places)}"
+                    told = f"its rows are {counted(count, 'part')} in the order {list(places)}"
                     yield told, np.concatenate([parts[place] for place in places])
     for axis in axes:
         for step in (1, -1):
             yield f"it is shifted by {step} along axis {axis}", np.roll(due, step, axis)
+
+
+def _turned(got: np.ndarray, due: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The right gradient with its axes in another order, in the shape of the wrong one."""
+    axes = tuple(range(due.ndim))
+    if due.ndim > _MOST_AXES or got.size != due.size:
+        return
+    for order in itertools.permutations(axes):
+        turned = due.transpose(order)
+        if turned.shape == got.shape and order != axes:
+            yield f"its axes are in the order {list(order)}{_layout(order)}", turned
 
 
 def _layout(order: tuple[int, ...]) -> str:
@@ -121,17 +135,30 @@ def _of_factor(factor: float, shapes: Collection[tuple[int, ...]]) -> str:
     if abs(factor + 1) <= _WHOLE:
         return "it has the other sign"
     told = f"it is {factor:.6g} times the right one"
-    whole, parts = _whole(factor), _whole(1 / factor)
-    if parts is not None and parts > 1 and _is_size(parts, shapes):
-        return f"{told}: 1/{parts}, as a mean over {parts} in place of a sum makes it"
-    if whole is not None and whole > 1 and _is_size(whole, shapes):
-        steps = f", or {whole} steps without zero_grad" if whole <= _MOST_STEPS else ""
-        return f"{told}, as a sum over {whole} in place of a mean makes it{steps}"
-    if whole is not None and 1 < whole <= _MOST_STEPS:
-        return f"{told}, as {whole} steps without zero_grad make it, or a value that is counted {whole} times"
-    if whole is not None and whole & (whole - 1) == 0 and _MOST_STEPS < whole <= _MOST_FACTOR:
-        return f"{told}, as a scale of the loss makes it that is not taken back"
-    return told
+    size = abs(factor)
+    whole, parts = _whole(size), _whole(1 / size)
+    reasons: list[str] = []
+    if parts is not None and parts > 1:
+        told = f"{told} ({'-' if factor < 0 else ''}1/{parts})"
+        if _is_size(parts, shapes):
+            reasons.append(f"a mean over {parts} in place of a sum makes it")
+        if _is_scale(parts):
+            reasons.append("a scale of the loss makes it that is taken back twice")
+    if whole is not None and whole > 1:
+        is_size = _is_size(whole, shapes)
+        if is_size:
+            reasons.append(f"a sum over {whole} in place of a mean makes it")
+        if whole <= _MOST_STEPS:
+            reasons.append(f"{counted(whole, 'step')} without zero_grad make it")
+            reasons += [] if is_size else [f"a value makes it that is counted {whole} times"]
+        if _is_scale(whole):
+            reasons.append("a scale of the loss makes it that is not taken back")
+    return f"{told}, as {', or '.join(reasons)}" if reasons else told
+
+
+def _is_scale(number: int) -> bool:
+    """True for a power of two that is larger than steps are likely to be."""
+    return number & (number - 1) == 0 and _MOST_STEPS < number <= _MOST_FACTOR
 
 
 def _whole(number: float) -> int | None:

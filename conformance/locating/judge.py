@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from refgrad.conformance.oracles.comparison import (
 from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.oracles.joint import contradiction
 from refgrad.conformance.problems.feeds import SIZE
-from refgrad.conformance.problems.kinked import kinked, kinked_among, kinks_of
+from refgrad.conformance.problems.kinked import is_at_kink, kinked, kinked_among, kinks_of
 from refgrad.conformance.problems.observation import Directional
 from refgrad.conformance.problems.point import Point, Truth, by_name, fed_alone, in_float64, largest
 from refgrad.conformance.problems.rounding import limits
@@ -154,16 +155,37 @@ class Judge:
 
         Element by element they may still lie between the derivatives of both sides (`contradiction`).
         """
-        point, expected = self.point, self.truth.gradients
-        if not self.has_kinks or not self.differing(got):
+        if not self.has_kinks or not (self.contradicts_itself or self.differing(got)):
             return ""
-        rng = np.random.default_rng([self.seed, 6])
-        arrays = {name: np.asarray(got[name], np.float64) for name in expected if name in got}
-        found = contradiction(point.evaluate, point.wide, point.cotangent_of, arrays, tolerance, rng, expected)
+        found = self._contradiction(got, tolerance)
         if found is None:
             return ""
         direction, due, slope = found
         return f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
+
+    @cached_property
+    def contradicts_itself(self) -> bool:
+        """True if the point is at a kink of operators, and what their usual conventions make together is no derivative."""
+        point = self.point
+        if not self.has_kinks:
+            return False
+        outputs = list(point.seeds_of)
+        if not any(is_at_kink(point.model, point.forward, point.wide, name, outputs) for name in self.truth.gradients):
+            return False
+        return self._contradiction(self.truth.gradients, EXACT) is not None
+
+    def _contradiction(self, got: Mapping[str, np.ndarray], tolerance: float) -> tuple[str, float, float] | None:
+        point, expected = self.point, self.truth.gradients
+        rng = np.random.default_rng([self.seed, 6])
+        arrays = {name: np.asarray(got[name], np.float64) for name in expected if name in got}
+        prepared = in_float64(fed_alone(self.gradient, point.wide | point.seeds))
+
+        def nearby(moved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            there = point.wide | {name: point.wide[name] + step for name, step in moved.items()}
+            return by_name(prepared.run(there | point.seeds), point.names)
+
+        function = point.evaluate, point.wide, point.cotangent_of
+        return contradiction(*function, arrays, tolerance, rng, expected, nearby)
 
     def differing(self, got: Mapping[str, np.ndarray]) -> list[str]:
         """The names of the gradients that differ from the judge's by more than rounding in double."""

@@ -32,7 +32,7 @@ from refgrad.conformance.problems.point import in_float64
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.conformance.problems.systems.surroundings import surroundings
-from refgrad.errors import AnswerError, FeedError, RefgradError, raised
+from refgrad.errors import AnswerError, FeedError, RefgradError, counted, raised
 from refgrad.escaping import code, markdown
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
@@ -447,7 +447,7 @@ def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
     parts = [
         f"# {written(', '.join(failure.operators))}: {how} ({written(reduced.side)})",
         written(failure.message or f"The {what} is wrong."),
-        f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {reduced.tried} steps"
+        f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {counted(reduced.tried, 'step')}"
         + (f", {reduced.stopped}." if reduced.stopped else "."),
         f"```\n{onnx_text(failure.model, code).strip()}\n```",
     ]

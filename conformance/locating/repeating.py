@@ -2,13 +2,15 @@
 
 Races, buffers that are not cleared, caches and sums that go on from run to run show in no single run, and in each run another
 node is wrong. So a side is run in one session with its inputs, with other inputs and with its own again, and in a fresh session
-the other way round, before any node is called wrong.
+the other way round, before any node is called wrong. A cache that fills, or a sum that begins after a warm-up, shows late.
+Where runs take little time, there are more of them.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,6 +35,9 @@ from refgrad.tables.randomness import may_draw, operator_of
 VARIES, REMEMBERS = "differs from run to run", "depends on the run before"
 _LIKE = 1e-2  # how far a result may be from the interpreter's that counts as the right one, relative
 _SAME_SUM = 1e-3  # how far a sum of two results may be from a third one that counts as this sum, relative
+
+_LATER = 8  # more runs with the same inputs
+_SHORT = 0.3  # seconds that a session of three runs may take at most if there are more
 
 Results = Mapping[str, Any]
 
@@ -95,7 +100,10 @@ def run_steadily(
 
 @dataclass
 class _Runs:
-    """The results of a model in one session (own inputs, others, own), and in a fresh one (others, own)."""
+    """The results of a model in one session (own inputs, others, own), and in a fresh one (others, own).
+
+    `later` are those of a session with its own inputs alone, none if runs take long.
+    """
 
     backend: Backend
     model: ModelProto
@@ -103,6 +111,7 @@ class _Runs:
     other: Mapping[str, Any]
     session: Sequence[Results]
     fresh: Sequence[Results]
+    later: Sequence[Results] = ()
 
     @classmethod
     def of(cls, backend: Backend, model: ModelProto, feeds: Mapping[str, Any]) -> _Runs:
@@ -111,12 +120,15 @@ class _Runs:
         :raises RefgradError: the executor does not run the model.
         """
         other: Mapping[str, Any] = _others(feeds)
+        start = time.monotonic()
         try:
             session = in_turn(backend, model, [feeds, other, feeds])
         except RefgradError:
             other = feeds
             session = in_turn(backend, model, [feeds, feeds, feeds])
-        return cls(backend, model, feeds, other, session, in_turn(backend, model, [other, feeds], fresh=True))
+        later = in_turn(backend, model, [feeds] * _LATER) if time.monotonic() - start <= _SHORT else []
+        fresh = in_turn(backend, model, [other, feeds], fresh=True)
+        return cls(backend, model, feeds, other, session, fresh, later)
 
     @property
     def first(self) -> Results:
@@ -126,7 +138,7 @@ class _Runs:
     @property
     def own(self) -> list[Results]:
         """The results for its own inputs; the first run is the first."""
-        return [self.session[0], self.session[2], self.fresh[1]]
+        return [self.session[0], self.session[2], self.fresh[1], *self.later]
 
     @cached_property
     def moved(self) -> dict[str, float]:
@@ -156,15 +168,16 @@ class _Runs:
         )
 
     def kind(self) -> str:
-        """`REMEMBERS` if a note says how, or if a second session like the first has the same results; "" if nothing moves."""
+        """`REMEMBERS` if a note says how, or if sessions like the first ones have the same results; "" if nothing moves."""
         if not self.moved:
             return ""
         if self.note():
             return REMEMBERS
         again = in_turn(self.backend, self.model, [self.feeds, self.other, self.feeds], fresh=True)
+        again += in_turn(self.backend, self.model, [self.feeds] * len(self.later)) if self.later else []
         same = all(
             _apart(value, run.get(name)) <= _room(value, self.model)
-            for one, run in zip(self.session, again, strict=True)
+            for one, run in zip([*self.session, *self.later], again, strict=True)
             for name, value in one.items()
         )
         return REMEMBERS if same else VARIES

@@ -32,7 +32,7 @@ from refgrad.conformance.judge.nan.watching import (
 )
 from refgrad.conformance.locating.values import described, is_text
 from refgrad.conformance.problems.rounding import ADDING_UP
-from refgrad.errors import RefgradError
+from refgrad.errors import RefgradError, counted
 from refgrad.model.external import array_of
 from refgrad.model.inlining.inline import inline_functions
 from refgrad.tables.randomness import may_draw, operator_of
@@ -89,7 +89,11 @@ class Replayed:
         output, place, due, got = self.at
         verdict = "is wrong" if self.is_wrong else "is right"
         where = f"{output!r} has {got:.9g} at {list(place)} instead of {due:.9g}"
-        steps = f", {self.error:g} steps apart" if self.allowed == 1 and self.error == round(self.error) else ""
+        steps = (
+            f", {counted(int(self.error), 'step')} apart"
+            if self.allowed == 1 and self.error == round(self.error)
+            else ""
+        )
         return f"{self.label} {verdict}: {where}{steps}; rounding explains {self.allowed:.2g}"
 
 

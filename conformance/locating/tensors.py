@@ -28,6 +28,7 @@ from refgrad.conformance.problems.point import largest, rounding
 from refgrad.conformance.problems.rounding import Drawn, limits
 from refgrad.protos.types import FLOATS
 
+_TOGETHER = "what operators choose at their kinks is no derivative of all of them together"
 _DECIDES = "Another --seed, or :float64 behind the side, decides"
 
 
@@ -92,10 +93,14 @@ def judged_together(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Ten
     judged = list(tensors)
     for place, one in enumerate(work):
         if said := one.contradicted(judged, place):
+            truth = one.truth_of_side
             for k, tensor in enumerate(judged):
                 seen = seen_of(tensor, place)
+                is_usual = seen.verdict == RIGHT and tensor.kind == GRADIENT and truth.contradicts_itself
                 if seen.verdict == CONVENTION:
                     judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=f"{seen.reason}, but {said}"))
+                elif is_usual and all(truth.kinked(name) is not None for name in tensor.of):
+                    judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=said, cause=_TOGETHER))
         for k, seen in one.explained(judged, place).items():
             judged[k] = _with(judged[k], place, seen)
     return judged

@@ -46,7 +46,7 @@ from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.ranges import OutOfRange, changing
 from refgrad.conformance.problems.rounding import limits
 from refgrad.conformance.problems.systems.builders import CrashError
-from refgrad.errors import OptionError, RefgradError, choices, raised
+from refgrad.errors import OptionError, RefgradError, choices, counted, raised
 
 
 class Work:
@@ -147,15 +147,18 @@ class Work:
         open_ = ~np.isfinite(due)
         bad = ~np.isfinite(theirs.astype(np.float64)) & ~open_
         if bad.any():
-            return Seen(WRONG, f"{np.count_nonzero(bad)} of {bad.size} elements are not finite, and are in double")
+            return Seen(
+                WRONG, f"{np.count_nonzero(bad)} of {counted(bad.size, 'element')} are not finite, and are in double"
+            )
         seen = self._judged(np.where(open_, 0, theirs), np.where(open_, 0.0, due), match, open_)
         if open_.any():
-            said = f"{np.count_nonzero(open_)} of {open_.size} elements are not finite in double: they are not judged"
+            part = f"{np.count_nonzero(open_)} of {counted(open_.size, 'element')}"
+            said = f"{part} are not finite in double: they are not judged"
             return replace(seen, reason=f"{seen.reason}; {said}" if seen.reason else said)
         return seen
 
     def contradicted(self, tensors: Sequence[Tensor], place: int) -> str:
-        """A text about the gradients with a convention that are no derivative all together; "" if they are one."""
+        """A text about the gradients that are no derivative all together, by conventions at kinks; "" if they are one."""
         judge = self.truth_of_side
         got: dict[str, np.ndarray] = {}
         for tensor in tensors:
@@ -164,7 +167,7 @@ class Work:
             if is_whole and seen_of(tensor, place).verdict in (RIGHT, CONVENTION):
                 got[tensor.name] = np.asarray(value, np.float64)
         kinds = {seen_of(tensor, place).verdict for tensor in tensors if tensor.name in got and tensor.kind == GRADIENT}
-        if CONVENTION not in kinds:
+        if CONVENTION not in kinds and not judge.contradicts_itself:
             return ""
         self.tell("conventions together, along directions")
         return judge.contradicted(got, rounding(len(judge.gradient.graph.node), judge.point))
@@ -233,7 +236,7 @@ class Work:
             float(error[worst] / size) if size else float("inf"),
             float(explained[worst] / size) if size else tolerance,
         )
-        off = f"{np.count_nonzero(beyond)} of {beyond.size} elements are off"
+        off = f"{np.count_nonzero(beyond)} of {counted(beyond.size, 'element')} are off"
         said = f"{off}; {place} is {wide[worst]:.6g} instead of {due[worst]:.6g}"
         if not size:
             said = f"it is {wide[worst]:.3g} at {place} instead of 0"
@@ -245,11 +248,14 @@ class Work:
                 if not (beyond & ~mask).any() and not apart:
                     count = np.count_nonzero(beyond)
                     part = f"; {LOOKED} of them were looked at" if count > LOOKED else ""
-                    told = f"{count} elements are at a kink, between both derivatives{part}"
+                    told = (
+                        f"{counted(int(count), 'element is', 'elements are')} at a kink, between both derivatives{part}"
+                    )
                     return Seen(CONVENTION, told, *numbers)
                 if apart and not (beyond & ~mask).any():
                     return Seen(WRONG, f"at a kink, but outside of the derivatives of both sides: {apart}", *numbers)
-                said += f"; {np.count_nonzero(mask)} elements at a kink are not counted" if not apart else f"; {apart}"
+                skipped = counted(int(np.count_nonzero(mask)), "element at a kink is", "elements at a kink are")
+                said += f"; {skipped} not counted" if not apart else f"; {apart}"
         if drawn := self.draws():
             return Seen(UNDECIDED, f"{said}; {drawn}", *numbers)
         verdicts = {judge.confirmed(name) for name in match.names if name in judge.point.wide}

@@ -22,7 +22,7 @@ from refgrad.conformance.problems.point import (
     rms,
     without,
 )
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, counted
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 NOT_FINITE = "elements are not finite"
@@ -232,7 +232,7 @@ def outside_of_both(
     expected = truth.gradients.get(name, np.zeros(wide.shape))
     places = np.flatnonzero(np.ones(wide.shape, bool) if kinked is None else kinked)
     if bad := np.count_nonzero(~np.isfinite(wide.flat[places])):
-        return f"{bad} elements are not finite"
+        return counted(int(bad), "element is not finite", "elements are not finite")
     slack = tolerance * max(largest(expected[np.isfinite(expected)]), largest(wide.flat[places]))
     if kinked is None:
         differ = np.flatnonzero(np.abs(wide - expected) > slack)

@@ -19,7 +19,7 @@ from refgrad.conformance.oracles.analytic import FORWARDS, KNOWN, KinkError, Not
 from refgrad.conformance.oracles.program import NOTHING, ROUNDED, ComplexProgram
 from refgrad.conformance.problems.point import in_float64, largest
 from refgrad.conformance.problems.problem import ask
-from refgrad.errors import RefgradError
+from refgrad.errors import RefgradError, counted
 from refgrad.tables import extensions, plugins
 from refgrad.tables.once import place, qualified, raised_at
 
@@ -95,7 +95,7 @@ def _compared(known: Mapping[str, Any], step: Any, function: Callable[..., Any],
     results = results if isinstance(results, tuple) else (results,)
     named = [name for name in step.output if name]
     if len(results) < len(named):
-        return f"returned {len(results)} outputs, and the node names {len(named)}"
+        return f"returned {counted(len(results), 'output')}, and the node names {len(named)}"
     for name, result in zip(step.output, results, strict=False):
         if name in known and (why := _difference(result, known[name])):
             return f"{why} for {name!r} on {numbers}"

@@ -9,7 +9,7 @@ derivatives at points nearby.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from refgrad.conformance.problems.point import ShapeMovedError, rms
 from refgrad.errors import RefgradError
 
 _POINTS = 4  # nearby
+_MORE = 32  # points that have to confirm that no kink is crossed: few may all lie on one side of it
 _BESIDE, _STEP = 1e-5, 1e-7  # how far away they are, and the step of their differences, relative to the inputs
 _SMOOTH = (
     1e-4  # of |gradient|·|direction|: derivatives that are closer together are of a direction that crosses no kink
@@ -36,6 +37,7 @@ def contradiction(
     tolerance: float,
     rng: np.random.Generator,
     expected: Mapping[str, np.ndarray] | None = None,
+    nearby: Callable[[Direction], Mapping[str, np.ndarray]] | None = None,
 ) -> tuple[str, float, float] | None:
     """Find a direction along which `got` is no derivative. Returns it in words, the derivative, and the one by `got`; or None.
 
@@ -46,15 +48,23 @@ def contradiction(
     :param at: the point, by the names of inputs. :param cotangents: by the names of outputs.
     :param got: the gradients, by the names of inputs. All are judged together.
     :param tolerance: the relative error of an element that rounding explains.
-    :param expected: a gradient whose conventions are sound: what contradicts it too says nothing. Without it only directions
+    :param expected: a gradient whose conventions are usual: what contradicts it too says nothing. Without it only directions
         that cross no kink are judged.
+    :param nearby: the usual gradient at the point moved by so much. Along a direction that crosses no kink, what contradicts
+        `expected` too is no derivative all the same if the derivatives nearby are those of this gradient. So is 0 for
+        Relu(x) − Relu(−x) at 0.
     """
     names = [name for name in got if got[name].shape == at[name].shape and np.isfinite(got[name]).all()]
     if not names:
         return None
     scales = {name: rms(at[name]) or 1.0 for name in names}
     scale = min(scales.values())
-    beside = [{name: _BESIDE * scale * rng.standard_normal(at[name].shape) for name in names} for _ in range(_POINTS)]
+    moving = [name for name, value in at.items() if np.asarray(value).dtype.kind == "f"]  # those not judged, too
+
+    def drawn_nearby() -> Direction:
+        return {name: _BESIDE * scale * rng.standard_normal(np.shape(at[name])) for name in moving}
+
+    beside = [drawn_nearby() for _ in range(_POINTS)]
 
     def slope(direction: Direction, moved: Direction, side: int = 0) -> tuple[float, float]:
         """The derivative along a direction at a point nearby, with `side` from that side alone, and its error by rounding."""
@@ -62,8 +72,8 @@ def contradiction(
 
         def value(t: float) -> float:
             nonlocal largest
-            there = {name: at[name] + moved.get(name, 0.0) + t * step for name, step in direction.items()}
-            results = function({**at, **there})
+            there = {**at, **{name: at[name] + step for name, step in moved.items()}}
+            results = function({**there, **{name: there[name] + t * step for name, step in direction.items()}})
             terms = [v * np.where(v == 0, 0.0, results[o]) for o, v in cotangents.items()]
             largest = max(largest, sum(float(np.sum(np.abs(term))) for term in terms))
             return float(sum(np.sum(term) for term in terms))
@@ -78,6 +88,15 @@ def contradiction(
     def along(gradients: Mapping[str, np.ndarray], direction: Direction) -> float:
         return sum(float(np.vdot(gradients[name], direction[name])) for name in names)
 
+    def is_smooth(direction: Direction, low: float, high: float, apart: float) -> bool:
+        """True if at many more points nearby the derivatives are the same."""
+        for _ in range(_MORE):
+            there, _ = slope(direction, drawn_nearby())
+            low, high = min(low, there), max(high, there)
+            if not high - low <= apart:
+                return False
+        return True
+
     for direction, is_drawn, title in _directions({name: at[name].shape for name in names}, rng):
         if is_drawn and expected is None:
             continue
@@ -87,15 +106,22 @@ def contradiction(
             continue
         slopes, roundings = zip(*told, strict=True)
         low, high = min(slopes), max(slopes)
-        size = max(sizes(got, direction), 0.0 if expected is None else sizes(expected, direction))
+        size = max(sizes(got, direction), 0.0 if expected is None else sizes(expected, direction), abs(low), abs(high))
         if not np.isfinite(high - low) or (not is_drawn and high - low > _SMOOTH * size):
             continue
         room = high - low + (tolerance + _BESIDE) * size + max(roundings)
         found = along(got, direction)
         if low - room <= found <= high + room:
             continue
-        if expected is None or low - room <= along(expected, direction) <= high + room:
-            return title, low if found < low else high, found
+        if expected is not None and not low - room <= along(expected, direction) <= high + room:
+            if is_drawn or nearby is None:
+                continue
+            usual = [along(nearby(moved), direction) for moved in beside]
+            if not all(low - room <= one <= high + room for one in usual):
+                continue
+        if not is_drawn and not is_smooth(direction, low, high, _SMOOTH * size):
+            continue
+        return title, low if found < low else high, found
     return None
 
 

@@ -51,6 +51,20 @@ def kinked(
     return at_kinks
 
 
+def is_at_kink(
+    model: ModelProto, prepared: NumpyModel, at: Mapping[str, Any], name: str, outputs: Iterable[str]
+) -> bool:
+    """True if an element of an input is at a kink, or may be: all are moved at once.
+
+    The parameters are those of `kinked`.
+    """
+    watched = [*_watched(model), *outputs]
+    try:
+        return _Search(prepared, at, name, watched).bends()
+    except (BackendError, ValueError):  # the model does not run beside the point
+        return False
+
+
 def kinked_among(
     model: ModelProto, prepared: NumpyModel, at: Mapping[str, Any], name: str, outputs: Iterable[str], where: np.ndarray
 ) -> np.ndarray | None:
@@ -90,6 +104,10 @@ class _Search:
         self._direction = np.where(np.isfinite(x), lengths * drawn, 0.0)
         self._here = self._values(at)
         self._tests = 0
+
+    def bends(self) -> bool:
+        """True if the model bends where all elements move."""
+        return self._direction.size > 0 and self._bends(np.arange(self._direction.size))
 
     def mask(self, where: np.ndarray | None) -> np.ndarray | None:
         """A mask of the elements at a kink, among some or all; None if there are too many."""

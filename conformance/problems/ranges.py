@@ -16,7 +16,7 @@ from onnx import ModelProto, helper
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.problems.feeds import widened
 from refgrad.conformance.problems.rounding import Confined, Limits, limits
-from refgrad.errors import RefgradError
+from refgrad.errors import RefgradError, counted
 from refgrad.model.normalise import normalise
 from refgrad.protos.traverse import reads_of
 from refgrad.protos.types import FLOATS
@@ -70,14 +70,14 @@ class OutOfRange:
         return f"{self.output!r} is {abs(self.value):.2g}, {beyond} than {self.dtype} can hold"
 
     def __str__(self) -> str:
-        more = f" and {self.count - 1} more elements" if self.count > 1 else ""
+        more = f" and {counted(self.count - 1, 'more element')}" if self.count > 1 else ""
         beyond = "more" if self.kind == OVERFLOW else "less"
         said = f"{self.operator} {self.node!r}: {self.output!r} is {self.value:.6g} at {list(self.at)}{more}"
         told = f"{self.kind} in {said}, {beyond} than {self.dtype} can hold ({self.limit:.6g})"
         if not self.changes:
             return told
         rest = len(self.changes) - _SHOWN
-        others = f" and {rest} more results" if rest > 0 else ""
+        others = f" and {counted(rest, 'more result')}" if rest > 0 else ""
         return f"{told}; for it {', '.join(map(str, self.changes[:_SHOWN]))}{others}"
 
 

@@ -29,7 +29,7 @@ from refgrad.conformance.locating.verdicts import (
 )
 from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
-from refgrad.errors import abridged
+from refgrad.errors import abridged, counted
 from refgrad.escaping import html, printable
 from refgrad.show.tables import table
 
@@ -50,7 +50,7 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
         _print(console, f"and {len(doubtful) - len(listed)} more that differ: --verbose prints all")
     shared = _shared_causes(comparison)
     for (side, cause), names in shared.items():
-        _print(console, f"{len(names)} tensors ({side}) have one cause: {cause}: {abridged(names)}")
+        _print(console, f"{counted(len(names), 'tensor')} ({side}) have one cause: {cause}: {abridged(names)}")
     for tensor in listed:
         for side, seen, told in (("a", tensor.a, comparison.a), ("b", tensor.b, comparison.b)):
             if seen.reason and seen.reason != told.failed and (verbose or seen.verdict != "right"):
@@ -99,7 +99,7 @@ def sentence(comparison: Comparison) -> str:
         told = " and ".join(f"{_AS_SAID.get(verdict, f'{verdict} in')} {count}" for verdict, count in doubtful)
         if told:
             reason = _reason(side, [seen_of(tensor, place) for tensor in comparison.tensors])
-            parts.append(f"{side.label} ({name}) {told} of {len(comparison.tensors)} tensors{reason}")
+            parts.append(f"{side.label} ({name}) {told} of {counted(len(comparison.tensors), 'tensor')}{reason}")
     return f"{'; '.join(parts)}." if parts else "There is no gradient to compare."
 
 
@@ -209,7 +209,8 @@ def lines_of(side: Sided) -> Iterator[str]:
         elif side.rules.nothing:
             yield f"no node is at fault: it makes no gradient of a model of one Identity either: {side.rules.nothing}"
         elif not side.rules.faults and side.rules.is_whole:
-            yield f"no rule is wrong by itself: {side.rules.built} gradients of parts were built"
+            built = counted(side.rules.built, "gradient of a part was", "gradients of parts were")
+            yield f"no rule is wrong by itself: {built} built"
     for step, why in side.unsearched.items():
         if why:
             yield f"{step} could not be searched: {why}"
@@ -226,7 +227,7 @@ def lines_of(side: Sided) -> Iterator[str]:
         if len(names) == 1:
             yield f"recorded {names[0]!r} is not compared: {why}"
         else:
-            yield f"{len(names)} recorded gradients are not compared ({abridged(names)}): {why}"
+            yield f"{len(names)} of the recorded gradients are not compared ({abridged(names)}): {why}"
 
 
 def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
@@ -253,12 +254,12 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
     for node in located.acquitted[:_ORIGINS]:
         yield f"wrong by itself, without influence on the results: {node}"
     if not located.is_whole:
-        yield f"the search for the kernel was stopped: {located.judged} nodes were looked at"
+        yield f"the search for the kernel was stopped: {counted(located.judged, 'node was', 'nodes were')} looked at"
     elif located.unexplained:
         if located.judged:
             yield f"an error of {located.left:.2g} is unexplained"
     elif not located.culprits and not located.groups and not side.ranges:
-        yield f"each of its {located.judged} nodes is right for its inputs, and so are the results but for rounding"
+        yield f"each of its {counted(located.judged, 'node')} is right for its inputs, and so are the results but for rounding"
 
 
 def _repaired(located: Located, left: float) -> str:

@@ -26,7 +26,7 @@ from refgrad.conformance.judge.verdicts import (
 )
 from refgrad.conformance.reports.tally import shortened
 from refgrad.conformance.reports.traits import common
-from refgrad.errors import abridged
+from refgrad.errors import abridged, counted
 from refgrad.escaping import shell_line
 
 Key: TypeAlias = tuple[str, str, str, str, str]  # the side, its name, the operator, what it gets wrong, the verdict
@@ -105,9 +105,9 @@ class Group:
     @property
     def title(self) -> str:
         """One line: the side, the operator, its fault, when it occurs, and in how many cases."""
-        count = f"all {self.asked} cases" if self.cases == self.asked else f"{self.cases} of {self.asked} cases"
-        if self.asked == 1:
-            count = "1 case"
+        count = counted(self.asked, "case")
+        if self.asked > 1:
+            count = f"all {count}" if self.cases == self.asked else f"{self.cases} of {count}"
         return f"{self.who}: {self.fault}: {count}"
 
     def document(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def without_answer(groups: Iterable[Group], verbose: bool = False) -> Iterator[s
     """A line for each side and verdict with the operators concerned (`not_answered`); with `verbose`, for each operator."""
     if verbose:
         for group in groups:
-            cases = f"{group.cases} of {group.asked} cases"
+            cases = f"{group.cases} of {counted(group.asked, 'case')}"
             yield f"{_heading(group)} {group.operator}: {cases}, such as {group.smallest.case}: {group.note}"
         return
     for heading, same in groupby(groups, key=_heading):

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from refgrad.conformance.case import Case, is_float
+from refgrad.errors import counted
 from refgrad.model.external import array_of
 from refgrad.protos.traverse import attribute_value, versions_of
 from refgrad.tables.schemas import find_schema
@@ -126,7 +127,7 @@ def _left_out(node: NodeProto) -> Iterator[str]:
     for place, name in enumerate(node.input):
         if not name:
             yield f"input {place} left out"
-    yield f"{len([name for name in node.input if name])} inputs"
+    yield counted(len([name for name in node.input if name]), "input")
 
 
 def _declared(case: Case) -> str:

@@ -33,7 +33,7 @@ from refgrad.conformance.judge.running.suite import require, run_suite, settings
 from refgrad.conformance.judge.verdicts import FAULTS
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
-from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices
+from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices, counted
 from refgrad.model.writing import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
@@ -306,7 +306,8 @@ def export_folder(
     if as_json:
         print_json({"folder": str(folder), "tests": list(suite.tests), "left_out": suite.left_out})
     else:
-        say(f"{folder}: {len(suite.tests)} tests; {len(suite.left_out)} cases are left out, see manifest.json")
+        left_out = counted(len(suite.left_out), "case is", "cases are")
+        say(f"{folder}: {counted(len(suite.tests), 'test')}; {left_out} left out, see manifest.json")
 
 
 @app.command()
@@ -332,7 +333,7 @@ def mutants(
     else:
         for outcome in survivors:
             say(f"survived: {outcome.mutant}")
-        say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+        say(f"{len(outcomes) - len(survivors)} of {counted(len(outcomes), 'mutant')} are caught")
     if output is not None:
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")

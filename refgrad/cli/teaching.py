@@ -10,7 +10,7 @@ import typer
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Json
 from refgrad.cli.output import AGREES, DISAGREES, Files, print_json, print_table, say, say_lines
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, counted
 from refgrad.escaping import shell_path
 from refgrad.teaching import CHAPTERS, Chapter, Verdict, chapter_of, judge, start
 
@@ -89,7 +89,7 @@ def _ask(asked: Chapter, as_json: bool) -> None:
 
 def _show(found: Verdict, asked: Chapter) -> None:
     if found.right:
-        say(f"Right: at {found.trials} points, says {', '.join(found.witnesses)}.")
+        say(f"Right: at {counted(found.trials, 'point')}, says {', '.join(found.witnesses)}.")
         if asked.number + 1 in CHAPTERS:
             say(f"Next: refgrad teach {asked.number + 1}")
     else:

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.errors import RefgradError, abridged
+from refgrad.errors import RefgradError, abridged, counted
 from refgrad.notices import quiet
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient
@@ -52,12 +52,14 @@ def cured(
             "a cotangent of 0 is not the cause."
         )
     changed = max(float(np.max(np.abs(new[n][~lost[n]] - old[n][~lost[n]]), initial=0)) for n in names)
-    finite = f"{elements} elements that were not finite are" if elements > 1 else "the element that was not finite is"
+    lost_elements = counted(elements, "element that was not finite is", "elements that were not finite are")
+    finite = lost_elements if elements > 1 else "the element that was not finite is"
     others = "the others are the same" if changed == 0 else f"the others differ by {changed:.2g} at most"
     if left:
+        cured_part = f"{elements - remaining} of {counted(elements, 'element')} of {abridged(bad)}"
         return (
-            f"{OPTION} cures a part. Run with it, {elements - remaining} of {elements} elements of {abridged(bad)} that were "
-            f"not finite are finite, and {others}; {abridged(left)} {_is(left)} still not finite everywhere."
+            f"{OPTION} cures a part. Run with it, {cured_part} that were not finite are finite, and {others}; "
+            f"{abridged(left)} {_is(left)} still not finite everywhere."
         )
     disputed = _disputed(model, gradient_model, feeds, {name: (lost[name], new[name]) for name in bad})
     if disputed:

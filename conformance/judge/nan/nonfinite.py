@@ -33,7 +33,7 @@ from refgrad.conformance.problems.feeds import SIZE, random_feeds
 from refgrad.conformance.problems.point import inputs_of, with_values
 from refgrad.conformance.problems.ranges import OutOfRange, changing
 from refgrad.conformance.problems.systems.executors import get_executor
-from refgrad.errors import BackendError, NoGradientError, RefgradError
+from refgrad.errors import BackendError, NoGradientError, RefgradError, counted
 from refgrad.model.checks.malformed import explained
 from refgrad.model.inlining.inline import inline_functions
 from refgrad.model.normalise import normalise
@@ -86,7 +86,7 @@ class Origin:
     def __str__(self) -> str:
         side = f", in the gradient of {self.forward!r}" if self.forward else ""
         body = f", in {self.within!r}, round {self.step}" if self.within else ""
-        more = f" and {self.count - 1} more elements" if self.count > 1 else ""
+        more = f" and {counted(self.count - 1, 'more element')}" if self.count > 1 else ""
         told = ", ".join(f"{name!r} = {value:.6g}" for name, value in self.operands.items())
         of = f" of {told}" if told else ""
         what = f"{self.output!r} is {self.value:.6g} at {list(self.at)}{more}{of}"

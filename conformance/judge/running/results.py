@@ -25,7 +25,7 @@ from refgrad.conformance.judge.verdicts import (
     VERDICTS,
     ResultRow,
 )
-from refgrad.errors import ResultsError, choices
+from refgrad.errors import ResultsError, choices, counted
 from refgrad.escaping import json_text
 from refgrad.model.writing import replacing
 from refgrad.protos.documents import parse_json, typed
@@ -362,8 +362,9 @@ def _rows_of(
     fits = isinstance(pair, dict) and _are([pair.get(key) for key in keys], str, str, str, list)
     _require(fits, where, f"has to have {choices(keys)}")
     builder, executor, letters, seen = (pair[key] for key in keys)
-    _require(len(letters) == len(names), f"{where}.verdicts", f"has {len(letters)} letters for {len(names)} cases")
-    _require(len(seen) == len(names), f"{where}.witnesses", f"has {len(seen)} numbers for {len(names)} cases")
+    cases = counted(len(names), "case")
+    _require(len(letters) == len(names), f"{where}.verdicts", f"has {counted(len(letters), 'letter')} for {cases}")
+    _require(len(seen) == len(names), f"{where}.witnesses", f"has {counted(len(seen), 'number')} for {cases}")
     for name, letter, number in zip(names, letters, seen, strict=True):
         if letter == UNASKED:
             yield None

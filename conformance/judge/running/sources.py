@@ -28,7 +28,16 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import built_in, covered, of_operators
 from refgrad.conformance.judge.running.nodemodels import excluded, node_models
 from refgrad.conformance.problems.feeds import random_feeds
-from refgrad.errors import FeedError, InvalidModelError, OptionError, UnknownNameError, choices, closest, did_you_mean
+from refgrad.errors import (
+    FeedError,
+    InvalidModelError,
+    OptionError,
+    UnknownNameError,
+    choices,
+    closest,
+    counted,
+    did_you_mean,
+)
 from refgrad.model import native
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
@@ -158,7 +167,9 @@ def _read_inputs(data: Path, model: ModelProto) -> dict[str, Any]:
     for k in range(count):
         file = data / f"input_{k}.pb"
         if not file.is_file() or k >= len(order):
-            raise FeedError(f"{str(data)!r} has {count} files input_*.pb; its model takes {choices(order)}, from 0 on.")
+            raise FeedError(
+                f"{str(data)!r} has {counted(count, 'file', 'files')} input_*.pb; its model takes {choices(order)}, from 0 on."
+            )
         proto = read_value(read_bytes(file, FeedError), _PROTOS.get(kinds[order[k]] or "", TensorProto), file)
         name = proto.name if proto.name in kinds else order[k]
         if name in feeds:

@@ -26,7 +26,7 @@ from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.conformance.problems.rounding import limits
 from refgrad.conformance.tools.exporting.names import named_tests
 from refgrad.conformance.tools.exporting.sizes import sized, types_in, with_sizes
-from refgrad.errors import UnconfirmedError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import UnconfirmedError, UnknownNameError, choices, counted, did_you_mean
 from refgrad.model.external import array_of
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.schemas import find_schema
@@ -72,7 +72,7 @@ def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
     """
     problem = ask(sized(case) if case.static else case)
     for name, kinked in problem.kinked.items():
-        at = f"{np.count_nonzero(kinked)} of {kinked.size} elements are at a kink of {choices(kinks_of(case.model))}"
+        at = f"{np.count_nonzero(kinked)} of {counted(kinked.size, 'element')} are at a kink of {choices(kinks_of(case.model))}"
         raise UnconfirmedError(f"{name}: {at}, where there is no single right answer.")
     check = GradientCheck(
         problem, tuple(said for name in oracles if get_oracle(name).observe for said in _said(name, problem))
@@ -159,7 +159,8 @@ def _tolerance(truth: Truth, problem: Problem) -> tuple[float, str]:
         moved = SENSITIVE * largest(truth.moved(name, truth.bits))
         least = limits(truth.point.dtype(name))[1] * max(truth.gradients[name].size, 1) ** 0.5
         why = (
-            f"The gradient by {name} is as large as {size:.3g}. Rounding in {nodes} nodes explains {allowed * size:.1e}, and "
+            f"The gradient by {name} is as large as {size:.3g}. "
+            f"Rounding in {counted(nodes, 'node')} explains {allowed * size:.1e}, and "
             f"{SENSITIVE:g} times as much as it moves when intermediate results are rounded is {moved:.1e}."
         )
         explained[name] = max((allowed * size + moved, why), (least, "The smallest normal number of the type."))

@@ -13,7 +13,7 @@ from itertools import count
 from refgrad.conformance.tools.fuzzing.bases import chosen
 from refgrad.conformance.tools.fuzzing.journey import Journey, JourneyFault
 from refgrad.conformance.tools.fuzzing.mutations import mutant
-from refgrad.errors import WorkerError
+from refgrad.errors import WorkerError, counted
 from refgrad.worker import Worker
 
 SECONDS = 20.0
@@ -66,8 +66,8 @@ class Tally:
     def lines(self) -> Iterator[str]:
         """The report: the whole, the slowest and the largest model, then a line for each class, the most frequent first."""
         yield (
-            f"{self.mutants} mutants in {self.seconds:.0f} s, {self.differentiated} with a gradient, "
-            f"{len(self.classes)} classes of faults"
+            f"{counted(self.mutants, 'mutant')} in {self.seconds:.0f} s, {self.differentiated} with a gradient, "
+            f"{counted(len(self.classes), 'class', 'classes')} of faults"
         )
         yield f"the longest took {self.longest[0]:.2f} s: {self.longest[1]}"
         yield f"the largest took {self.largest[0] / 2**20:.0f} MiB, Python and libraries included: {self.largest[1]}"

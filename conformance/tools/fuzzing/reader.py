@@ -22,6 +22,7 @@ from typing import Any
 import refgrad
 from refgrad.conformance.tools.fuzzing.journey import journey
 from refgrad.conformance.tools.fuzzing.mutations import mutant
+from refgrad.errors import counted
 
 _CORPUS = Path(__file__).with_name("corpus")  # what covered the most after an hour, minimized
 _SECONDS, _MEGABYTES = 20, 1024
@@ -71,7 +72,7 @@ def main() -> int:
             break
         seed += 1
     found = sorted(faults.iterdir())
-    print(f"{len(list(corpus.iterdir()))} files in {corpus}, {len(found)} faults in {faults}")
+    print(f"{counted(len(list(corpus.iterdir())), 'file')} in {corpus}, {counted(len(found), 'fault')} in {faults}")
     return int(bool(found))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from refgrad.conformance.tools.jets.campaign import judge_all, results
 from refgrad.conformance.tools.jets.planes import STATUSES
 from refgrad.conformance.tools.jets.records import faults
+from refgrad.errors import counted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verdict in wrong:
         print("WRONG" if verdict.says == "wrong" else "UNRECORDED", verdict)
     totals = Counter(v.status for v in verdicts)
-    print(f"{len(verdicts)} verdicts:", ", ".join(f"{totals[s]} {s}" for s in STATUSES), f"- {len(wrong)} faults")
+    print(
+        f"{counted(len(verdicts), 'verdict')}:",
+        ", ".join(f"{totals[s]} {s}" for s in STATUSES),
+        f"- {counted(len(wrong), 'fault')}",
+    )
     if options.write:
         options.write.write_text(json.dumps(results(verdicts), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return 1 if wrong else 0

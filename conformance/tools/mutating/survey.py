@@ -25,7 +25,7 @@ from refgrad.conformance.tools.mutating.changes import (
 from refgrad.conformance.tools.mutating.mutants import Mutant, Outcome
 from refgrad.conformance.tools.mutating.planting import Breaking, Site, broken
 from refgrad.conformance.tools.mutating.subjects import Subject
-from refgrad.errors import BrokenRuleError, OptionError, RefgradError, did_you_mean
+from refgrad.errors import BrokenRuleError, OptionError, RefgradError, counted, did_you_mean
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables import plugins
 from refgrad.tables.definitions import DEFINITIONS
@@ -58,7 +58,7 @@ def survey(
     for done, name in enumerate(listed):
         if progress is not None:
             caught = sum(one.caught for one in outcomes)
-            progress(done, len(listed), f"{name}; {caught} of {len(outcomes)} mutants caught")
+            progress(done, len(listed), f"{name}; {caught} of {counted(len(outcomes), 'mutant')} caught")
         outcomes += _Operator(name, known[name], seed, tests).outcomes(every)
     return outcomes
 

@@ -20,19 +20,27 @@ pytestmark = pytest.mark.interpreter
 
 RNG = np.random.default_rng(0)
 DUE = RNG.standard_normal((6, 6, 3, 3))
-OTHERS = {"w": DUE, "v": RNG.standard_normal(DUE.shape), "b": RNG.standard_normal(6)}
-SIZES = ((8, 7), (8, 3))
+TURNED = RNG.standard_normal(DUE.shape)
+OTHERS = {"w": DUE, "v": RNG.standard_normal(DUE.shape), "b": RNG.standard_normal(6), "u": TURNED}
+SIZES = ((8, 7), (8, 3), (64, 5))
 
 
 @pytest.mark.parametrize(
     ("got", "expected"),
     [
-        (DUE / 8, "1/8, as a mean over 8"),
-        (DUE / 56, "1/56, as a mean over 56"),
+        (DUE / 8, "(1/8), as a mean over 8"),
+        (DUE / 56, "(1/56), as a mean over 56"),
         (DUE * 7, "a sum over 7 in place of a mean makes it, or 7 steps"),
         (DUE * 4, "4 steps without zero_grad"),
         (DUE * 2, "2 steps without zero_grad"),
-        (DUE * 65536, "a scale of the loss"),
+        (DUE * 65536, "as a scale of the loss makes it that is not taken back"),
+        (DUE / 65536, "(1/65536), as a scale of the loss makes it that is taken back twice"),
+        (DUE * 64, "as a sum over 64 in place of a mean makes it, or a scale of the loss makes it that is not"),
+        (DUE / 64, "(1/64), as a mean over 64 in place of a sum makes it, or a scale of the loss"),
+        (DUE * 128, "as a scale of the loss"),
+        (DUE * -64, "it is -64 times the right one, as a sum over 64"),
+        (TURNED.swapaxes(0, 1) * 64, "of 'u', and its axes are in the order [1, 0, 2, 3], and it is 64 times"),
+        (TURNED.swapaxes(0, 1), "it is the gradient of 'u', and its axes are in the order [1, 0, 2, 3]"),
         (DUE * 1.001, "it is 1.001 times the right one"),
         (-DUE, "the other sign"),
         (DUE.swapaxes(0, 1), "its axes are in the order [1, 0, 2, 3]"),
@@ -195,7 +203,7 @@ def test_a_cause_of_several_tensors_is_said_once():
     show(found, console)
     told = console.export_text()
     assert told.count("it is 0.5 times the right one") == 2  # once in the list, once in the sentence
-    assert "2 tensors (b) have one cause: it is 0.5 times the right one: 1/2, as a mean over 2" in told
+    assert "2 tensors (b) have one cause: it is 0.5 times the right one (1/2), as a mean over 2" in told
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.model.", "params/"])
@@ -218,3 +226,27 @@ def test_a_name_of_the_model_is_no_mark():
     found = compare(model, "refgrad@numpy", {"x": x, "grad_w": np.float32([1, 2]), "grad_w_grad": x})
     assert found.ok
     assert [tensor.name for tensor in found.tensors] == ["grad_w"]
+
+
+def test_two_gradients_that_are_exchanged_and_transposed_are_named():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        mlp (float[64, 3] x) => (float[64, 3] y) <float[3, 5] w1, float[5, 3] w2> { h = MatMul(x, w1)  y = MatMul(h, w2) }
+    """)
+    rng = np.random.default_rng(0)
+    del model.graph.initializer[:]
+    for name, shape in (("w1", (3, 5)), ("w2", (5, 3))):
+        value = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    feeds = {"x": rng.standard_normal((64, 3)).astype(np.float32)}
+    right = get_backend("numpy").prepare(refgrad.gradient(model, ["w1", "w2"], cotangent="ones")).run(feeds)
+    gradients = {"w1_grad": right["w2_grad"].T, "w2_grad": right["w1_grad"].T}
+    found = compare(model, "refgrad@numpy", feeds | gradients, wrt=["w1", "w2"], search=False)
+    assert {tensor.name: tensor.b.cause for tensor in found.tensors if tensor.kind == "gradient"} == {
+        "w1": "it is the gradient of 'w2', and its axes are in the order [1, 0] (transposed)",
+        "w2": "it is the gradient of 'w1', and its axes are in the order [1, 0] (transposed)",
+    }
+    scaled = {name: value / np.float32(64) for name, value in right.items()}
+    found = compare(model, "refgrad@numpy", feeds | scaled, wrt=["w1", "w2"], search=False)
+    for tensor in found.tensors:
+        assert "(1/64), as a mean over 64 in place of a sum makes it" in tensor.b.cause

@@ -11,6 +11,7 @@ from refgrad.backends import Backend, get_backend
 from refgrad.backends.base import Prepared, load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import Watching
+from refgrad.conformance.locating import repeating
 from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.location import locate
 from refgrad.conformance.locating.reducing import reduce
@@ -118,6 +119,57 @@ def adding_up():
 def stale():
     first = {}
     return lambda results: {name: first.setdefault(name, value) for name, value in results.items()}
+
+
+def filling():
+    """A cache of four places, whose last one is read when it is full."""
+    runs = {}
+
+    def last(node, inputs, result):
+        seen = runs.setdefault(node.output[0], [])
+        seen.append(result)
+        return result if len(seen) < 5 else 1.5 * result
+
+    return last
+
+
+def warming_up():
+    """A buffer that is added to from the fourth run on."""
+    runs, total = [], {}
+
+    def run(results):
+        runs.append(results)
+        for name, value in results.items():
+            total[name] = value + (total.get(name, 0) if len(runs) > 3 else 0)
+        return dict(total)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "executor", [Altered("Tanh", filling), Remembering(warming_up)], ids=["a cache that fills", "sums after a warm-up"]
+)
+def test_a_fault_of_later_runs_is_seen(executor):
+    found = compare(network(), Live("refgrad", executor), "refgrad@numpy")
+    assert {tensor.a.verdict for tensor in found.tensors} == {REMEMBERS}
+    assert found.a.unsteady.kind == REMEMBERS
+    if isinstance(executor, Altered):
+        assert found.a.unsteady.node == "act"
+
+
+def test_runs_that_take_long_are_few(monkeypatch):
+    runs = []
+
+    def counting():
+        return lambda results: runs.append(results) or results
+
+    executor = Remembering(counting)
+    assert run_steadily(executor, network(), {"x": np.ones((3, 4), np.float32)})[1] is None
+    quick = len(runs)
+    monkeypatch.setattr(repeating, "_SHORT", 0.0)
+    runs.clear()
+    assert run_steadily(executor, network(), {"x": np.ones((3, 4), np.float32)})[1] is None
+    assert (quick, len(runs)) == (14, 6)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from types import FrameType
 
 from refgrad.conformance.tools.fuzzing.files.damage import damaged
 from refgrad.conformance.tools.fuzzing.files.readers import READERS, Reader, place
-from refgrad.errors import RefgradError
+from refgrad.errors import RefgradError, counted
 from refgrad.protos.memory import at_most
 
 SECONDS = 10.0  # for one file
@@ -46,7 +46,8 @@ class FileTally:
 
     def lines(self) -> Iterator[str]:
         """The report: the whole, a line for each reader, then the faults."""
-        yield f"{sum(self.counts.values())} files in {self.seconds:.0f} s, {len(self.faults)} classes of faults"
+        faults = f"{counted(len(self.faults), 'class', 'classes')} of faults"
+        yield f"{counted(sum(self.counts.values()), 'file')} in {self.seconds:.0f} s, {faults}"
         yield f"the longest took {self.longest[0]:.2f} s: {self.longest[1]}"
         for name in READERS:
             found = ", ".join(

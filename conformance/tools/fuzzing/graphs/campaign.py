@@ -12,7 +12,7 @@ from refgrad.conformance.tools.fuzzing.graphs.samples import sample
 from refgrad.conformance.tools.fuzzing.graphs.shrinking import described, shrink
 from refgrad.conformance.tools.fuzzing.graphs.verdicts import FOREIGN, STEPS, GraphVerdict, judge, run_on_onnxruntime
 from refgrad.conformance.tools.fuzzing.journey import Journey, JourneyFault
-from refgrad.errors import WorkerError
+from refgrad.errors import WorkerError, counted
 from refgrad.worker import Worker
 
 _SHRINKING = 60.0  # seconds
@@ -58,7 +58,8 @@ class Graphs(Tally):
 
     def lines(self) -> Iterator[str]:
         """The report: how many were compared, then each class of faults with a small graph."""
-        yield f"{self.mutants} graphs in {self.seconds:.0f} s, {len(self.classes)} classes of faults"
+        faults = f"{counted(len(self.classes), 'class', 'classes')} of faults"
+        yield f"{counted(self.mutants, 'graph')} in {self.seconds:.0f} s, {faults}"
         for step in STEPS:
             yield f"{self.compared[step]:7} {step}"
         for note, times in self.notes.most_common():
