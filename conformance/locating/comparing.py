@@ -99,6 +99,8 @@ def compare(
                     [tensor for tensor in tensors if seen_of(tensor, place).verdict in (WRONG, UNDECIDED)], place
                 )
             tensors = settled(tensors, work)
+            for place, one in enumerate(work):
+                one.trace(tensors, place)
     finally:
         for side in sides:
             if isinstance(side, Live):

@@ -56,6 +56,11 @@ class Located:
     unsteady: Unsteady | None = None
 
     @property
+    def by_place(self) -> list[Culprit]:
+        """The nodes that are wrong by themselves, in the order of the model."""
+        return sorted(self.culprits, key=lambda one: one.found.position)
+
+    @property
     def left(self) -> float:
         """The error of the results when every culprit is repaired."""
         lefts = [part.left for part in self.culprits] + [part.left for part in self.groups]

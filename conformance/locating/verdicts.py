@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from refgrad.conformance.judge.nan.nonfinite import Origin
 from refgrad.conformance.locating.bisection import Bisected
 from refgrad.conformance.locating.location import Located
+from refgrad.conformance.locating.paths import Neighbourhood, Path
 from refgrad.conformance.locating.repeating import Unsteady
 from refgrad.conformance.problems.ranges import OutOfRange
 from refgrad.markup import BAD, html_table
@@ -91,7 +92,10 @@ def seen_of(tensor: Tensor, place: int) -> Seen:
 
 @dataclass(frozen=True)
 class Sided:
-    """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ."""
+    """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ.
+
+    `paths` are the ways of the errors from the nodes at fault to wrong tensors, `around` the graphs around these nodes.
+    """
 
     label: str
     failed: str = ""
@@ -102,6 +106,8 @@ class Sided:
     matched: int = 0
     unsteady: Unsteady | None = None
     ranges: tuple[OutOfRange, ...] = ()
+    paths: tuple[Path, ...] = ()
+    around: tuple[Neighbourhood, ...] = ()
 
 
 @dataclass(frozen=True)
