@@ -174,17 +174,20 @@ class _Search:
         outputs: Sequence[str] | None,
     ) -> Failure:
         """The first failure of the side, cut out of the model."""
-        bisected = bisect(model, feeds, self._side.build, self._seed, wrt=wrt)
-        if bisected.faults:
-            return self._of_rule(*self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
+        name = self._side.builder if isinstance(self._side.builder, str) else ""
         refused: RefgradError | None = None
         try:
+            bisected = bisect(model, feeds, self._side.build, self._seed, name, wrt=wrt)
+            if bisected.faults:
+                return self._of_rule(*self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
             problem = _problem(model, feeds, wrt, outputs, self._seed)
             built = self._side.build(problem)
             fed = built.feeds(problem.feeds, problem.cotangents)
             located = locate(built.model, fed, self._side.backend)
             if not located.is_right:
                 return self._of_kernel(located, built.model, fed)
+        except FeedError:
+            raise
         except RefgradError as error:  # it has no gradient, and its results may be wrong all the same
             refused = error
         located = locate(model, feeds, self._side.backend)
@@ -408,6 +411,8 @@ def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tu
     for name, array in arrays.items():
         if array.dtype.kind == "f" and array.size:
             for simple in (np.zeros_like(array), np.ones_like(array), np.round(array), np.round(array, 1)):
+                if (array > 0).all() and not (simple > 0).all():
+                    continue  # it may be a scale, or a variance
                 if not np.array_equal(simple, array) and _simplicity(simple) < _simplicity(array):
                     yield _with(model, feeds, {**arrays, name: simple})
 

@@ -219,10 +219,12 @@ def _alike(model: ModelProto) -> ModelProto:
     for tensor in [*made.graph.initializer, *tensors_without_initializers(made)]:
         if tensor.data_type != TensorProto.STRING:
             tensor.CopyFrom(numpy_helper.from_array(array_of(tensor), tensor.name))
-    for part in (*made.opset_import, *every_node(made)):
-        if not part.domain:
-            part.ClearField("domain")  # the same as an empty one
+    for imported in made.opset_import:
+        if not imported.domain:
+            imported.ClearField("domain")  # the same as an empty one
     for node in every_node(made):
+        if not node.domain:
+            node.ClearField("domain")
         if not node.name:
             node.ClearField("name")
     return made

@@ -371,7 +371,7 @@ class Work:
                 for t in wrong if t.kind == GRADIENT and t.of[0] in self.wrong_in_double
             ]  # fmt: skip
             traced += paths.of_rules(graph, [k for nodes in blamed for k in nodes], of_rules, errors)
-            around += [paths.around(graph, nodes, built and built.model) for nodes in blamed if nodes]
+            around += [paths.around(graph, nodes, None if built is None else built.model) for nodes in blamed if nodes]
         if located is None or not isinstance(self.side, Live):
             return tuple(traced), tuple(around)
         blamed_names = [one.found.outputs[:1] for one in located.by_place] + [group.nodes for group in located.groups]

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from refgrad.conformance.judge.nan.nonfinite import NonFinite
-from refgrad.conformance.locating.location import Located
+from refgrad.conformance.locating.location import Culprit, Located
 from refgrad.conformance.locating.verdicts import (
     CONVENTION,
     MISSING,
@@ -25,6 +25,7 @@ from refgrad.conformance.locating.verdicts import (
     Tensor,
     seen_of,
 )
+from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
 from refgrad.errors import abridged
 from refgrad.escaping import markdown, printable
@@ -179,9 +180,12 @@ def ways_of(side: Sided) -> Iterator[str]:
 def _of_kernels(located: Located, is_explained: bool) -> Iterator[str]:
     if located.failed:
         yield f"the executor does not run it: {located.failed}"
-    lefts = [located.error, *(one.left for one in (*located.culprits, *located.groups))]
-    falls = {id(one): f"repaired, the error goes from {before:.2g} to {one.left:.2g}"
-             for one, before in zip((*located.culprits, *located.groups), lefts, strict=False)}  # fmt: skip
+    proved: list[Culprit | NodeGroup] = [*located.culprits, *located.groups]
+    lefts = [located.error, *(one.left for one in proved)]
+    falls = {
+        id(one): f"repaired, the error goes from {before:.2g} to {one.left:.2g}"
+        for one, before in zip(proved, lefts, strict=False)
+    }
     for culprit in located.by_place:
         yield f"the kernel is at fault: {culprit.found}; {falls[id(culprit)]}"
         for inner in culprit.found.inside:

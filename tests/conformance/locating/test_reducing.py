@@ -257,6 +257,26 @@ def test_a_model_in_a_program_has_no_remarks(tmp_path: Path) -> None:
     assert "'   [a] h = Exp (x)'," in text
 
 
+def test_a_wrong_result_without_a_gradient_is_reduced() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (int64[3] x) => (int64[3] y) { [abs] h = Abs(x)  [neg] y = Neg(h) }'
+    )
+    reduced = reducing.reduce(model, Live("refgrad", Planted("abs", lambda y: y + 1)), {"x": np.array([1, -2, 3])})
+    assert (reduced.failure.kind, reduced.failure.operators) == (reducing.KERNEL, ("Abs",))
+
+
+def test_positive_numbers_stay_positive() -> None:
+    """A quantization by a scale of 0 means nothing."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[3] x, float s) => (int8[3] y)
+        <int8 z = {0}> { [quantize] y = QuantizeLinear(x, s, z) }"""
+    )
+    feeds = {"x": np.float32([-1, -2, 3]), "s": np.array(0.25, np.float32)}
+    reduced = reducing.reduce(model, Live("refgrad", Planted("quantize", lambda y: y + 9)), feeds)
+    assert reduced.failure.feeds["s"] == 1
+    assert not reduced.failure.feeds["x"].any()
+
+
 def test_the_reference_implementation_is_asked_about_a_kernel() -> None:
     model, feeds = network()
     reduced = reducing.reduce(model, Live("refgrad", Planted("Tanh_1", lambda y: 1.5 * y)), feeds)
