@@ -54,7 +54,7 @@ class Station:
 
 
 @dataclass(frozen=True)
-class Path:
+class ErrorPath:
     """The way of an error to the tensor of this name: the values that have it, the first of them from a node at fault."""
 
     tensor: str
@@ -90,7 +90,7 @@ class Wrong:
     error: float | None
 
 
-class Graph:
+class TracedGraph:
     """A model at its feeds, without functions: who makes each value, and who reads it."""
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
@@ -140,7 +140,9 @@ class Graph:
 # The paths
 
 
-def of_kernels(graph: Graph, blamed: Collection[int], wrong: Sequence[Wrong], backend: Backend) -> tuple[Path, ...]:
+def of_kernels(
+    graph: TracedGraph, blamed: Collection[int], wrong: Sequence[Wrong], backend: Backend
+) -> tuple[ErrorPath, ...]:
     """The ways of an error of the kernels of nodes.
 
     :param graph: the gradient model that is run, and its inputs.
@@ -163,7 +165,7 @@ def of_kernels(graph: Graph, blamed: Collection[int], wrong: Sequence[Wrong], ba
             value = min(carry, key=lambda name: steps[graph.maker[name]])
             way.append(value)
         stations = [Station(name, graph.title(graph.maker[name]), errors.get(name)) for name in reversed(way)]
-        paths.append(Path(one.tensor, tuple(stations), one.error))
+        paths.append(ErrorPath(one.tensor, tuple(stations), one.error))
     return tuple(paths)
 
 
@@ -172,7 +174,7 @@ def _worst(wrong: Sequence[Wrong]) -> list[Wrong]:
     return sorted(wrong, key=lambda one: -(one.error or 0.0))[:_PATHS]
 
 
-def _before(graph: Graph, wrong: Iterable[Wrong], steps: Collection[int]) -> set[str]:
+def _before(graph: TracedGraph, wrong: Iterable[Wrong], steps: Collection[int]) -> set[str]:
     """The values that lead to the wrong ones, of those that these nodes make."""
     found = {one.value for one in wrong}
     pending = list(found)
@@ -184,7 +186,7 @@ def _before(graph: Graph, wrong: Iterable[Wrong], steps: Collection[int]) -> set
     return found
 
 
-def _errors(graph: Graph, names: Sequence[str], backend: Backend) -> dict[str, float]:
+def _errors(graph: TracedGraph, names: Sequence[str], backend: Backend) -> dict[str, float]:
     """The error of each value on an executor, relative to its largest element; none if it does not show them."""
     floats = [name for name in names if graph.sizes.get(name)]
     if sum(graph.sizes[name] for name in floats) > _ELEMENTS:
@@ -209,8 +211,8 @@ def _error(got: Any, due: Any) -> float:
 
 
 def of_rules(
-    graph: Graph, blamed: Collection[int], wrong: Sequence[Wrong], errors: Mapping[str, float]
-) -> tuple[Path, ...]:
+    graph: TracedGraph, blamed: Collection[int], wrong: Sequence[Wrong], errors: Mapping[str, float]
+) -> tuple[ErrorPath, ...]:
     """The ways of an error of the rules of nodes, backwards through the model.
 
     :param graph: the model that is differentiated.
@@ -236,11 +238,11 @@ def of_rules(
             )
         if way and not steps[way[-1][1]]:
             stations = [Station(name, f"the rule of {graph.title(k)}", errors.get(name)) for name, k in reversed(way)]
-            paths.append(Path(one.tensor, tuple(stations), one.error))
+            paths.append(ErrorPath(one.tensor, tuple(stations), one.error))
     return tuple(paths)
 
 
-def _to(graph: Graph, blamed: Collection[int]) -> dict[int, int]:
+def _to(graph: TracedGraph, blamed: Collection[int]) -> dict[int, int]:
     """The nodes from which these are reached, and in how many steps."""
     steps = dict.fromkeys(blamed, 0)
     pending = list(steps)
@@ -254,7 +256,7 @@ def _to(graph: Graph, blamed: Collection[int]) -> dict[int, int]:
 
 
 def adjoint_errors(
-    graph: Graph, built: Built, feeds: Mapping[str, Any], right: ModelProto, point: Mapping[str, Any]
+    graph: TracedGraph, built: Built, feeds: Mapping[str, Any], right: ModelProto, point: Mapping[str, Any]
 ) -> dict[str, float]:
     """The errors of the adjoints in a gradient model in double, by the values of the model that is differentiated.
 
@@ -282,7 +284,7 @@ def adjoint_errors(
 # The graph around nodes
 
 
-def around(graph: Graph, blamed: Sequence[int], emitted: ModelProto | None = None) -> Neighbourhood:
+def around(graph: TracedGraph, blamed: Sequence[int], emitted: ModelProto | None = None) -> Neighbourhood:
     """The nodes at most two steps before and after others, as a model of their own without weights.
 
     :param emitted: a gradient of the model: the nodes in it that rules of the nodes emitted are added.

@@ -323,7 +323,7 @@ class _Search:
             reduced.found = built.named(NumpyBackend().prepare(built.model).run(reduced.fed))
 
     def _by_reference(self, reduced: Reduced) -> str:
-        """What onnx's reference implementation computes of the model of a kernel, as a sentence."""
+        """A sentence about the results of onnx's reference implementation."""
         if self._side.backend.name == REFERENCE:
             return ""
         name = "onnx's reference implementation"
@@ -500,7 +500,7 @@ def write(reduced: Reduced, folder: Path) -> None:
 
 
 def _executors(reduced: Reduced) -> list[str]:
-    """What may run the program, the best first: an executor with a fault of its own may make a wrong gradient right."""
+    """The executors for the program, the best first: one with a fault of its own may make a wrong gradient right."""
     own = executor_of(reduced.side)
     if not reduced.is_rule or reduced.built is None:
         return [own]

@@ -138,7 +138,7 @@ def _steps(shown: Shown, data: dict[str, Any]) -> list[str]:
 
 
 def _runner(executor: str, data: dict[str, Any], of_builder: bool) -> str:
-    """How a model is run. The fault of a builder shows on any executor."""
+    """The part that runs a model. The fault of a builder shows on most executors."""
     if executor in RUNNERS:
         return RUNNERS[executor]
     if of_builder or ":" not in executor:
@@ -155,7 +155,7 @@ def _tensors(data: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _data(shown: Shown) -> tuple[dict[str, Any], str]:
-    """What the program is asked about, and the part of it that reads the model."""
+    """The data of the program, and the part of it that reads the model."""
     model, feeds = shown.model, dict(shown.feeds)
     if shown.is_rule and shown.builder == "onnx-ad":
         model, weights = _as_inputs(model, shown.wrt)

@@ -109,7 +109,7 @@ def is_text(value: np.ndarray) -> bool:
 
 
 def watching_each(seen: Callable[[NodeProto, tuple[Any, ...]], None]) -> Watcher:
-    """What watches each node of a run, and passes its results to `seen`."""
+    """A watcher that passes each node of a run and its results to `seen`."""
 
     def watch(node: NodeProto, inputs: tuple[Any, ...], outer: Mapping[str, Any], compute: Compute) -> tuple[Any, ...]:
         results = compute()

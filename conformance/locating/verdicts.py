@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from refgrad.conformance.judge.nan.nonfinite import Origin
 from refgrad.conformance.locating.bisection import Bisected
 from refgrad.conformance.locating.location import Located
-from refgrad.conformance.locating.paths import Neighbourhood, Path
+from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood
 from refgrad.conformance.locating.repeating import Unsteady
 from refgrad.conformance.problems.ranges import OutOfRange
 from refgrad.markup import BAD, html_table
@@ -106,7 +106,7 @@ class Sided:
     matched: int = 0
     unsteady: Unsteady | None = None
     ranges: tuple[OutOfRange, ...] = ()
-    paths: tuple[Path, ...] = ()
+    paths: tuple[ErrorPath, ...] = ()
     around: tuple[Neighbourhood, ...] = ()
 
 

@@ -21,7 +21,7 @@ from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
 from refgrad.conformance.locating.location import Located, locate
-from refgrad.conformance.locating.paths import Neighbourhood, Path, Wrong
+from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood, Wrong
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
@@ -71,7 +71,7 @@ class Work:
         self._bisected: Bisected | None = None
         self._located: Located | None = None
         self._origins: tuple[Origin, ...] = ()
-        self._paths: tuple[Path, ...] = ()
+        self._paths: tuple[ErrorPath, ...] = ()
         self._around: tuple[Neighbourhood, ...] = ()
 
     # What it has
@@ -354,13 +354,13 @@ class Work:
         except (RefgradError, LookupError):  # a value is no tensor: the nodes are named all the same
             return
 
-    def _traced(self, wrong: Sequence[Tensor], place: int) -> tuple[tuple[Path, ...], tuple[Neighbourhood, ...]]:
+    def _traced(self, wrong: Sequence[Tensor], place: int) -> tuple[tuple[ErrorPath, ...], tuple[Neighbourhood, ...]]:
         judge, built = self.truth_of_side, self._built
         point, located = judge.point, self._located
-        traced, around = list[Path](), list[Neighbourhood]()
+        traced, around = list[ErrorPath](), list[Neighbourhood]()
         faults = () if self._bisected is None else self._bisected.faults
         if faults:
-            graph = paths.Graph(point.model, point.feeds)
+            graph = paths.TracedGraph(point.model, point.feeds)
             blamed = [graph.positions(fault.nodes) for fault in faults]
             errors = {}
             if built is not None:
@@ -385,7 +385,7 @@ class Work:
             ]
             if not blamed_names or not (of_kind or self.failed):
                 continue
-            graph = paths.Graph(model, feeds)
+            graph = paths.TracedGraph(model, feeds)
             found = {named: graph.positions(named) for named in blamed_names}
             traced += paths.of_kernels(
                 graph, [k for nodes in found.values() for k in nodes], of_kind, self.side.backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from refgrad.conformance.locating.paths import Neighbourhood, Path
+from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood
 from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor
 from refgrad.conformance.reports.comparisons import (
     cells_of,
@@ -84,7 +84,7 @@ def _graph(around: Neighbourhood) -> str:
     )
 
 
-def _way(path: Path, *, is_open: bool) -> str:
+def _way(path: ErrorPath, *, is_open: bool) -> str:
     """A table of the values that have the error, from the node at fault to the tensor."""
     stations = [(one.node, one.value, one.error) for one in path.stations] + [("", f"tensor {path.tensor}", path.error)]
     rows = "".join(

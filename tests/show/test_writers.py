@@ -138,7 +138,7 @@ def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str],
     feeds = {say("x"): FEEDS}
     walk = refgrad.walk(model, feeds, of=f"{say('y')}[0, 0]", seed=1)
     comparison = compared(model, "refgrad@numpy", {f"{say('x')}_grad": np.zeros((2, 3), np.float32)}, feeds)
-    graph = paths.Graph(model, feeds)
+    graph = paths.TracedGraph(model, feeds)
     wrong = [paths.Wrong(say("x"), say("x"), 0.5)]
     traced = replace(
         comparison.b,

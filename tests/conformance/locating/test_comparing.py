@@ -24,8 +24,7 @@ from refgrad.conformance.judge.elementwise import against_float64
 from refgrad.conformance.judge.judge import GradientCheck
 from refgrad.conformance.judge.nan.watching import Watching
 from refgrad.conformance.locating import paths
-from refgrad.conformance.locating.paths import Path as Path_
-from refgrad.conformance.locating.paths import Station
+from refgrad.conformance.locating.paths import ErrorPath, Station
 from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
@@ -548,10 +547,10 @@ def test_the_way_of_a_rules_error_goes_backwards() -> None:
 
 def test_a_way_in_a_line_has_six_stations_at_most() -> None:
     stations = tuple(Station(f"v{k}", f"N{k}", 0.5) for k in range(9))
-    shown = str(Path_("w", stations, 0.25))
+    shown = str(ErrorPath("w", stations, 0.25))
     assert shown == "N0 (0.5) → N1 (0.5) → N2 (0.5) → 5 more → N8 (0.5) → tensor 'w' (0.25)"
-    assert str(Path_("w", stations[:5], None)).count("→") == 5
-    assert "more" not in str(Path_("w", stations[:5], None))
+    assert str(ErrorPath("w", stations[:5], None)).count("→") == 5
+    assert "more" not in str(ErrorPath("w", stations[:5], None))
 
 
 def test_errors_that_vanish_when_they_are_looked_at_are_not_shown() -> None:
@@ -564,7 +563,7 @@ def test_errors_that_vanish_when_they_are_looked_at_are_not_shown() -> None:
                 return get_backend("numpy").prepare(model)
             return super().prepare(model, **options)
 
-    graph = paths.Graph(model, feeds)
+    graph = paths.TracedGraph(model, feeds)
     [tanh] = graph.positions(["Tanh_1"])
     for backend, known in ((Planted("Tanh_1", lambda y: 1.5 * y), True), (Fusing("Tanh_1", lambda y: 1.5 * y), False)):
         [matmul] = graph.positions(["MatMul_2"])
