@@ -1,7 +1,7 @@
-"""How an error goes through a model: the values from the nodes at fault to each wrong tensor, and the graph around the nodes.
+"""The way of an error through a model: the values from the nodes at fault to each wrong tensor; and the graph around the nodes.
 
 An error of a kernel goes through the gradient model, from a node's results to what is computed of them. An error of a rule goes
-backwards through the model, from the adjoints of a node's inputs to those of the values before it.
+backwards through the model, from the adjoints of a node's inputs to the adjoints of the values before it.
 """
 
 from __future__ import annotations

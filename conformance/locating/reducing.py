@@ -85,9 +85,9 @@ class Failure:
 class Reduced:
     """The smallest failure that was reached, what it should give and what it gives, and how many models were tried.
 
-    `built` is the gradient that the builder made, `fed` its inputs. `versions` are those of everything here, and `system` is
-    the name and the version of what is at fault, "" where neither is known. `exit_code` is what the program that shows the
-    failure ended with here, and `printed` what it printed.
+    `built` is the gradient that the builder made, `fed` its inputs. `versions` has every version here, and `system`
+    the name and the version of the builder or executor at fault, "" where neither is known. `exit_code` and `printed` are
+    the exit code and the output of the program that shows the failure.
     """
 
     failure: Failure
@@ -623,7 +623,7 @@ def how_it_shows(reduced: Reduced) -> str:
 
 
 def _to_reproduce(reduced: Reduced, shown: Shown, text: str) -> str:
-    """The program as a part of the report, and what it printed here."""
+    """The program as a part of the report, and its output."""
     needed = [name for name in ("onnx", "numpy", *packages(shown)) if name in reduced.versions]
     pinned = " ".join(f"{name}=={reduced.versions[name]}" for name in dict.fromkeys(needed))
     at_fault = reduced.side.partition("@")[0 if reduced.is_rule else 2]
