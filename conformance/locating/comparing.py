@@ -96,7 +96,7 @@ def compare(
     judge = Judge(point, gradient, seed, report)
     work = [Work(side, judge, progress) for side in sides]
     tensors: list[Tensor] = []
-    stopped, unjudged = "", _ONE_BY_ONE
+    stopped, unjudged, is_settled = "", _ONE_BY_ONE, False
     try:
         for one in work:
             one.run()
@@ -113,6 +113,9 @@ def compare(
                 one.plan([tensor for tensor in tensors if seen_of(tensor, place).verdict in (WRONG, UNDECIDED)], place)
             for one in work:
                 one.search()
+            tensors, is_settled = settled(tensors, work), True
+            for place, one in enumerate(work):
+                one.trace(tensors, place)
     except interruption.STOPS as stop:
         if not tensors:
             raise
@@ -122,7 +125,7 @@ def compare(
         for side in sides:
             if isinstance(side, Live):
                 side.close()
-    if search:
+    if search and not is_settled:
         tensors = settled(tensors, work)
     named = [name for side in sides if isinstance(side, Live) for name in side.names]
     versions = surroundings(named)

@@ -6,44 +6,58 @@ failure stays the same: its kind, its operators and the beginning of its message
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
 
 from refgrad import interruption
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import label_of
-from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
+from refgrad.conformance.locating.bisection import CRASHED, WRONG, Fault, bisect
 from refgrad.conformance.locating.location import Located, Progress, locate, quietly
+from refgrad.conformance.locating.pictures import elements_of
 from refgrad.conformance.locating.repair import RepairTrial
-from refgrad.conformance.locating.replay import Replay
-from refgrad.conformance.locating.scripts import building, rebuilding, running
-from refgrad.conformance.locating.sides import Live, in_precision
-from refgrad.conformance.locating.values import ModelValues, described
+from refgrad.conformance.locating.replay import Replay, distance
+from refgrad.conformance.locating.scripts import DATA, RUNNERS, Shown, executor_of, is_callable, packages, program
+from refgrad.conformance.locating.sides import INTERPRETER, Live, in_precision
+from refgrad.conformance.locating.values import ModelValues, described, is_text
 from refgrad.conformance.problems.feeds import widened
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.point import in_float64
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems.builders import CrashError
-from refgrad.conformance.problems.systems.surroundings import surroundings
+from refgrad.conformance.problems.systems.executors import REFERENCE, executors, get_executor
+from refgrad.conformance.problems.systems.surroundings import surroundings, version_of
 from refgrad.errors import AnswerError, FeedError, RefgradError, counted, raised
-from refgrad.escaping import code, markdown
+from refgrad.escaping import code, markdown, printable
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
 from refgrad.model.printing import onnx_text
 from refgrad.model.writing import new_folder
-from refgrad.protos.traverse import reads_of
+from refgrad.protos.traverse import lacks_shape, reads_of
 from refgrad.reverse.gradient import gradient as differentiate
 
 _TRIES = 200  # smaller models that are tried
 _WORDS = 6  # of a message that have to stay
+_FEW = 6  # elements of a tensor that a report lists
+_CLOSE = 1e-5  # how far two results may be apart that are called the same
+_WRONG_TOO = 0.1  # of the worst relative error: a result that is off by less may be so for rounding alone
+_SECONDS, _LINES = 60, 30  # for a program to end, and of what it prints
 RULE, KERNEL = "rule", "kernel"
+_SAID = {
+    RULE: "The gradient that it makes is wrong: central differences of this model contradict it.",
+    KERNEL: "The result is further from the expected one, computed in double precision with NumPy, than rounding explains.",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,9 @@ class Failure:
     message: str
     model: ModelProto
     feeds: Mapping[str, np.ndarray]
+    formula: str = ""  # the derivative that holds
+    known: str = ""  # the known bug that it is
+    whole: str = ""  # what is said of the whole model, if it is something else
 
     @property
     def signature(self) -> tuple[str, str, tuple[str, ...], str]:
@@ -66,23 +83,38 @@ class Failure:
 
 @dataclass
 class Reduced:
-    """The smallest failure that was reached, what it should give and what it gives, and how many models were tried."""
+    """The smallest failure that was reached, what it should give and what it gives, and how many models were tried.
+
+    `built` is the gradient that the builder made, `fed` its inputs. `versions` has every version here, and `system`
+    the name and the version of the builder or executor at fault, "" where neither is known. `exit_code` and `printed` are
+    the exit code and the output of the program that shows the failure.
+    """
 
     failure: Failure
     side: str
     tried: int
     stopped: str = ""  # why, if it was
     wrt: tuple[str, ...] = ()
+    cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     due: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
-    gradient: ModelProto | None = None
+    built: Built | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    system: str = ""
     fed: dict[str, np.ndarray] = field(default_factory=dict)
+    exit_code: int | None = None
+    printed: str = ""
+    reference: str = ""  # a sentence about what onnx's reference implementation computes of the model
 
     @property
     def runs(self) -> ModelProto:
         """The model that is run: the gradient that the builder made, or the model of the kernel."""
-        return self.failure.model if self.gradient is None else self.gradient
+        return self.failure.model if self.built is None else self.built.model
+
+    @property
+    def is_rule(self) -> bool:
+        """True if the builder is at fault, and not the executor."""
+        return self.failure.kind == RULE
 
 
 def _skeleton(message: str) -> str:
@@ -113,6 +145,8 @@ def reduce(
     search = _Search(side, seed, progress)
     failure = search.first(model, feeds, wrt, outputs)
     reduced = Reduced(failure, str(side), 0, versions=surroundings(side.names))
+    at_fault = side.builder if failure.kind == RULE else side.executor
+    reduced.system = version_of(at_fault) if isinstance(at_fault, str) else ""
     try:
         for smaller in search.smaller(failure):
             reduced.failure = smaller
@@ -140,25 +174,29 @@ class _Search:
         outputs: Sequence[str] | None,
     ) -> Failure:
         """The first failure of the side, cut out of the model."""
+        name = self._side.builder if isinstance(self._side.builder, str) else ""
         self._report("rules, by gradients of parts", 0, None)
-        bisected = bisect(
-            model,
-            feeds,
-            self._side.build,
-            self._seed,
-            wrt=wrt,
-            so_far=lambda known: self._report("rules, by gradients of parts", known.built, None),
-        )
-        if bisected.faults:
-            return self._of_rule(self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
         refused: RefgradError | None = None
         try:
+            bisected = bisect(
+                model,
+                feeds,
+                self._side.build,
+                self._seed,
+                name,
+                wrt=wrt,
+                so_far=lambda known: self._report("rules, by gradients of parts", known.built, None),
+            )
+            if bisected.faults:
+                return self._of_rule(*self._of_whole(bisected.faults, model, feeds, wrt, outputs), model, feeds)
             problem = _problem(model, feeds, wrt, outputs, self._seed)
             built = self._side.build(problem)
             fed = built.feeds(problem.feeds, problem.cotangents)
             located = locate(built.model, fed, self._side.backend, self._report)
             if not located.is_right:
                 return self._of_kernel(located, built.model, fed)
+        except FeedError:
+            raise
         except RefgradError as error:  # it has no gradient, and its results may be wrong all the same
             refused = (
                 AnswerError(f"{self._side} makes no gradient: {error}") if isinstance(error, AnswerError) else error
@@ -178,22 +216,27 @@ class _Search:
         feeds: Mapping[str, Any],
         wrt: Sequence[str] | None,
         outputs: Sequence[str] | None,
-    ) -> Fault:
-        """The fault that the whole model shows: the one with its message, or else the first."""
+    ) -> tuple[Fault, str]:
+        """The fault that the whole model shows: the one with its message, or else the first, and that message."""
         try:
             self._side.build(_problem(model, feeds, wrt, outputs, self._seed))
         except (RefgradError, CrashError) as error:
-            whole = _skeleton(str(error))
-            return next((fault for fault in faults if _skeleton(fault.message) == whole), faults[0])
+            whole = str(error)
         except Exception as error:  # a builder that is a function raises anything
-            whole = _skeleton(f"it raised {raised(error)}")
-            return next((fault for fault in faults if _skeleton(fault.message) == whole), faults[0])
-        return faults[0]
+            whole = f"it raised {raised(error)}"
+        else:
+            return faults[0], ""
+        for fault in faults:
+            if _skeleton(fault.message) == _skeleton(whole):
+                return fault, ""
+        return faults[0], whole
 
-    def _of_rule(self, fault: Fault, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
+    def _of_rule(self, fault: Fault, whole: str, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
         values = ModelValues(model, feeds)
         part, fed = _cut(values, [n for n in values.model.graph.node if label_of(n) in fault.nodes])
-        return Failure(RULE, fault.kind, fault.operators, fault.nodes, fault.message, part, fed)
+        return Failure(
+            RULE, fault.kind, fault.operators, fault.nodes, fault.message, part, fed, fault.formula, fault.known, whole
+        )
 
     def _of_kernel(self, located: Located, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
         if located.unsteady is not None:
@@ -212,7 +255,7 @@ class _Search:
         else:
             chosen = nodes
         part, fed = _cut(values, chosen)
-        how = "crashed" if message else WRONG
+        how = CRASHED if message else WRONG
         operators = tuple(node.op_type for node in chosen)
         return Failure(KERNEL, how, operators, tuple(map(label_of, chosen)), message, part, fed)
 
@@ -247,7 +290,7 @@ class _Search:
                 operators = failure.operators
         except (RefgradError, ValueError):
             return None
-        smaller_failure = Failure(failure.kind, how, operators, failure.nodes, message, model, feeds)
+        smaller_failure = replace(failure, how=how, operators=operators, message=message, model=model, feeds=feeds)
         return smaller_failure if how and smaller_failure.signature == failure.signature else None
 
     def measure(self, reduced: Reduced) -> None:
@@ -256,7 +299,7 @@ class _Search:
         if failure.kind == KERNEL:
             reduced.fed = dict(failure.feeds)
             due = NumpyBackend().prepare(failure.model, precision="float64").run(failure.feeds)
-            _declare(failure.model, due)
+            _declare(failure.model.graph.output, due)
             like = NumpyBackend().prepare(failure.model).run(failure.feeds)
             reduced.due = {name: np.asarray(value).astype(np.asarray(like[name]).dtype) for name, value in due.items()}
             try:
@@ -264,34 +307,62 @@ class _Search:
                 reduced.found = {name: np.asarray(value) for name, value in outputs.items()}
             except RefgradError:
                 pass
+            reduced.reference = self._by_reference(reduced)
             return
-        _declare(failure.model, NumpyBackend().prepare(failure.model).run(failure.feeds))
+        _declare(failure.model.graph.output, NumpyBackend().prepare(failure.model).run(failure.feeds))
         problem = _problem(failure.model, failure.feeds, None, None, self._seed)
-        reduced.wrt = problem.wrt
+        reduced.wrt, reduced.cotangents = problem.wrt, dict(problem.cotangents)
+        reduced.fed = dict(problem.feeds)
         try:
             right = Built.of(differentiate(failure.model, problem.wrt, list(problem.cotangents)))
             wide = NumpyBackend().prepare(right.model, precision="float64")
             due = right.named(wide.run(widened(right.feeds(problem.feeds, problem.cotangents))))
-            reduced.due = {name: value.astype(problem.at[name].dtype) for name, value in due.items()}
+            given = {**problem.feeds, **{t.name: array_of(t) for t in failure.model.graph.initializer}}
+            reduced.due = {name: value.astype(given[name].dtype) for name, value in due.items()}
         except RefgradError:  # refgrad refuses it too
             pass
         try:
             built = self._side.build(problem)
-            reduced.fed = built.feeds(problem.feeds, problem.cotangents)
+        except Exception:  # a builder that is a function raises anything
+            return
+        reduced.built, reduced.fed = built, built.feeds(problem.feeds, problem.cotangents)
+        sizes = {built.gradients[name]: problem.at[name] for name in built.gradients}
+        _declare([v for v in built.model.graph.input if lacks_shape(v)], reduced.fed)
+        _declare([v for v in built.model.graph.output if lacks_shape(v)], sizes)
+        with suppress(RefgradError):  # its gradient may not run
             reduced.found = built.named(NumpyBackend().prepare(built.model).run(reduced.fed))
-            reduced.gradient = built.model
-        except (RefgradError, CrashError):
-            reduced.fed = dict(problem.feeds)
+
+    def _by_reference(self, reduced: Reduced) -> str:
+        """A sentence about the results of onnx's reference implementation."""
+        if self._side.backend.name == REFERENCE:
+            return ""
+        name = "onnx's reference implementation"
+        try:
+            results = get_executor(REFERENCE).prepare(reduced.failure.model).run(reduced.failure.feeds)
+        except RefgradError:
+            return f"{name} does not run it."
+        wrong = _errors(reduced.due, reduced.found) or dict.fromkeys(reduced.due, 0.0)
+        got = {name: np.asarray(results[name]) for name in wrong}
+        for what, values in (("expected", reduced.due), ("wrong", reduced.found)):
+            far = [_worst(got[key], values[key]) if key in values else np.inf for key in wrong]
+            if all(error <= max(seen / 100, _CLOSE) for error, seen in zip(far, wrong.values(), strict=True)):
+                return f"{name} computes the {what} result."
+        return f"{name} computes something else again."
 
 
-def _declare(model: ModelProto, results: Mapping[str, Any]) -> None:
-    """Declare the sizes of the outputs."""
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
-        for size in np.shape(results[value.name]):
-            value.type.tensor_type.shape.dim.add().dim_value = size
-        if not np.shape(results[value.name]):
+def _worst(got: np.ndarray, due: np.ndarray) -> float:
+    """The largest distance of two arrays, infinite if their shapes differ."""
+    return float(np.max(distance(got, due), initial=0.0)) if got.shape == due.shape else np.inf
+
+
+def _declare(values: Iterable[ValueInfoProto], arrays: Mapping[str, Any]) -> None:
+    """Declare the sizes of values."""
+    for value in values:
+        if value.name in arrays:
+            value.type.tensor_type.ClearField("shape")
             value.type.tensor_type.shape.SetInParent()
+            for size in np.shape(arrays[value.name]):
+                value.type.tensor_type.shape.dim.add().dim_value = size
 
 
 def _outcome(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[str, str]:
@@ -299,7 +370,7 @@ def _outcome(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> t
     trial = RepairTrial(Replay(model, feeds), backend)
     errors, failed = trial.run(())
     if failed:
-        return "crashed", failed
+        return CRASHED, failed
     return ("" if errors.is_rounding else WRONG), ""
 
 
@@ -350,6 +421,8 @@ def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tu
     for name, array in arrays.items():
         if array.dtype.kind == "f" and array.size:
             for simple in (np.zeros_like(array), np.ones_like(array), np.round(array), np.round(array, 1)):
+                if (array > 0).all() and not (simple > 0).all():
+                    continue  # it may be a scale, or a variance
                 if not np.array_equal(simple, array) and _simplicity(simple) < _simplicity(array):
                     yield _with(model, feeds, {**arrays, name: simple})
 
@@ -391,76 +464,185 @@ def _with(
 
 
 def write(reduced: Reduced, folder: Path) -> None:
-    """Write the failure as a backend test of onnx, with a script that reproduces it and the text of a report.
+    """Write the failure as a backend test of onnx, with a program that shows it and the text of a report.
 
     The folder has model.onnx, test_data_set_0 with inputs, outputs (the expected ones) and actual_*.pb (the actual ones),
-    reproduce.py and REPORT.md; for a builder also forward.onnx, the model that is differentiated.
+    reproduce.py and REPORT.md; for a builder also forward.onnx, the model that is differentiated. The program is run once, and
+    the report has what it prints.
 
     :raises OutputFileError: the folder exists, or cannot be written.
     """
     with new_folder(folder) as written_folder:
         (written_folder / "model.onnx").write_bytes(reduced.runs.SerializeToString())
-        if reduced.failure.kind == RULE:
+        if reduced.is_rule:
             (written_folder / "forward.onnx").write_bytes(reduced.failure.model.SerializeToString())
         data = written_folder / "test_data_set_0"
         data.mkdir()
         inputs = [v.name for v in reduced.runs.graph.input if v.name in reduced.fed]
         for k, name in enumerate(inputs):
             _write_tensor(data / f"input_{k}.pb", name, reduced.fed[name])
-        for k, (name, shown) in enumerate(_outputs(reduced).items()):
+        for k, (name, output) in enumerate(_outputs(reduced).items()):
             if name in reduced.due:
-                _write_tensor(data / f"output_{k}.pb", shown, reduced.due[name])
+                _write_tensor(data / f"output_{k}.pb", output, reduced.due[name])
             if name in reduced.found:
-                _write_tensor(data / f"actual_{k}.pb", shown, reduced.found[name])
-        if reduced.failure.kind == RULE and reduced.gradient is None:
-            outputs = [value.name for value in reduced.failure.model.graph.output]
-            script = building(reduced.side, reduced.wrt, outputs)
-        else:
-            outputs = [value.name for value in reduced.failure.model.graph.output]
-            is_rule = reduced.failure.kind == RULE
-            script = rebuilding(reduced.side, reduced.wrt, outputs) if is_rule else ""
-            script = script or running(reduced.side, is_rule)
-        (written_folder / "reproduce.py").write_text(script, encoding="utf-8")
-        (written_folder / "REPORT.md").write_text(report(reduced), encoding="utf-8")
+                _write_tensor(data / f"actual_{k}.pb", output, reduced.found[name])
+        for executor in _executors(reduced):
+            shown = _shown(reduced, executor)
+            text, beside = program(shown)
+            (written_folder / "reproduce.py").write_text(text, encoding="utf-8")
+            if beside:
+                (written_folder / DATA).write_text(beside, encoding="utf-8")
+            if not reduced.stopped:
+                try:
+                    reduced.exit_code, reduced.printed = _run(written_folder / "reproduce.py")
+                except KeyboardInterrupt:  # what was reached is kept
+                    interruption.finish()
+                    reduced.stopped = interruption.INTERRUPTED
+            if reduced.stopped or reduced.exit_code == 1:
+                break
+        reduced.versions = {
+            **reduced.versions,
+            **surroundings([executor] if shown.is_made and executor in RUNNERS else []),
+        }
+        (written_folder / "REPORT.md").write_text(
+            report(reduced) + _to_reproduce(reduced, shown, "" if beside else text), encoding="utf-8"
+        )
+
+
+def _executors(reduced: Reduced) -> list[str]:
+    """The executors for the program, the best first: one with a fault of its own may make a wrong gradient right."""
+    own = executor_of(reduced.side)
+    if not reduced.is_rule or reduced.built is None:
+        return [own]
+    known = [name for name, why in executors().items() if why is None and name in ("ort-cpu", INTERPRETER)]
+    first = [own] if own in RUNNERS else []
+    return list(dict.fromkeys([*first, REFERENCE, *sorted(known, reverse=True)]))
 
 
 def _outputs(reduced: Reduced) -> dict[str, str]:
     """The names of the outputs, by the names of the expected results."""
-    if reduced.gradient is None:
-        return {name: name for name in reduced.due}
-    outputs = [value.name for value in reduced.gradient.graph.output]
-    return {name: next((o for o in outputs if o.endswith(f"{name}_grad")), f"{name}_grad") for name in reduced.due}
+    names = {} if reduced.built is None else reduced.built.gradients
+    return {name: names.get(name, name) for name in reduced.due}
 
 
 def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
     path.write_bytes(numpy_helper.from_array(np.asarray(value), name).SerializeToString())
 
 
+def _shown(reduced: Reduced, executor: str) -> Shown:
+    """The failure for a program to show. A builder that no program can ask is shown by the gradient that it made."""
+    failure, outputs = reduced.failure, _outputs(reduced)
+    may_end = failure.how == CRASHED
+    if not reduced.is_rule or (reduced.built is not None and not is_callable(reduced.side.partition("@")[0])):
+        due = {outputs[name]: value for name, value in reduced.due.items()}
+        found = {outputs[name]: value for name, value in reduced.found.items() if name in outputs}
+        return Shown("", executor, False, True, may_end, reduced.runs, reduced.fed, due, _errors(due, found))
+    return Shown(
+        reduced.side.partition("@")[0], executor, True, reduced.built is not None, may_end, failure.model, failure.feeds,
+        reduced.due, _errors(reduced.due, reduced.found), reduced.wrt, reduced.cotangents,
+    )  # fmt: skip
+
+
+def _errors(due: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The largest error of each result that is wrong: others than the worst may be off by rounding alone."""
+    sizes, errors = {}, {}
+    for name, value in due.items():
+        if name not in found or is_text(value) or found[name].shape != value.shape or not value.size:
+            continue
+        errors[name] = _worst(found[name], value)
+        wide = np.abs(value.astype(np.float64))
+        sizes[name] = errors[name] / (float(np.max(wide, where=np.isfinite(wide), initial=0.0)) or 1.0)
+    worst = max(sizes.values(), default=0.0)
+    return {name: error for name, error in errors.items() if sizes[name] >= _WRONG_TOO * worst and sizes[name] > 0}
+
+
+def _run(file: Path) -> tuple[int | None, str]:
+    """The exit code of a program, None if it does not end in time, and the end of what it prints."""
+    here = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            [sys.executable, file.name], cwd=file.parent, env=os.environ | {"PYTHONPATH": here}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, ""
+    lines = done.stdout.decode(errors="replace").rstrip().split("\n")
+    return done.returncode, "\n".join(lines[-_LINES:])
+
+
 def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
-    """The text of a bug report.
+    """The text of a bug report: what is wrong, the model, what is expected, and the versions.
 
     :param written: the function of `refgrad.escaping` for the medium that shows the text.
     """
     failure = reduced.failure
-    what = "gradient" if failure.kind == RULE else "result"
-    how = f"a wrong {what}" if failure.how == WRONG else failure.how
+    what = "gradient" if reduced.is_rule else "result"
+    how = {WRONG: f"a wrong {what}", CRASHED: f"fails instead of a {what}"}.get(
+        failure.how, f"the {what} is {failure.how}"
+    )
+    operators = ", ".join(dict.fromkeys(failure.operators))
+    at_fault = reduced.side.partition("@")[0 if reduced.is_rule else 2]
+    versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())
     parts = [
-        f"# {written(', '.join(failure.operators))}: {how} ({written(reduced.side)})",
-        written(failure.message or f"The {what} is wrong."),
+        f"# {written(operators)}: {how} ({written(reduced.system or at_fault)})",
+        written(failure.message or _SAID[failure.kind]),
+        f"The formula that holds: {written(failure.formula)}" if failure.formula else "",
+        f"This is known: {written(failure.known)}" if failure.known else "",
+        f"The whole model fails for another reason: {written(failure.whole)}" if failure.whole else "",
+        "\n".join(_rows(reduced, written)),
+        written(reduced.reference),
+        f"```\n{onnx_text(failure.model, code).strip()}\n```",
         f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {counted(reduced.tried, 'step')}"
         + (f", {reduced.stopped}." if reduced.stopped else "."),
-        f"```\n{onnx_text(failure.model, code).strip()}\n```",
+        written(f"Versions: {versions}."),
     ]
-    versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())
-    rows = []
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _rows(reduced: Reduced, written: Callable[[str], str]) -> Iterator[str]:
+    """The inputs, and each result with the expected numbers and the actual ones."""
+    for kind, arrays in (("input", reduced.failure.feeds), ("cotangent of", reduced.cotangents)):
+        for name, value in arrays.items():
+            yield f"- {kind} {written(name)}: {_numbers(value, written)}"
+    of = "gradient by" if reduced.is_rule else "result"
     for name, due in reduced.due.items():
         got = reduced.found.get(name)
-        rows.append(f"- {written(name)}: expected {_numbers(due)}, found {'nothing' if got is None else _numbers(got)}")
-    shows = "`python reproduce.py` shows it, and exits with 1 as long as it is there."
-    return "\n\n".join([*parts, "\n".join(rows), shows, written(f"Versions: {versions}.")]) + "\n"
+        told = "nothing" if got is None else _numbers(got, written)
+        yield f"- {of} {written(name)}: expected {_numbers(due, written)}, found {told}"
+        if got is not None and due.size > _FEW and not is_text(due):
+            for one in elements_of(got, due)[:1]:
+                yield f"- {of} {written(name)} at {list(one.at)}: expected {one.expected:.9g}, found {one.found:.9g}"
 
 
-def _numbers(value: np.ndarray) -> str:
+def _numbers(value: np.ndarray, written: Callable[[str], str]) -> str:
+    """The type, the sizes, and the first elements of a tensor."""
     flat = value.reshape(-1)
-    told = ", ".join(f"{float(number):.6g}" for number in flat[:6])
-    return f"[{told}{', ...' if flat.size > 6 else ''}]"
+    told = ", ".join(written(repr(str(one))) if is_text(value) else f"{one:.6g}" for one in flat[:_FEW].tolist())
+    return f"{value.dtype}{list(value.shape)} [{told}{', ...' if flat.size > _FEW else ''}]"
+
+
+def how_it_shows(reduced: Reduced) -> str:
+    """A sentence about the program that was written: whether it shows the failure here."""
+    if reduced.exit_code == 1:
+        return "reproduce.py shows it, and exits with 1 as long as it is there."
+    if reduced.exit_code is None:
+        return f"reproduce.py was not run to its end: {reduced.stopped or f'{_SECONDS} seconds'}."
+    return f"reproduce.py does not show it here: it exits with {reduced.exit_code}."
+
+
+def _to_reproduce(reduced: Reduced, shown: Shown, text: str) -> str:
+    """The program as a part of the report, and its output."""
+    needed = [name for name in ("onnx", "numpy", *packages(shown)) if name in reduced.versions]
+    pinned = " ".join(f"{name}=={reduced.versions[name]}" for name in dict.fromkeys(needed))
+    at_fault = reduced.side.partition("@")[0 if reduced.is_rule else 2]
+    parts = ["## To reproduce", f"`pip install {pinned}`, then run this program:", f"```python\n{text.strip()}\n```"]
+    if not text:
+        parts[1:] = [
+            f"`pip install {pinned}`, and run reproduce.py with {DATA} beside it: they are too large for this text."
+        ]
+    if ":" in at_fault and not at_fault.startswith(("refgrad:", "onnxruntime:", "ort-")):
+        parts.append(f"It needs the module of {markdown(at_fault)}.")
+    parts.append(how_it_shows(reduced))
+    if reduced.printed:
+        parts += ["It prints:", "\n".join(f"    {printable(line)}" for line in reduced.printed.split("\n"))]
+    return "\n" + "\n\n".join(parts) + "\n"

@@ -51,7 +51,7 @@ class ModelValues:
 
         read = {name for node in self.model.graph.node for name in reads_of(node)}
         wanted = [*(value.name for value in self.model.graph.output), *(name for name in made if name not in read)]
-        for precision in (Watching(_each(look)), WatchingInDouble(_each(hold))):
+        for precision in (Watching(watching_each(look)), WatchingInDouble(watching_each(hold))):
             NumpyBackend().prepare(self.model, precision=precision).run(feeds, dict.fromkeys(wanted))
 
     def right(self, name: str) -> Any:
@@ -108,7 +108,9 @@ def is_text(value: np.ndarray) -> bool:
     return value.dtype.kind in "OUST"
 
 
-def _each(seen: Callable[[NodeProto, tuple[Any, ...]], None]) -> Watcher:
+def watching_each(seen: Callable[[NodeProto, tuple[Any, ...]], None]) -> Watcher:
+    """A watcher that passes each node of a run and its results to `seen`."""
+
     def watch(node: NodeProto, inputs: tuple[Any, ...], outer: Mapping[str, Any], compute: Compute) -> tuple[Any, ...]:
         results = compute()
         seen(node, results)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from refgrad.conformance.judge.nan.nonfinite import Origin
 from refgrad.conformance.locating.bisection import Bisected
 from refgrad.conformance.locating.location import Located
+from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood
 from refgrad.conformance.locating.repeating import Unsteady
 from refgrad.conformance.problems.ranges import OutOfRange
 from refgrad.markup import BAD, html_table
@@ -94,6 +95,7 @@ class Sided:
     """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ.
 
     `unsearched` is what the search for faults has not looked at to the end, with the reason, "" if the comparison was stopped.
+    `paths` are the ways of the errors from the nodes at fault to wrong tensors, `around` the graphs around these nodes.
     """
 
     label: str
@@ -106,6 +108,8 @@ class Sided:
     unsteady: Unsteady | None = None
     ranges: tuple[OutOfRange, ...] = ()
     unsearched: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[ErrorPath, ...] = ()
+    around: tuple[Neighbourhood, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,12 @@ from onnx import ModelProto
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.elementwise import BEYOND, HIDDEN, ZERO, within_rounding
 from refgrad.conformance.judge.nan.nonfinite import Origin, origins
+from refgrad.conformance.locating import paths
 from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
 from refgrad.conformance.locating.location import Located, Progress, computes_right, locate
+from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood, Wrong
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
@@ -71,6 +73,8 @@ class Work:
         self._origins: tuple[Origin, ...] = ()
         self._steps: Mapping[str, Callable[[], None]] = {}
         self.unsearched: dict[str, str] = {}
+        self._paths: tuple[ErrorPath, ...] = ()
+        self._around: tuple[Neighbourhood, ...] = ()
 
     # What it has
 
@@ -147,9 +151,9 @@ class Work:
         open_ = ~np.isfinite(due)
         bad = ~np.isfinite(theirs.astype(np.float64)) & ~open_
         if bad.any():
-            return Seen(
-                WRONG, f"{np.count_nonzero(bad)} of {counted(bad.size, 'element')} are not finite, and are in double"
-            )
+            first = tuple(map(int, np.argwhere(bad)[0]))
+            said = f"{np.count_nonzero(bad)} of {counted(bad.size, 'element')} are not finite, and are in double"
+            return Seen(WRONG, f"{said}; {list(first)} is {theirs[first]} instead of {due[first]:.6g}")
         seen = self._judged(np.where(open_, 0, theirs), np.where(open_, 0.0, due), match, open_)
         if open_.any():
             part = f"{np.count_nonzero(open_)} of {counted(open_.size, 'element')}"
@@ -389,6 +393,54 @@ class Work:
         self.tell("the origins of NaN")
         self._origins = origins(built.model, self._feeds, side.backend, self.truth_of_side.point.model)
 
+    def trace(self, tensors: Sequence[Tensor], place: int) -> None:
+        """Follow the errors from the nodes at fault to the wrong tensors, and keep the graphs around these nodes."""
+        wrong = [tensor for tensor in tensors if seen_of(tensor, place).verdict == WRONG and len(tensor.of) == 1]
+        try:
+            self._paths, self._around = self._traced(wrong, place)
+        except (RefgradError, LookupError):  # a value is no tensor: the nodes are named all the same
+            return
+
+    def _traced(self, wrong: Sequence[Tensor], place: int) -> tuple[tuple[ErrorPath, ...], tuple[Neighbourhood, ...]]:
+        judge, built = self.truth_of_side, self._built
+        point, located = judge.point, self._located
+        traced, around = list[ErrorPath](), list[Neighbourhood]()
+        faults = () if self._bisected is None else self._bisected.faults
+        if faults:
+            graph = paths.TracedGraph(point.model, point.feeds)
+            blamed = [graph.positions(fault.nodes) for fault in faults]
+            errors = {}
+            if built is not None:
+                fed = {**point.feeds, **point.cotangents}
+                errors = paths.adjoint_errors(graph, built, self._feeds, judge.gradient, fed)
+            of_rules = [
+                Wrong(t.name, t.of[0], seen_of(t, place).error)
+                for t in wrong if t.kind == GRADIENT and t.of[0] in self.wrong_in_double
+            ]  # fmt: skip
+            traced += paths.of_rules(graph, [k for nodes in blamed for k in nodes], of_rules, errors)
+            around += [paths.around(graph, nodes, None if built is None else built.model) for nodes in blamed if nodes]
+        if located is None or not isinstance(self.side, Live):
+            return tuple(traced), tuple(around)
+        blamed_names = [one.found.outputs[:1] for one in located.culprits] + [group.nodes for group in located.groups]
+        models = [(point.model, point.feeds, OUTPUT, dict[str, str]())]
+        if built is not None:
+            models.insert(0, (built.model, self._feeds, GRADIENT, built.gradients))
+        drawn = set[tuple[str, ...]]()
+        for model, feeds, kind, names in models:
+            of_kind = [
+                Wrong(t.name, names.get(t.of[0], t.of[0]), seen_of(t, place).error) for t in wrong if t.kind == kind
+            ]
+            if not blamed_names or not (of_kind or self.failed):
+                continue
+            graph = paths.TracedGraph(model, feeds)
+            found = {named: graph.positions(named) for named in blamed_names}
+            traced += paths.of_kernels(
+                graph, [k for nodes in found.values() for k in nodes], of_kind, self.side.backend
+            )
+            around += [paths.around(graph, nodes) for named, nodes in found.items() if nodes and named not in drawn]
+            drawn |= {named for named, nodes in found.items() if nodes}
+        return tuple(traced), tuple(around)
+
     @property
     def has_proved_node(self) -> bool:
         """True if the repair of nodes takes the whole error away."""
@@ -422,6 +474,8 @@ class Work:
             self.unsteady,
             self.ranges,
             dict(self.unsearched),
+            self._paths,
+            self._around,
         )
 
     def tell(self, what: str, done: int = 0, total: int | None = None) -> None:

@@ -87,7 +87,7 @@ def leaving(model: ModelProto, feeds: Mapping[str, Any]) -> Iterator[OutOfRange]
     :param feeds: the values of its inputs.
     :raises RefgradError: the interpreter does not run the model.
     """
-    graph = normalise(model)
+    graph = normalise(model, shapeless=True)
     types = _types(model)
     feeds = widened(dict(feeds))
     values = NumpyBackend().prepare(model, precision="float64").run(feeds, trace=True)
@@ -138,7 +138,7 @@ def changing(model: ModelProto, feeds: Mapping[str, Any], but: Collection[str] =
 
 def _types(model: ModelProto) -> dict[str, np.dtype[Any]]:
     """The float types narrower than double of the values of a model."""
-    kinds = normalise(model).types
+    kinds = normalise(model, shapeless=True).types
     types = {name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind in FLOATS}
     return {name: kind for name, kind in types.items() if kind != np.float64}
 

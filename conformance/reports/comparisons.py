@@ -1,16 +1,15 @@
-"""The results of a comparison, and of a search for NaN: in a terminal, as JSON and as a page."""
+"""The results of a comparison, and of a search for NaN: in a terminal, as JSON and as Markdown."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import shorten
 from typing import Any
 
-from onnx import ModelProto
 from rich.console import Console
 
 from refgrad.conformance.judge.nan.nonfinite import NonFinite
@@ -30,13 +29,12 @@ from refgrad.conformance.locating.verdicts import (
 from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
 from refgrad.errors import abridged, counted
-from refgrad.escaping import html, printable
+from refgrad.escaping import markdown, printable
 from refgrad.show.tables import table
 
 _SHOWN = 12  # tensors of a summary
 _ORIGINS = 8
 _LONGEST = 300  # letters of the reason why a side has no gradient, in a sentence
-_PICTURES = 12  # tensors with heat maps
 _AS_SAID = {WRONG: "is wrong in", UNDECIDED: "cannot be judged in", MISSING: "lacks"}
 
 
@@ -57,14 +55,13 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
                 reason = seen.reason if (side, seen.cause) in shared else told_of(seen)
                 _print(console, f"{tensor.name} ({side}): {seen.verdict}: {reason}")
     for side, told in (("a", comparison.a), ("b", comparison.b)):
-        for line in lines_of(told):
+        for line in (*lines_of(told), *ways_of(told)):
             _print(console, f"{side} = {told.label}: {line}")
     counts = Counter(tensor.verdict for tensor in comparison.tensors)
     told_all = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "there is nothing to compare"
     _print(
         console,
-        f"{'ok' if comparison.ok else 'DIFFERENT'}: {told_all}. Judge: {comparison.judge}. "
-        f"Feeds: {comparison.feeds}; seed {comparison.seed}.",
+        f"{'ok' if comparison.ok else 'DIFFERENT'}: {told_all}. {judged(comparison)}",
     )
     for line in stopped_lines(comparison):
         _print(console, line)
@@ -230,6 +227,12 @@ def lines_of(side: Sided) -> Iterator[str]:
             yield f"{len(names)} of the recorded gradients are not compared ({abridged(names)}): {why}"
 
 
+def ways_of(side: Sided) -> Iterator[str]:
+    """A line about the way of the error to the tensor that is furthest off."""
+    if side.paths:
+        yield f"the error goes: {max(side.paths, key=lambda path: path.error or 0.0)}"
+
+
 def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
     if located.failed and (not side.failed or not located.culprits):
         yield f"the executor does not run it: {located.failed}"
@@ -237,16 +240,21 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
     for culprit in located.culprits:
         if culprit.found.failed:
             failing.setdefault(culprit.found.operator, []).append(culprit)
+    before = located.error
     for first, *others in failing.values():
         more = f" (and {abridged(one.found.name for one in others)})" if others else ""
-        yield f"the kernel is at fault: {first.found}{more}; {_repaired(located, [first, *others][-1].left)}"
+        last = [first, *others][-1]
+        yield f"the kernel is at fault: {first.found}{more}; {_repaired(before, last.left)}"
+        before = last.left
     for culprit in located.culprits:
         if not culprit.found.failed:
-            yield f"the kernel is at fault: {culprit.found}; {_repaired(located, culprit.left)}"
+            yield f"the kernel is at fault: {culprit.found}; {_repaired(before, culprit.left)}"
+            before = culprit.left
         for inner in culprit.found.inside:
             yield f"in its body: {inner}"
     for group in located.groups:
-        yield f"nodes are wrong together: {group}; {_repaired(located, group.left)}"
+        yield f"nodes are wrong together: {group}; {_repaired(before, group.left)}"
+        before = group.left
     if located.optimisation:
         yield f"the runtime's optimisation: {located.optimisation}"
     for node in located.suspects[:_ORIGINS]:
@@ -262,11 +270,13 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
         yield f"each of its {counted(located.judged, 'node')} is right for its inputs, and so are the results but for rounding"
 
 
-def _repaired(located: Located, left: float) -> str:
+def _repaired(before: float, left: float) -> str:
     """A text about the error before and after a repair; it is infinite where the model does not run."""
     if math.isinf(left):
         return "repaired, there are no results either"
-    return f"repaired, the error is {left:.2g}" + (f" of {located.error:.2g}" if math.isfinite(located.error) else "")
+    if math.isinf(before):
+        return f"repaired, there are results, with an error of {left:.2g}"
+    return f"repaired, the error goes from {before:.2g} to {left:.2g}"
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
@@ -331,7 +341,51 @@ def _side(side: Sided) -> dict[str, Any]:
         "not_finite": [asdict(origin) for origin in side.origins],
         "unmatched": dict(side.unmatched),
         "not_searched": dict(side.unsearched),
+        "paths": [asdict(path) for path in side.paths],
     }
+
+
+def markdown_of(comparison: Comparison) -> str:
+    """The comparison as Markdown, for an issue: the sentence, the tensors that differ, the nodes at fault, the versions."""
+    doubtful = [tensor for tensor in comparison.tensors if not tensor.ok]
+    parts = [f"# {markdown(title(comparison))}", markdown(sentence(comparison))]
+    for name, side in (("a", comparison.a), ("b", comparison.b)):
+        if lines := [*lines_of(side), *ways_of(side)]:
+            parts += [f"## {name} = {markdown(side.label)}", "\n".join(f"- {markdown(line)}" for line in lines)]
+    if doubtful:
+        rows = [cells_of(tensor) for tensor in doubtful[:_SHOWN]]
+        heads = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")
+        lines = [f"| {' | '.join(map(markdown, row))} |" for row in (heads, *rows)]
+        parts += ["## Tensors", "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])]
+        if len(doubtful) > len(rows):
+            parts.append(f"And {len(doubtful) - len(rows)} more that differ.")
+    elements = [
+        f"- {markdown(f'{tensor.name} ({side}) at {list(one.at)}')}: expected {one.expected:.9g}, found {one.found:.9g}"
+        for tensor in doubtful[:_SHOWN]
+        for side, seen in (("a", tensor.a), ("b", tensor.b))
+        for one in seen.elements
+    ]
+    parts += ["## The elements that are furthest off", "\n".join(elements)] if elements else []
+    parts += [markdown(f"Versions: {versions_of(comparison)}."), markdown(judged(comparison))]
+    return "\n\n".join(parts) + "\n"
+
+
+def title(comparison: Comparison) -> str:
+    """The shortest form of the verdict."""
+    which = "agree" if comparison.ok else "differ"
+    return f"The two {which}: {comparison.a.label} and {comparison.b.label}"
+
+
+def judged(comparison: Comparison) -> str:
+    """The judge, the feeds and the seed in one line."""
+    return f"Judge: {comparison.judge}. Feeds: {comparison.feeds}; seed {comparison.seed}."
+
+
+def cells_of(tensor: Tensor) -> tuple[str, ...]:
+    """A tensor as texts: its name, its kind, the verdict on each side, how far apart they are, the verdict, the reasons."""
+    reason = "; ".join(dict.fromkeys(filter(None, (told_of(tensor.a), told_of(tensor.b)))))
+    apart = "" if tensor.apart is None else f"{tensor.apart:.3g}"
+    return tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, apart, tensor.verdict, reason
 
 
 # NaN
@@ -372,128 +426,3 @@ def document_of_origins(nonfinite: NonFinite) -> dict[str, Any]:
     """The same as JSON."""
     values = asdict(nonfinite)
     return {"ok": nonfinite.ok, "results": values.pop("results"), "births": values.pop("origins"), **values}
-
-
-# A page
-
-
-def page(comparison: Comparison, model: ModelProto) -> str:
-    """One HTML page without any other file: the verdicts, the nodes at fault with their neighbours, the proof."""
-    parts = []
-    for name, side in (("a", comparison.a), ("b", comparison.b)):
-        parts.append(f"<h2>{name} = {html(side.label)}</h2>")
-        parts += [f"<p>{html(line)}</p>" for line in lines_of(side)]
-        parts += [_picture(model, names) for names in _blamed(side)]
-    head = "".join(f"<th>{title}</th>" for title in ("tensor", "kind", "a", "b", "apart", "verdict", "reason"))
-    rows = "".join(map(_tr, sorted(comparison.tensors, key=lambda tensor: tensor.ok)))
-    wrong = [(tensor, seen) for tensor in comparison.tensors for seen in (tensor.a, tensor.b) if seen.maps is not None]
-    pictures = ["<h2>What is wrong, element by element</h2>"] if wrong else []
-    pictures += [_heat_maps(tensor, seen) for tensor, seen in wrong[:_PICTURES]]
-    verdict = "The two agree" if comparison.ok else "The two differ"
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>refgrad compare</title>"
-        f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style></head><body>"
-        f"<h1>{verdict}: {html(comparison.a.label)} and {html(comparison.b.label)}</h1>"
-        f"<p><strong>{html(sentence(comparison))}</strong></p>"
-        f"{''.join(f'<p>{html(line)}</p>' for line in stopped_lines(comparison))}"
-        f"<p>Versions: {html(versions_of(comparison))}.</p>"
-        f"<p>Judge: {html(comparison.judge)}. Feeds: {html(comparison.feeds)}; seed {comparison.seed}.</p>{''.join(parts)}"
-        f"<h2>Tensors</h2><table><tr>{head}</tr>{rows}</table>{''.join(pictures)}</body></html>\n"
-    )
-
-
-def _tr(tensor: Tensor) -> str:
-    reason = "; ".join(filter(None, (told_of(tensor.a), told_of(tensor.b))))
-    apart = "" if tensor.apart is None else f"{tensor.apart:.3g}"
-    cells = (tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, apart, tensor.verdict, reason)
-    return f"<tr class='{'ok' if tensor.ok else 'bad'}'>{''.join(f'<td>{html(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _heat_maps(tensor: Tensor, seen: Seen) -> str:
-    """The expected numbers of a wrong tensor, the actual ones and the difference, as three pictures and a list."""
-    maps = seen.maps
-    assert maps is not None
-    side = "a" if seen is tensor.a else "b"
-    sizes = [
-        abs(value) for grid in (maps.expected, maps.found) for row in grid for value in row if math.isfinite(value)
-    ]
-    least = max((abs(value) for row in maps.difference for value in row if math.isfinite(value)), default=0.0)
-    drawn = "".join(
-        f"<figure>{_heat_map(grid, size or 1.0, f'{title} of {tensor.name}')}"
-        f"<figcaption>{title}, ±{size:.3g}</figcaption></figure>"
-        for title, grid, size in (
-            ("expected", maps.expected, max(sizes, default=0.0)),
-            ("found", maps.found, max(sizes, default=0.0)),
-            ("difference", maps.difference, least),
-        )
-    )
-    items = "".join(
-        f"<li>{html(str(list(one.at)))}: expected {one.expected:.9g}, found {one.found:.9g}</li>"
-        for one in seen.elements
-    )
-    return f"<h3>{html(tensor.name)} ({side})</h3><p>{html(told_of(seen))}</p><div class='maps'>{drawn}</div><ul>{items}</ul>"
-
-
-def _heat_map(grid: Sequence[Sequence[float]], size: float, label: str) -> str:
-    """Numbers as coloured cells: blue below 0, white at 0, red above, grey where there is none, black if not finite."""
-    cell, cells = 8, []
-    for y, row in enumerate(grid):
-        for x, value in enumerate(row):
-            if math.isnan(value):
-                fill = "#ccc"
-            elif math.isinf(value):
-                fill = "#000"
-            else:
-                share = round(255 * (1 - min(abs(value) / size, 1.0)))
-                fill = f"rgb(255,{share},{share})" if value > 0 else f"rgb({share},{share},255)"
-            cells.append(f"<rect x='{x * cell}' y='{y * cell}' width='{cell}' height='{cell}' fill='{fill}'/>")
-    width, height = cell * max(map(len, grid)), cell * len(grid)
-    return (
-        f"<svg role='img' aria-label='{html(label)}' viewBox='0 0 {width} {height}' width='{width}' height='{height}'>"
-        f"{''.join(cells)}</svg>"
-    )
-
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.25rem .5rem;text-align:left}"
-    "tr.bad td{background:#fff0f0}svg{max-width:100%;height:auto}"
-    ".maps{display:flex;flex-wrap:wrap;gap:1.5rem}figure{margin:0}figure svg{border:1px solid #999}"
-)
-
-
-def _blamed(side: Sided) -> Iterable[tuple[str, ...]]:
-    """The nodes at fault, by name."""
-    if side.rules is not None:
-        yield from (fault.nodes for fault in side.rules.faults)
-    if side.kernels is not None:
-        yield from ((culprit.found.name,) for culprit in side.kernels.culprits)
-        yield from (group.nodes for group in side.kernels.groups)
-
-
-def _picture(model: ModelProto, names: tuple[str, ...]) -> str:
-    """The nodes of the model that are blamed, with those before and after them: boxes from top to bottom."""
-    nodes = list(model.graph.node)
-    labels = [node.name or next(filter(None, node.output), "") for node in nodes]
-    stems = {name.partition("_Grad/")[0] for name in names}
-    blamed = [k for k, label in enumerate(labels) if label in stems]
-    if not blamed:
-        return ""
-    producers = {name: k for k, node in enumerate(nodes) for name in node.output if name}
-    around = {producers[name] for k in blamed for name in nodes[k].input if name in producers}
-    around |= {k for k, node in enumerate(nodes) if any(producers.get(name) in blamed for name in node.input)}
-    shown = sorted({*blamed, *around})[:24]
-    rows = {k: place for place, k in enumerate(shown)}
-    boxes, lines = [], []
-    for k in shown:
-        y, fill = 10 + 50 * rows[k], "#ffd9d9" if k in blamed else "#eef3ff"
-        boxes.append(f"<rect x='10' y='{y}' width='430' height='32' rx='5' fill='{fill}' stroke='#668'/>")
-        boxes.append(f"<text x='20' y='{y + 21}' font-size='14'>{html(f'{nodes[k].op_type} {labels[k]}'[:52])}</text>")
-        for name in nodes[k].input:
-            if producers.get(name) in rows:
-                start, end = 26 + 50 * rows[producers[name]], 26 + 50 * rows[k]
-                path = f"M 440 {start} C 500 {start} 500 {end} 440 {end}"
-                lines.append(f"<path d='{path}' fill='none' stroke='#668'/>")
-    size = f"viewBox='0 0 520 {20 + 50 * len(shown)}' width='520'"
-    label = html(f"{', '.join(names)} and neighbours")
-    return f"<svg role='img' aria-label='{label}' {size}>{''.join(lines)}{''.join(boxes)}</svg>"

@@ -29,7 +29,7 @@ from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_a
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.problem import ask
 from refgrad.conformance.problems.systems.executors import imported
-from refgrad.conformance.reports import comparisons
+from refgrad.conformance.reports import comparison_page, comparisons
 from refgrad.errors import OptionError, OutputFileError, counted, of_type
 from refgrad.escaping import printable
 from refgrad.interruption import INTERRUPTED
@@ -39,6 +39,8 @@ _SIDE = (
     "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or package.module:function@package.module:Class; or "
     "recorded tensors: a .npz, a .safetensors or a folder of .pb."
 )
+
+_REPORTS = {".html": comparison_page.page, ".md": comparisons.markdown_of, ".json": comparisons.text_of}
 
 
 def compare(
@@ -74,7 +76,7 @@ def compare(
     search: Annotated[bool, typer.Option(help="Look for the nodes at fault.")] = True,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="Write a report: .json or .html. May be repeated."),
+        typer.Option("--output", "-o", help="Write a report: .html, .md or .json. May be repeated."),
         Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
@@ -86,8 +88,8 @@ def compare(
     the command says what it knows by then, with the exit code 2 if nothing is wrong in it.
     """
     for path in output or ():
-        if path.suffix not in (".json", ".html"):
-            raise OptionError(f"{str(path)!r}: a report is a .json or a .html file.")
+        if path.suffix not in _REPORTS:
+            raise OptionError(f"{str(path)!r}: a report is a .html, a .md or a .json file.")
     recordings = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
     refuse_overwriting([*recordings, *((Files.WRITTEN, path) for path in output or ())])
     size, sizes = sizes_of(dim)
@@ -123,8 +125,7 @@ def compare(
         )
     for path in output or ():
         with replacing(path) as file:
-            text = comparisons.page(comparison, proto) if path.suffix == ".html" else comparisons.text_of(comparison)
-            file.write_text(text, encoding="utf-8")
+            file.write_text(_REPORTS[path.suffix](comparison), encoding="utf-8")
     if as_json:
         print_json(comparisons.document(comparison))
     else:
@@ -229,11 +230,13 @@ def reduce(
                 "message": failure.message,
                 "tried": reduced.tried,
                 "stopped": reduced.stopped,
+                "exit_code": reduced.exit_code,
+                "versions": dict(reduced.versions),
             }
         )
     else:
         say_lines(reducing.report(reduced, printable))
-        say(f"{output}: written")
+        say(f"{output}: written. {reducing.how_it_shows(reduced)}")
     if reduced.stopped == INTERRUPTED:
         raise KeyboardInterrupt
 

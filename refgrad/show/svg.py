@@ -6,7 +6,7 @@ Rows cost the same whatever the graph is: a picture of thousands of nodes takes 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
@@ -30,6 +30,7 @@ text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#1f2328}
 .i rect{fill:#fff;stroke:#2f6fb7;stroke-dasharray:4 2}
 .s rect{fill:#fff;stroke:#c2681c;stroke-dasharray:4 2}.r rect{fill:#e3f6e3;stroke:#2c8a3d}
 path{fill:none;stroke:#2f6fb7;stroke-width:1.1}.c{stroke:#9aa4af;stroke-dasharray:3 3}.e{stroke:#c2681c}
+.m rect{fill:#ffd9d9;stroke:#b3261e;stroke-width:3}
 .k{fill:none;stroke:#8250df;stroke-width:1.5;stroke-dasharray:7 4}.kt{fill:#8250df;font-weight:bold}
 """
 
@@ -44,6 +45,7 @@ class _Box:
     x: float = 0.0
     y: float = 0.0
     row: int = 0
+    is_marked: bool = False
 
     @property
     def width(self) -> float:
@@ -90,24 +92,33 @@ def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
     >>> picture[:36], "Exp" in picture
     ('<svg xmlns="http://www.w3.org/2000/s', True)
     """
-    source = read(model, weights=False, sort=False)
+    return drawn(read(model, weights=False, sort=False))
+
+
+def drawn(model: ModelProto, marked: Collection[str] = (), mark: str = "", label: str = "") -> str:
+    """Return a model as SVG, with a red frame and a word at the nodes that make the values `marked`.
+
+    :param mark: the word, such as "at fault".
+    :param label: a text that says what the picture shows, for readers who do not see it.
+    """
     parts: list[str] = []
     x = y = 12.0
-    is_gradient = any(_is_backward(node) for node in source.graph.node)
+    is_gradient = any(_is_backward(node) for node in model.graph.node)
     if is_gradient:
         parts += _legend(x, y)
         y += 36
-    width, pending = 300.0, [_Section("", source.graph)]
-    pending += [_Section(f"function {_function(f)}", f) for f in source.functions]
+    width, pending = 300.0, [_Section("", model.graph, marked, mark)]
+    pending += [_Section(f"function {_function(f)}", f) for f in model.functions]
     while pending:
         section = pending.pop(0)
-        drawn, wide, y = section.drawn(x, y)
-        parts += drawn
+        elements, wide, y = section.drawn(x, y)
+        parts += elements
         width = max(width, wide)
         pending[:0] = section.inner
+    role = f' role="img" aria-label="{html(label)}"' if label else ""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 12:.0f} {y:.0f}" width="{width + 12:.0f}" '
-        f'height="{y:.0f}"><style>{_STYLE}</style><defs>{_arrow("f", "#2f6fb7")}{_arrow("b", "#c2681c")}'
+        f'height="{y:.0f}"{role}><style>{_STYLE}</style><defs>{_arrow("f", "#2f6fb7")}{_arrow("b", "#c2681c")}'
         f'{_arrow("c", "#9aa4af")}</defs><rect width="100%" height="100%" fill="#fff"/>'
     )
     return "\n".join([head, *parts, "</svg>"])
@@ -116,8 +127,10 @@ def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
 class _Section:
     """One graph of the picture: the model's, a function's, or a graph of a node."""
 
-    def __init__(self, title: str, graph: GraphProto | FunctionProto) -> None:
-        self.title, self.graph = title, graph
+    def __init__(
+        self, title: str, graph: GraphProto | FunctionProto, marked: Collection[str] = (), mark: str = ""
+    ) -> None:
+        self.title, self.graph, self._marked, self._mark = title, graph, frozenset(marked), mark
         self.inner: list[_Section] = []
         self._types: dict[str, str] = {}
         self._maker: dict[str, _Box] = {}  # of a value
@@ -193,9 +206,8 @@ class _Section:
     def _forward(self, nodes: Sequence[NodeProto]) -> set[str]:
         """Add a row for each node that is shown; the names of the values and nodes that are not."""
         place = {name: k for k, node in enumerate(nodes) for name in node.output if name}
-        found = folds(
-            [_alike(node) for node in nodes], [[place.get(name, -1) for name in node.input] for node in nodes]
-        )
+        reads = [[place.get(name, -1) for name in node.input] for node in nodes]
+        found = [] if self._marked else folds([_alike(node) for node in nodes], reads)  # a mark is on one of the copies
         stands_for = list(range(len(nodes)))
         for fold in found:
             for k in range(fold.start, fold.start + fold.length * fold.copies):
@@ -264,7 +276,9 @@ class _Section:
             lines.append((f"and {len(constants) - _FEW} more", ""))
         lines += [(shown(name), " from outside") for name in dict.fromkeys(node.input) if name in self._outside]
         lines += [(shown(name), self._said(name)) for name in node.output if name]
-        box = _Box(kind, operator(node), lines)
+        is_marked = not self._marked.isdisjoint(node.output)
+        title = f"{operator(node)}: {self._mark}" if is_marked and self._mark else operator(node)
+        box = _Box(kind, title, lines, is_marked=is_marked)
         self._drawn.append((node, box))
         for attribute, graph in graphs:
             self.inner.append(_Section(f"{shown(attribute)} of {shown(node.name or node.op_type)}", graph))
@@ -386,9 +400,10 @@ def _captured(graph: GraphProto | FunctionProto) -> set[str]:
 
 def _drawn(box: _Box) -> str:
     y = box.y + _PAD - 3
+    kinds = f"{box.kind} m" if box.is_marked else box.kind
     full = "\n".join(html(line) for line in (box.title, *(f"{a}{b}" for a, b in box.lines)) if line)
     parts = [
-        f'<g class="{box.kind}"><title>{full}</title><rect x="{box.x:.0f}" y="{box.y:.0f}" '
+        f'<g class="{kinds}"><title>{full}</title><rect x="{box.x:.0f}" y="{box.y:.0f}" '
         f'width="{box.width:.0f}" height="{box.height:.0f}" rx="4"/>'
     ]
     for number, (text, kind) in enumerate(([(box.title, "")] if box.title else []) + box.lines):

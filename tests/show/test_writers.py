@@ -32,9 +32,10 @@ from refgrad.conformance.judge.check import check as checked
 from refgrad.conformance.judge.nan.nonfinite import nonfinite
 from refgrad.conformance.judge.running.results import About, Results
 from refgrad.conformance.judge.running.sources import select
-from refgrad.conformance.locating import reducing, scripts
+from refgrad.conformance.locating import paths, reducing, scripts
 from refgrad.conformance.locating.comparing import compare as compared
-from refgrad.conformance.reports import checks, comparisons, html, junit, markdown, terminal
+from refgrad.conformance.problems.observation import Built
+from refgrad.conformance.reports import checks, comparison_page, comparisons, html, junit, markdown, terminal
 from refgrad.escaping import printable
 from refgrad.training.step import step_model
 from refgrad.walks import text as walk_text
@@ -137,6 +138,15 @@ def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str],
     feeds = {say("x"): FEEDS}
     walk = refgrad.walk(model, feeds, of=f"{say('y')}[0, 0]", seed=1)
     comparison = compared(model, "refgrad@numpy", {f"{say('x')}_grad": np.zeros((2, 3), np.float32)}, feeds)
+    graph = paths.TracedGraph(model, feeds)
+    wrong = [paths.Wrong(say("x"), say("x"), 0.5)]
+    traced = replace(
+        comparison.b,
+        paths=paths.of_rules(graph, [len(graph.nodes) - 1], wrong, {say("x"): 0.5}),
+        around=(paths.around(graph, [0], refgrad.gradient(model)), paths.around(graph, [len(graph.nodes) - 1])),
+    )
+    assert traced.paths
+    comparison = replace(comparison, b=traced)
     check = checked(model, backends=["numpy"])
     step = step_model(model)
     tables = [
@@ -155,8 +165,9 @@ def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str],
         "walk": (walk_text.text_of(walk), hostile.of_lines),
         "walk in a terminal": (console_text(lambda console: walk_text.show(walk, console)), hostile.of_lines),
         "answers": (answers({say("page"): questions(walk)}), rows_of),
-        "page of a comparison": (comparisons.page(comparison, model), hostile.of_html),
+        "page of a comparison": (comparison_page.page(comparison), hostile.of_html),
         "comparison": (console_text(lambda c: comparisons.show(comparison, c, verbose=True)), hostile.of_lines),
+        "comparison as Markdown": (comparisons.markdown_of(comparison), hostile.of_markdown),
         "comparison as JSON": (comparisons.text_of(comparison), hostile.of_json),
         "check": (console_text(lambda c: checks.show(check, c, verbose=True)), hostile.of_lines),
     }  # fmt: skip
@@ -287,14 +298,20 @@ def reduced_with(say: Say, kind: str, gradient: bool = False) -> reducing.Reduce
     due = {say("x"): FEEDS, say("w"): FEEDS[0]}
     return reducing.Reduced(
         failure, say("side:"), 3, wrt=(say("x"), say("w")), due=due, found={say("x"): FEEDS},
-        gradient=refgrad.gradient(model) if gradient else None, fed={say("x"): FEEDS},
+        built=Built.of(refgrad.gradient(model)) if gradient else None, fed={say("x"): FEEDS},
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "gradient"), [("rule", False), ("rule", True), ("kernel", False)])
 @pytest.mark.parametrize("side", ["", "refgrad", "refgrad:ort", "onnx-ad", "onnxruntime:raw", "module:function"])
-def test_a_failure_that_is_written(both: tuple[Say, Say], kind: str, gradient: bool, side: str, tmp_path: Path) -> None:
+def test_a_failure_that_is_written(
+    both: tuple[Say, Say], kind: str, gradient: bool, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "_exact_text", lambda model: [])  # the number of lines depends on the names
+    monkeypatch.setattr(scripts, "_WIDTH", 10**9)
+
     def written(say: Say) -> dict[str, Any]:
+        monkeypatch.setattr(reducing, "_run", lambda file: (1, f"{say('line')}\n{say('line 2')}"))
         reduced = reduced_with(say, kind, gradient)
         if side:
             reduced.side = f"{side}@numpy"
@@ -313,13 +330,24 @@ def test_a_failure_that_is_written(both: tuple[Say, Say], kind: str, gradient: b
 
 
 @pytest.mark.parametrize(
-    "executor", ["ort-cpu", "ort-cuda", "onnx.reference", "numpy:float64", "module:Class", "unknown", ""]
+    "side",
+    ["ort-cpu", "ort-cuda", "onnx.reference", "numpy:float64", "module:Class", "unknown"],
 )
-@pytest.mark.parametrize("of_builder", [False, True])
-def test_a_program_that_runs(both: tuple[Say, Say], executor: str, of_builder: bool) -> None:
-    trees = {
-        hostile.of_program(scripts.running(f"{say('b')}@{executor or say('module:x')}", of_builder)) for say in both
-    }
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_program_has_names_in_its_data_alone(
+    both: tuple[Say, Say], side: str, is_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "_exact_text", lambda model: [model.graph.name, "}"] if is_text else [])
+    monkeypatch.setattr(scripts, "_WIDTH", 10**9)
+    trees = set()
+    for say in both:
+        arrays = {say("x"): FEEDS, say("text"): np.array([say("first"), say("second")])}
+        model = plain_model(say)
+        model.graph.name = say("graph")
+        shown = scripts.Shown(say("b"), side, False, True, True, model, arrays, arrays, {say("x"): 1.0}, [say("x")])
+        text, beside = scripts.program(shown)
+        assert not beside
+        trees.add(hostile.of_program(text))
     assert len(trees) == 1
 
 
@@ -362,8 +390,9 @@ def test_no_name_runs(middle: str, end: str, tmp_path: Path, monkeypatch: pytest
     said = capsys.readouterr()
     assert_harmless(said.out + said.err, "reduce")
     program = Path("out/reproduce.py").read_text(encoding="utf-8")
-    asked = {"wrt": [middle], "outputs": [end], "module": "refuses_tanh", "builder": "build"}
-    assert literal_in(program) == asked
+    asked = literal_in(program)
+    assert (asked["wrt"], asked["outputs"]) == ([middle], [end])
+    assert (asked["module"], asked["builder"]) == ("refuses_tanh", "build")
     done = subprocess.run(
         [sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False,
         env={"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"},

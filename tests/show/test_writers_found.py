@@ -42,10 +42,10 @@ WRITERS: dict[str, tuple[str, ...] | str] = {
     "conformance/tools/fuzzing/journey.py": "a file of the system",
     "conformance/tools/fuzzing/reader.py": "paths of the developer",
     "conformance/tools/jets/__main__.py": "operators of refgrad",
-    "conformance/locating/reducing.py": ("code", "markdown"),
+    "conformance/locating/reducing.py": ("code", "markdown", "printable"),
     "conformance/reports/__init__.py": "what the modules beside it return",
     "conformance/reports/checks.py": ("printable",),
-    "conformance/reports/comparisons.py": ("html", "printable"),
+    "conformance/reports/comparisons.py": ("markdown", "printable"),
     "conformance/reports/terminal.py": ("printable", "shell_line"),
     "conformance/judge/running/results.py": ("json_text",),
 }
@@ -60,13 +60,13 @@ _NO_PRINTING = re.compile(
 # Names in an f-string with markup that are safe: markup that was made before, text of refgrad, and numbers.
 MARKUP = {
     "refgrad/markup.py": {"_TABLE", "style", "tag"},
-    "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "box.kind", "full", "style", "more",
-                            "text", "x"},
-    "conformance/reports/comparisons.py": {
-        "_STYLE", "verdict", "''.join(parts)", "head", "rows", "name", "title", "y", "fill", "y + 21", "path",
-        "comparison.seed", "label", "size", "''.join(lines)", "''.join(boxes)", "'ok' if tensor.ok else 'bad'",
-        "''.join((f'<td>{html(cell)}</td>' for cell in cells))", "''.join(pictures)", "''.join(cells)", "side", "drawn",
-        "items", "width", "height", "cell", "x * cell", "y * cell",
+    "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "kinds", "full", "style", "role",
+                            "more", "text", "x"},
+    "conformance/reports/comparison_page.py": {
+        "_STYLE", "_WORDS", "_COLOURS", "_side(side)", "picture", "fill", "kind", "name", "one", "side",
+        "head", "heads", "rows", "cells", "items", "elements", "figures", "lines", "''.join(parts)", "''.join(pictures)",
+        "''.join(cells)", "width", "height", "cell", "x * cell", "y * cell", "_bar(error)", "' open' if is_open else ''",
+        "'ok' if tensor.ok else 'bad'", "_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')",
     },
 }  # fmt: skip
 _MARKUP = re.compile(
@@ -92,6 +92,7 @@ RUN = {
     "conformance/cases/attention.py": "text of refgrad",
     "conformance/cases/control_flow.py": "text of refgrad",
     "conformance/known/bugs/reading.py": "records of refgrad",
+    "conformance/locating/scripts.py": "what the printer wrote of a model, to see if it is the same",
     "conformance/tools/fuzzing/bases.py": "text of refgrad",
     "conformance/tools/fuzzing/commands.py": "text of refgrad",
     "conformance/tools/fuzzing/files/readers.py": "text of refgrad",

@@ -26,13 +26,14 @@ def surroundings(names: Iterable[str] = ()) -> dict[str, str]:
     found["Python"] = platform.python_version()
     found["processor"] = processor()
     for name in names:
-        if version := _version(name):
+        if version := version_of(name):
             distribution, _, number = version.partition(" ")
             found.setdefault(distribution, number)
     return found
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The distribution of a builder or an executor with its version, such as "onnxruntime 1.32.0"; "" where it is not known."""
     for of in (executors.version, builders.version):
         try:
             if version := of(name):

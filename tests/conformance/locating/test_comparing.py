@@ -17,20 +17,23 @@ from planting import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.cli import main
 from refgrad.conformance import Case, compare, select, tables
 from refgrad.conformance.judge.elementwise import against_float64
 from refgrad.conformance.judge.judge import GradientCheck
 from refgrad.conformance.judge.nan.watching import Watching
+from refgrad.conformance.locating import paths
 from refgrad.conformance.locating.bisection import Bisected, Fault
+from refgrad.conformance.locating.paths import ErrorPath, Station
 from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor
 from refgrad.conformance.problems.point import rounding
 from refgrad.conformance.problems.problem import ask
-from refgrad.conformance.reports import comparisons
+from refgrad.conformance.reports import comparison_page, comparisons
 from refgrad.errors import BuilderError, FeedError, OptionError
 
 pytestmark = pytest.mark.interpreter
@@ -547,13 +550,97 @@ def test_the_command_prints_and_writes_reports(
 def test_the_page_shows_the_nodes_at_fault() -> None:
     model, feeds = network()
     found = compare(model, "refgrad@numpy", Live("refgrad", Planted("Tanh_1", lambda y: 1.01 * y)), feeds)
-    page = comparisons.page(found, model)
-    assert "<svg" in page
-    assert "Tanh Tanh_1" in page
-    assert page.count("<figure>") == 3 * sum(tensor.b.verdict == "wrong" for tensor in found.tensors)
+    page = comparison_page.page(found)
+    assert "Tanh: at fault" in page
+    assert "t float32[5,4]" in page.replace('<tspan class="q">', "")
+    wrong = sum(tensor.b.verdict == "wrong" for tensor in found.tensors)
+    assert page.count("<figcaption>") == 3 * wrong
+    assert page.count("<details") == wrong
     assert "is wrong in" in page
     assert "the kernel of Tanh &#x27;Tanh_1&#x27;" in page
     assert f"numpy {np.__version__}" in page
+    assert "<script" not in page
+
+
+def test_the_way_of_a_kernels_error_is_shown_with_its_size() -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", Live("refgrad", Planted("Tanh_1", lambda y: 1.01 * y)), feeds)
+    assert {path.tensor for path in found.b.paths} == {t.name for t in found.tensors if t.b.verdict == "wrong"}
+    [to_w2] = [path for path in found.b.paths if path.tensor == "w2"]
+    assert (to_w2.stations[0].value, to_w2.stations[-1].value) == ("t", "w2_grad")
+    assert to_w2.stations[0].error == pytest.approx(0.01, rel=1e-3)
+    assert all(station.error and station.error > 1e-4 for station in to_w2.stations)
+    assert to_w2.stations[-1].error == pytest.approx(to_w2.error, rel=0.5)
+    [line] = comparisons.ways_of(found.b)
+    assert line.startswith("the error goes: Tanh 'Tanh_1' (0.01) → ")
+    assert line.count("→") <= 5
+    assert not found.a.paths
+    assert not found.a.around
+    told = json.loads(comparisons.text_of(found))
+    assert told["b"]["paths"][0]["stations"][0]["node"] == "Tanh 'Tanh_1'"
+
+
+def test_the_way_of_a_rules_error_goes_backwards() -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", Live(builder_with(scaled("Tanh_1", 1.5)), "numpy"), feeds)
+    [to_w1] = [path for path in found.b.paths if path.tensor == "w1"]
+    assert [station.value for station in to_w1.stations] == ["c", "n", "s", "b", "a", "w1"]
+    assert [station.node for station in to_w1.stations][:2] == [
+        "the rule of Tanh 'Tanh_1'",
+        "the rule of MatMul 'MatMul_2'",
+    ]
+    assert to_w1.stations[0].error is not None
+    [around] = found.b.around
+    assert around.nodes == ("Tanh_1",)
+    operators = [node.name for node in around.model.graph.node]
+    assert "MatMul_2" in operators
+    assert "Tanh_1_Grad/Sub_1" in operators
+    assert "MatMul_1" not in operators
+    assert not any(tensor.raw_data for tensor in around.model.graph.initializer)
+    assert "Mul" in comparison_page.page(found)
+
+
+def test_a_way_in_a_line_has_six_stations_at_most() -> None:
+    stations = tuple(Station(f"v{k}", f"N{k}", 0.5) for k in range(9))
+    shown = str(ErrorPath("w", stations, 0.25))
+    assert shown == "N0 (0.5) → N1 (0.5) → N2 (0.5) → 5 more → N8 (0.5) → tensor 'w' (0.25)"
+    assert str(ErrorPath("w", stations[:5], None)).count("→") == 5
+    assert "more" not in str(ErrorPath("w", stations[:5], None))
+
+
+def test_errors_that_vanish_when_they_are_looked_at_are_not_shown() -> None:
+    """An executor that is wrong only where it does not show the values between."""
+    model, feeds = network()
+
+    class Fusing(Planted):
+        def prepare(self, model: Any, **options: Any) -> Any:
+            if any(value.name == "c" for value in load_model(model).graph.output):
+                return get_backend("numpy").prepare(model)
+            return super().prepare(model, **options)
+
+    graph = paths.TracedGraph(model, feeds)
+    [tanh] = graph.positions(["Tanh_1"])
+    for backend, known in ((Planted("Tanh_1", lambda y: 1.5 * y), True), (Fusing("Tanh_1", lambda y: 1.5 * y), False)):
+        [matmul] = graph.positions(["MatMul_2"])
+        [path] = paths.of_kernels(graph, [matmul], [paths.Wrong("y", "y", 0.3)], backend)
+        assert [station.value for station in path.stations][:2] == ["c", "t"]
+        assert all((station.error is not None) == known for station in path.stations)
+    assert tanh > matmul
+
+
+def test_a_report_in_markdown_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, feeds = network()
+    onnx.save(model, "m.onnx")
+    values = recorded(model, feeds)
+    values["w2_grad"] = -values["w2_grad"]
+    np.savez("r.npz", **values)
+    assert main(["compare", "m.onnx", "--a", "refgrad@numpy", "--b", "r.npz", "-o", "r.md"]) == 1
+    text = Path("r.md").read_text(encoding="utf-8")
+    assert text.startswith("# The two differ: refgrad@numpy and r.npz\n")
+    assert "| w2 | gradient | right | wrong |" in text
+    assert "expected" in text
+    assert f"numpy {np.__version__}" in text
 
 
 def test_a_report_has_the_verdict_in_a_sentence_the_elements_and_the_versions() -> None:

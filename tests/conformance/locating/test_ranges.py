@@ -113,3 +113,11 @@ def test_an_infinite_result_is_told_once():
     found = nonfinite(overflow, {"x": half(300, 1)}, forward=True)
     assert [origin.node for origin in found.origins] == ["square"]
     assert found.ranges == ()
+
+
+def test_an_output_without_a_shape_is_looked_at():
+    """A gradient of another builder may declare no sizes, where onnx infers none."""
+    shapeless = model("g (float16[2] x, int64[1] s) => (float16 y) { [square] h = Mul(x, x)  y = Reshape(h, s) }")
+    shapeless.graph.output[0].type.tensor_type.ClearField("shape")
+    [found] = changing(shapeless, {"x": half(300, 1), "s": np.array([2])})
+    assert (found.node, found.kind) == ("square", "overflow")

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import numpy_helper
-from planting import Planted, builder_with, network, scaled
+from planting import BACKENDS, Planted, builder_with, network, scaled
 
 from refgrad.cli import main
 from refgrad.conformance.locating import reducing
+from refgrad.conformance.locating.scripts import DATA, Shown, program
 from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.locating.values import kind_of
 from refgrad.errors import BuilderError, FeedError
 
 pytestmark = pytest.mark.interpreter
@@ -81,14 +88,41 @@ def test_a_wrong_builder_is_asked_anew(tmp_path: Path, monkeypatch: pytest.Monke
         assert done.returncode == code, done.stdout + done.stderr
 
 
-def test_a_fault_that_is_infinite_is_still_there(tmp_path: Path) -> None:
+def test_a_fault_that_is_infinite_is_reported(tmp_path: Path) -> None:
     model, feeds = network()
     reduced = reducing.reduce(model, Live("refgrad", Planted("Tanh_1", lambda y: y * np.float32(np.nan))), feeds)
     reducing.write(reduced, tmp_path / "made")
     data = tmp_path / "made" / "test_data_set_0"
     assert np.isnan(numpy_helper.to_array(onnx.load_tensor(data / "actual_0.pb"))).any()
-    script = (tmp_path / "made" / "reproduce.py").read_text(encoding="utf-8")
-    assert "0 < errors[0] == errors[1]" in script
+    assert "'inf'" in (tmp_path / "made" / "reproduce.py").read_text(encoding="utf-8")
+    assert "does not show it here: it exits with 0" in (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("expected", "seen", "code"),
+    [
+        ([1.0, 0.0], np.inf, 1),  # what comes is NaN
+        ([np.nan, 0.0], np.inf, 0),
+        ([np.nan, 1.0], 1.0, 1),
+        ([np.nan, 1e-7], 1.0, 0),  # it is mended, up to rounding
+        ([np.nan, 1e-7], None, 0),  # another result was wrong
+    ],
+)
+def test_a_program_tells_a_fault_from_rounding_and_nan_from_nan(
+    expected: list[float], seen: float | None, code: int, tmp_path: Path
+) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Log(x) }'
+    )
+    shown = Shown(
+        "", "onnx.reference", False, True, False, model, {"x": np.float32([-1, 1])}, {"y": np.float32(expected)},
+        {} if seen is None else {"y": seen},
+    )  # fmt: skip
+    text, beside = program(shown)
+    assert not beside
+    (tmp_path / "reproduce.py").write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, tmp_path / "reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
 
 
 def test_a_refusal_keeps_its_message() -> None:
@@ -102,7 +136,151 @@ def test_a_refusal_keeps_its_message() -> None:
     reduced = reducing.reduce(model, Live(refuses, "numpy"), feeds)
     assert (reduced.failure.how, reduced.failure.operators) == ("refused", ("LayerNormalization",))
     assert "no rule for LayerNormalization" in reducing.report(reduced)
-    assert reduced.gradient is None
+    assert reduced.built is None
+
+
+def test_the_message_of_the_whole_is_kept_where_no_part_has_it() -> None:
+    """The builder refuses sizes that are not known, which no part has, and it gets a rule wrong as well."""
+    model, feeds = network()
+
+    def build(problem: Any) -> Any:
+        if problem.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+            raise BuilderError("refused", "there is an unknown size")
+        return builder_with(scaled("Tanh_1", 1.5))(problem)
+
+    reduced = reducing.reduce(model, Live(build, "numpy"), feeds)
+    assert reduced.failure.operators == ("Tanh",)
+    assert "The whole model fails for another reason: there is an unknown size" in reducing.report(reduced)
+
+
+@pytest.mark.skipif(find_spec("onnx_ad") is None, reason="onnx-ad is not installed")
+@pytest.mark.parametrize("executor", ["onnx.reference", *(name for name in BACKENDS if name != "numpy")])
+def test_a_report_has_a_program_that_needs_no_refgrad(executor: str, tmp_path: Path) -> None:
+    """A weight is asked for, which onnx-ad takes for a constant, and onnx.reference makes its wrong gradient right."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[1,1,4] x) => (float[1,1,4] y)
+        <float[1,1,4] w = {1, 2, 3, 4}>
+        { c = Mul(x, w)  [pool] p = AveragePool <kernel_shape = [2], pads = [0, 1]> (c)  y = Tanh(p) }"""
+    )
+    reduced = reducing.reduce(
+        model, Live("onnx-ad", executor), {"x": np.float32([[[1, -0.5, 2, 0.25]]])}, wrt=["x", "w"]
+    )
+    reducing.write(reduced, tmp_path / "made")
+    report = (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
+    program_text = report.partition("```python\n")[2].partition("```")[0]
+    assert ("refgrad" in program_text) == ("ort-cpu" not in BACKENDS)
+    (tmp_path / "pasted.py").write_text(program_text, encoding="utf-8")
+    done = subprocess.run([sys.executable, tmp_path / "pasted.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "The fault is still there." in done.stdout
+    assert "The fault is still there." in report
+    assert f"onnx-ad=={version('onnx-ad')}" in report
+    for name in ("forward.onnx", "model.onnx"):
+        onnx.checker.check_model(onnx.load(tmp_path / "made" / name), full_check=True)
+
+
+def test_a_weight_is_an_input_of_the_program_of_onnx_ad(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y)
+        <float[2] w = {1, 2}> { y = Mul(x, w) }"""
+    )
+    arrays = {"x": np.float32([3, 4]), "w": np.float32([1, 2])}
+    shown = Shown(
+        "onnx-ad", "ort-cpu", True, True, False, model, {"x": arrays["x"]}, arrays, {}, ["x", "w"], {"y": arrays["x"]}
+    )
+    text, _ = program(shown)
+    assert "g (float[2] x, float[2] w) => (float[2] y)" in text
+    assert "'w': [1, [2], [1.0, 2.0]]" in text
+
+
+def test_a_fault_that_ends_the_process_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os\nfrom refgrad.backends import Backend\n\n\nclass Deadly(Backend):\n    name = 'deadly'\n\n"
+        "    def description(self):\n        return 'it dies'\n\n"
+        "    def prepare(self, model, **options):\n        os.abort()\n"
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
+    )
+    arrays = {"x": np.float32([0, 1])}
+    shown = Shown("", "deadly:Deadly", False, True, True, model, arrays, {"y": np.float32([1, 2.7182817])}, {})
+    (tmp_path / "reproduce.py").write_text(program(shown)[0], encoding="utf-8")
+    done = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"ended with {-signal.SIGABRT}" in done.stdout
+
+
+@pytest.mark.parametrize("size", [3, 100, 40_000])
+def test_what_is_in_a_program_is_what_was_given(size: int, tmp_path: Path) -> None:
+    """Short lists, packed bytes and a file beside the program, for each kind of numbers."""
+    rng = np.random.default_rng(size)
+    numbers = rng.standard_normal((1, size))
+    values: dict[str, np.ndarray] = {
+        kind: numbers.astype(kind) for kind in ("float32", "float16", "float64", "int64", "bool")
+    }
+    for kind in ("float32", "float16", "float64"):
+        values[kind][0, :2] = np.nan, -np.inf
+    values["bfloat16"] = numbers.astype(ml_dtypes.bfloat16)
+    values["ones"] = np.ones((1, size), np.float32)
+    values["text"] = np.array([[f"a'{k}\u202e" for k in range(size)]], object)
+    values["scalar"] = np.array(0.1, np.float32)
+    values["nothing"] = np.zeros((0, 2), np.float32)
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", [name], [f"{name} out"]) for name in values],
+        "g",
+        [info(name, kind_of(value), value.shape) for name, value in values.items()],
+        [info(f"{name} out", kind_of(value), value.shape) for name, value in values.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    expected = {f"{name} out": value for name, value in values.items()}
+    text, beside = program(Shown("", "onnx.reference", False, True, False, model, values, expected, {}))
+    assert bool(beside) == (size == 40_000)
+    (tmp_path / "reproduce.py").write_text(text, encoding="utf-8")
+    (tmp_path / DATA).write_text(beside, encoding="utf-8")
+    done = subprocess.run([sys.executable, tmp_path / "reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("largest error: 0.0") == len(values) - 2  # a text has none, nor has an empty tensor
+
+
+def test_a_model_in_a_program_has_no_remarks(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21], producer_name: "somebody">
+        g (float[2] x) => (float[2] y) { [a] h = Exp(x) [b] y = Clip(h) }"""
+    )
+    model.graph.node[0].doc_string = "somewhere.py"
+    model.graph.node[1].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="File somewhere.py")
+    arrays = {"x": np.float32([0, 1])}
+    text, _ = program(Shown("", "ort-cpu", False, True, False, model, arrays, arrays, {}))
+    assert "somewhere" not in text
+    assert "somebody" not in text
+    assert "'   [a] h = Exp (x)'," in text
+
+
+def test_a_wrong_result_without_a_gradient_is_reduced() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (int64[3] x) => (int64[3] y) { [abs] h = Abs(x)  [neg] y = Neg(h) }'
+    )
+    reduced = reducing.reduce(model, Live("refgrad", Planted("abs", lambda y: y + 1)), {"x": np.array([1, -2, 3])})
+    assert (reduced.failure.kind, reduced.failure.operators) == (reducing.KERNEL, ("Abs",))
+
+
+def test_positive_numbers_stay_positive() -> None:
+    """A quantization by a scale of 0 means nothing."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[3] x, float s) => (int8[3] y)
+        <int8 z = {0}> { [quantize] y = QuantizeLinear(x, s, z) }"""
+    )
+    feeds = {"x": np.float32([-1, -2, 3]), "s": np.array(0.25, np.float32)}
+    reduced = reducing.reduce(model, Live("refgrad", Planted("quantize", lambda y: y + 9)), feeds)
+    assert reduced.failure.feeds["s"] == 1
+    assert not reduced.failure.feeds["x"].any()
+
+
+def test_the_reference_implementation_is_asked_about_a_kernel() -> None:
+    model, feeds = network()
+    reduced = reducing.reduce(model, Live("refgrad", Planted("Tanh_1", lambda y: 1.5 * y)), feeds)
+    assert "onnx's reference implementation computes the expected result." in reducing.report(reduced)
 
 
 def test_an_interrupted_reduction_keeps_what_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,182 @@
+"""A comparison as one HTML page without any other file: who is wrong, where, how the error goes on, and what it looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood
+from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor
+from refgrad.conformance.reports.comparisons import (
+    cells_of,
+    judged,
+    lines_of,
+    sentence,
+    stopped_lines,
+    title,
+    told_of,
+    versions_of,
+)
+from refgrad.errors import abridged
+from refgrad.escaping import html
+from refgrad.show.svg import drawn
+
+_PICTURES = 12  # tensors with heat maps
+_AROUND = 12  # graphs around nodes at fault
+_HEADS = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")
+_WORDS = (
+    "A side is builder@executor: who writes the gradient model, and what runs it. A <b>rule</b> is what the builder writes "
+    "for an operator, a <b>kernel</b> what the executor computes for one. A gradient is <b>right</b> if rounding explains its "
+    "distance from the expected one, and <b>wrong</b> if nothing does. The expected one is computed in double precision. "
+    "<b>Apart</b> is the distance between the two sides, relative to the largest element."
+)
+_COLOURS = (
+    "Each cell is an element, or the one of several that is furthest off. Red is above 0, blue below, white 0; black is not "
+    "finite, grey is no element. Expected and found have the same scale."
+)
+
+
+def page(comparison: Comparison) -> str:
+    """One HTML page without any other file and without scripts."""
+    parts = []
+    for name, side in (("a", comparison.a), ("b", comparison.b)):
+        parts.append(f"<h2>{name} = {html(side.label)}</h2>{_side(side)}")
+    head = "".join(f"<th scope='col'>{one}</th>" for one in _HEADS)
+    rows = "".join(map(_tr, sorted(comparison.tensors, key=lambda tensor: tensor.ok)))
+    wrong = [(tensor, seen) for tensor in comparison.tensors for seen in (tensor.a, tensor.b) if seen.maps is not None]
+    wrong.sort(key=lambda one: -(one[1].error or 0.0))
+    pictures = [f"<h2>What is wrong, element by element</h2><p>{_COLOURS}</p>"] if wrong else []
+    pictures += [_heat_maps(tensor, seen) for tensor, seen in wrong[:_PICTURES]]
+    if len(wrong) > _PICTURES:
+        pictures.append(f"<p>And {len(wrong) - _PICTURES:.0f} more.</p>")
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>refgrad compare</title>"
+        f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style></head><body><main>"
+        f"<h1>{html(title(comparison))}</h1><p class='verdict'>{html(sentence(comparison))}</p>"
+        f"{''.join(f'<p>{html(line)}</p>' for line in stopped_lines(comparison))}<p>{_WORDS}</p>"
+        f"{''.join(parts)}<h2>Tensors</h2>"
+        f"<div class='wide' tabindex='0' role='region' aria-label='Tensors'><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>{''.join(pictures)}<h2>How it was compared</h2>"
+        f"<p>{html(judged(comparison))}</p><p>Versions: {html(versions_of(comparison))}.</p></main></body></html>\n"
+    )
+
+
+def _side(side: Sided) -> str:
+    """The findings about a side: in words, the graphs around the nodes at fault, the ways of the error."""
+    lines = "".join(f"<li>{html(line)}</li>" for line in lines_of(side))
+    parts = [f"<ul>{lines}</ul>" if lines else "<p>Nothing is wrong here.</p>"]
+    parts += [_graph(one) for one in side.around[:_AROUND]]
+    if side.paths:
+        parts.append(
+            "<h3>The way of the error</h3><p>From the node at fault to the tensors that are furthest off, the worst first.</p>"
+        )
+        ordered = sorted(side.paths, key=lambda path: -(path.error or 0.0))
+        parts += [_way(path, is_open=path is ordered[0]) for path in ordered]
+    return "".join(parts)
+
+
+def _graph(around: Neighbourhood) -> str:
+    named = abridged(list(map(repr, around.nodes)))
+    picture = drawn(around.model, around.marked, "at fault", f"the graph around {named}")
+    return (
+        f"<h3>The graph around {html(named)}</h3><figure class='wide' tabindex='0' role='region' "
+        f"aria-label='{html(f'The graph around {named}')}'>{picture}</figure>"
+        "<p>The node in the red frame is at fault. Each box has the operator, its attributes, and its results with their "
+        "types; arrows are values. Two steps before and after are drawn.</p>"
+    )
+
+
+def _way(path: ErrorPath, *, is_open: bool) -> str:
+    """A table of the values that have the error, from the node at fault to the tensor."""
+    stations = [(one.node, one.value, one.error) for one in path.stations] + [("", f"tensor {path.tensor}", path.error)]
+    rows = "".join(
+        f"<tr><td>{number:.0f}</td><td>{html(node)}</td><td>{html(value)}</td><td>{html(_relative(error))}</td>"
+        f"<td>{_bar(error)}</td></tr>"
+        for number, (node, value, error) in enumerate(stations, 1)
+    )
+    heads = "".join(f"<th scope='col'>{one}</th>" for one in ("step", "made by", "value", "relative error", "as a bar"))
+    return (
+        f"<details{' open' if is_open else ''}><summary>to tensor {html(path.tensor)}: {html(_relative(path.error))}</summary>"
+        f"<div class='wide' tabindex='0' role='region' aria-label='{html(f'The way to {path.tensor}')}'>"
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _relative(error: float | None) -> str:
+    return "not known" if error is None else f"{error:.2g}"
+
+
+def _bar(error: float | None) -> str:
+    """A bar from 1e-9 to 1, in decades."""
+    if error is None or math.isnan(error):
+        return ""
+    length = 160 if error >= 1 else max(2, 160 * (1 + math.log10(max(error, 1e-9)) / 9))
+    return (
+        f"<svg aria-hidden='true' width='160' height='10'><rect width='{length:.0f}' height='10' fill='#b3261e'/></svg>"
+    )
+
+
+def _tr(tensor: Tensor) -> str:
+    first, *rest = cells_of(tensor)
+    cells = f"<th scope='row'>{html(first)}</th>" + "".join(f"<td>{html(cell)}</td>" for cell in rest)
+    return f"<tr class='{'ok' if tensor.ok else 'bad'}'>{cells}</tr>"
+
+
+def _heat_maps(tensor: Tensor, seen: Seen) -> str:
+    """The expected numbers of a wrong tensor, the actual ones and the difference, as three pictures and a list."""
+    maps = seen.maps
+    assert maps is not None
+    side = "a" if seen is tensor.a else "b"
+    sizes = [
+        abs(value) for grid in (maps.expected, maps.found) for row in grid for value in row if math.isfinite(value)
+    ]
+    most = max((abs(value) for row in maps.difference for value in row if math.isfinite(value)), default=0.0)
+    figures = "".join(
+        f"<figure>{_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')}"
+        f"<figcaption>{kind}, ±{size:.3g}</figcaption></figure>"
+        for kind, grid, size in (
+            ("expected", maps.expected, max(sizes, default=0.0)),
+            ("found", maps.found, max(sizes, default=0.0)),
+            ("difference", maps.difference, most),
+        )
+    )
+    items = "".join(
+        f"<li>{html(str(list(one.at)))}: expected {one.expected:.9g}, found {one.found:.9g}</li>"
+        for one in seen.elements
+    )
+    elements = f"<p>The elements that are furthest off:</p><ul>{items}</ul>" if items else ""
+    return (
+        f"<h3>{html(tensor.name)} ({side})</h3><p>{html(told_of(seen))}</p><div class='maps'>{figures}</div>{elements}"
+    )
+
+
+def _heat_map(grid: Sequence[Sequence[float]], size: float, label: str) -> str:
+    """Numbers as coloured cells: blue below 0, white at 0, red above, grey where there is none, black if not finite."""
+    cell, cells = 8, []
+    for y, row in enumerate(grid):
+        for x, value in enumerate(row):
+            if math.isnan(value):
+                fill = "#ccc"
+            elif math.isinf(value):
+                fill = "#000"
+            else:
+                share = round(255 * (1 - min(abs(value) / size, 1.0)))
+                fill = f"rgb(255,{share},{share})" if value > 0 else f"rgb({share},{share},255)"
+            cells.append(f"<rect x='{x * cell}' y='{y * cell}' width='{cell}' height='{cell}' fill='{fill}'/>")
+    width, height = cell * max(map(len, grid)), cell * len(grid)
+    return (
+        f"<svg role='img' aria-label='{html(label)}' viewBox='0 0 {width} {height}' width='{width}' height='{height}'>"
+        f"{''.join(cells)}</svg>"
+    )
+
+
+_STYLE = (
+    ":root{color-scheme:light}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;background:#fff;color:#1f2328}"
+    "h1{font-size:1.5rem;overflow-wrap:anywhere}h2{margin-top:2.5rem;overflow-wrap:anywhere}h3{overflow-wrap:anywhere}"
+    ".verdict{font-size:1.2rem;font-weight:600;border-left:5px solid #b3261e;padding-left:.75rem;overflow-wrap:anywhere}"
+    "table{border-collapse:collapse}summary{font-weight:600;padding:.25rem 0;overflow-wrap:anywhere}"
+    "td,th{border-bottom:1px solid #ddd;padding:.25rem .6rem;text-align:left;vertical-align:top}"
+    "tr.bad td,tr.bad th{background:#fff0f0}.wide{overflow-x:auto;margin:0 0 1rem}li{overflow-wrap:anywhere}"
+    ".maps{display:flex;flex-wrap:wrap;gap:1.5rem}.maps figure{margin:0}.maps figure svg{border:1px solid #999}"
+)
