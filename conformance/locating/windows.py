@@ -81,9 +81,7 @@ def groups(
 
 
 class _Search:
-    def __init__(
-        self, values: ModelValues, backend: Backend, known: Mapping[int, Mapping[str, np.ndarray]]
-    ) -> None:
+    def __init__(self, values: ModelValues, backend: Backend, known: Mapping[int, Mapping[str, np.ndarray]]) -> None:
         self._values, self._backend, self._known = values, backend, known
         self._all = list(values.model.graph.node)
         self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant" and k not in known]

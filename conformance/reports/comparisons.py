@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from textwrap import shorten
 from typing import Any
 
 from onnx import ModelProto
@@ -88,7 +87,7 @@ def sentence(comparison: Comparison) -> str:
     parts = []
     for name, side, place in (("a", comparison.a, 0), ("b", comparison.b, 1)):
         if side.failed:
-            parts.append(f"{side.label} ({name}) has no gradient: {shorten(_why_none(side), _LONGEST, placeholder=' …')}")
+            parts.append(f"{side.label} ({name}) has no gradient: {_shortened(_why_none(side))}")
             continue
         verdicts = Counter(seen_of(tensor, place).verdict for tensor in comparison.tensors)
         doubtful = [(verdict, count) for verdict, count in verdicts.items() if verdict not in (RIGHT, CONVENTION)]
@@ -131,6 +130,12 @@ def _together(groups: Sequence[NodeGroup]) -> list[str]:
     ]
 
 
+def _shortened(reason: str) -> str:
+    """The reason in one line, without its middle if it is long: the end of a message says what was wrong."""
+    line = " ".join(reason.split()).removesuffix(".")
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+
+
 def _why_none(side: Sided) -> str:
     """The reason why a side has no gradient: the nodes that it does not run or differentiate, if they are known."""
     faults = side.rules.faults if side.rules else ()
@@ -140,7 +145,9 @@ def _why_none(side: Sided) -> str:
         return side.failed
     failing = [one.found for one in side.kernels.culprits if one.found.failed]
     if failing:
-        return f"it does not run {abridged(one.label for one in failing)}: {failing[0].failed}"
+        wrong = [one.found.label for one in side.kernels.culprits if not one.found.failed]
+        beside = f"it gets {abridged(wrong)} wrong, and " if wrong else ""
+        return f"{beside}it does not run {abridged(one.label for one in failing)}: {failing[0].failed}"
     if side.kernels.groups:
         return f"it does not run {abridged(_together(side.kernels.groups))}: {side.failed}"
     return side.kernels.failed or side.failed
