@@ -100,7 +100,7 @@ class Elsewhere(Backend):
             raise BackendError(said)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise BackendError(answer["error"])
+            raise BackendError(answer["error"].replace(f"{self._folder.name}/", ""))
         return answer
 
 

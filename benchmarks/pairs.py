@@ -38,6 +38,7 @@ from refgrad.errors import BackendError, abridged
 
 MODELS = ("lstm", "vit", "unet", "mamba", "convnext", "segformer", "mlp", "bert", "gpt2", "resnet18")
 VERDICTS = ("right", "wrong", "a convention", "undecided", "missing")
+COLUMNS = ("verdict", *VERDICTS, "sentence", "named", "s")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def recorded(runtime: Elsewhere, model: ModelProto, feeds: dict[str, np.ndarray]
 def compared(pair: Pair, path: Path, environments: Path) -> dict[str, Any]:
     """The row of one comparison, except for its pair and its model."""
     start = time.perf_counter()
-    row: dict[str, Any] = {"verdict": ""}
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     model = load_model(path)
     b: str | Side = pair.b
     if pair.runtime:
@@ -108,17 +109,21 @@ def compared(pair: Pair, path: Path, environments: Path) -> dict[str, Any]:
             failing = [one.found for one in locate(model, feeds, runtime).culprits if one.found.failed]
             why = f"it does not run {abridged(one.label for one in failing)}: {failing[0].failed}" if failing else error
             row |= {"verdict": "no gradient", "sentence": f"{runtime.name} makes no gradient: {why}"}
-            names = ", ".join(one.label for one in failing)
-            return row | {"named": names, "s": round(time.perf_counter() - start, 1)}
+            names = [f"{one.operator} {one.name}" for one in failing]
+            return row | {"named": _listed(names), "s": round(time.perf_counter() - start, 1)}
     found = compare(model, pair.a, b)
-    counts = Counter(tensor.b.verdict for tensor in found.tensors if tensor.kind == GRADIENT)
+    counts: Counter[str] = Counter(tensor.b.verdict for tensor in found.tensors if tensor.kind == GRADIENT)
     row["verdict"] = "ok" if found.ok else "different"
     row |= {verdict: counts[verdict] for verdict in VERDICTS}
-    row |= {"sentence": sentence(found), "named": ", ".join(named(found)), "s": round(time.perf_counter() - start, 1)}
+    row |= {"sentence": sentence(found), "named": _listed(named(found)), "s": round(time.perf_counter() - start, 1)}
     for side in (found.a, found.b):
         for line in lines_of(side):
             print(f"    {side.label}: {line}", file=sys.stderr)
     return row
+
+
+def _listed(names: list[str]) -> str:
+    return abridged(names, 6) if names else ""
 
 
 def named(found: Comparison) -> list[str]:
@@ -141,7 +146,7 @@ def python_in(environments: Path, name: str) -> Path:
 
 def measured(title: str, model: str, models: Path, environments: Path) -> dict[str, Any]:
     """The row of one comparison, which runs in a process of its own."""
-    pair, row = PAIRS[title], {"pair": title, "model": model}
+    pair, row = PAIRS[title], {"pair": title, "model": model, **dict.fromkeys(COLUMNS, "")}
     python = python_in(environments, pair.environment)
     if pair.environment and not python.exists():
         return row | {"verdict": "not measured", "sentence": f"There is no environment {pair.environment!r}."}

@@ -192,7 +192,7 @@ def lines_of(side: Sided) -> Iterator[str]:
             if fault.formula:
                 yield f"the formula that holds: {fault.formula}"
             if fault.known:
-                yield f"this is known: {fault.known}"
+                yield f"known of this operator: {fault.known}"
         for node, why in side.rules.silent.items():
             yield f"nothing can be said of {node!r}: {why}"
         if not side.rules.faults:
