@@ -120,7 +120,7 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
 
 
 def _together(groups: Sequence[NodeGroup]) -> list[str]:
-    """The groups of nodes that are wrong together; one stands for those of the same operators."""
+    """A text for each list of operators: the first group of nodes that are wrong together, and how many more there are."""
     alike: dict[tuple[str, ...], list[NodeGroup]] = {}
     for group in groups:
         alike.setdefault(group.operators, []).append(group)
