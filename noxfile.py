@@ -44,6 +44,13 @@ ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
     "tinygrad": ("tinygrad", "onnx"),
     "tract": ("tract", "numpy"),
 }
+PAIRED = {  # what the session `pairs` installs for each system that is compared with refgrad
+    "onnx2torch": ENVIRONMENTS["onnx2torch"],
+    "onnxruntime-1.17": ("onnxruntime==1.17.3", "numpy<2"),
+    "openvino": ENVIRONMENTS["openvino"],
+    "tinygrad": ENVIRONMENTS["tinygrad"],
+    "training": ("-e", ".[ort-training,test]"),
+}
 NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
 WORKERS = os.environ.get("REFGRAD_WORKERS", "2")
 SLOW = {  # the session that runs the slow tests of these folders; `thorough` runs the others
@@ -504,6 +511,20 @@ def scoreboard(session: nox.Session) -> None:
     pages = (ROOT / "reports" / "scoreboard.md", SCOREBOARD / "scoreboard.html")
     stock("refgrad", "conformance", "report", *files.values(), *(f"--output={page}" for page in pages))
     stock("python", "benchmarks/scoreboard.py", *files.values())
+    stock("python", "docs/generate.py")
+
+
+@nox.session(venv_backend="none")
+def pairs(session: nox.Session) -> None:
+    """Real systems beside refgrad on whole models of `torch` (reports/benchmarks.md): an hour. clang for tinygrad."""
+    stock = environment(session, "stock", *STOCK)
+    folder = Path(session.create_tmp()).resolve()
+    for name, packages in PAIRED.items():
+        python = str(folder / name / ("Scripts" if os.name == "nt" else "bin") / "python")
+        session.run(sys.executable, "-m", "venv", str(folder / name), external=True)
+        pins = {} if "onnxruntime" not in name else {"PIP_CONSTRAINT": ""}  # of the newest release
+        session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True, env=pins)
+    stock("python", "benchmarks/pairs.py", str(TORCH_MODELS), str(folder), *session.posargs)
     stock("python", "docs/generate.py")
 
 

@@ -1,119 +1,128 @@
-"""A runtime in an environment of its own: this file is both the program that runs there, and the executor that asks it.
-
-The program needs NumPy, the runtime and the exporter's `runtimes.py`. It reads requests as lines of JSON with the paths of a model
-and of .npz files, and answers each with a line: `{}`, or the reason why there is no result.
-"""
+"""An executor that runs models in a runtime that has an environment of its own."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Callable
+import select
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import elsewhere_program as program
+from onnx import ModelProto, version_converter
 
-RUNNERS = Path(__file__).resolve().parent.parent / "conformance" / "tools" / "exporting" / "runners"
-Arrays = dict[str, np.ndarray]
+from refgrad.backends import Backend, Prepared
+from refgrad.backends.base import ModelLike, check_outputs, graph_inputs, graph_outputs, load_model
+from refgrad.errors import BackendError
 
-
-def read(path: str) -> Arrays:
-    """The arrays of a file that `write` wrote."""
-    with np.load(path, allow_pickle=False) as held:
-        return {str(name): held[f"arr_{k}"] for k, name in enumerate(held["names"])}
+SECONDS = 600.0  # for an answer of the runtime
 
 
-def write(path: str, arrays: Arrays) -> None:
-    """Write arrays by name. The names of a model may be any text: they are an array too."""
-    values = [np.asarray(value) for value in arrays.values()]
-    np.savez(path, *values, names=np.array(list(arrays), dtype=np.str_))
+class Elsewhere(Backend):
+    """A runtime in an environment of its own; the process is started again where it died."""
+
+    def __init__(self, runtime: str, python: Path, ir: int = 0, opset: int = 0) -> None:
+        self._runtime, self._python, self._ir, self._opset = runtime, python, ir, opset
+        self._process: subprocess.Popen[str] | None = None
+        self._folder = tempfile.TemporaryDirectory()
+        self._count = 0
+        self.name = runtime
+        self.name = f"{runtime} {self.ask({})['version']}"
+
+    def description(self) -> str:
+        """The runtime with its version."""
+        return self.name
+
+    def path(self, suffix: str) -> str:
+        """The path of a new file."""
+        self._count += 1
+        return f"{self._folder.name}/{self._count}{suffix}"
+
+    def prepare(self, model: ModelLike, **options: Any) -> Prepared:
+        """Let the runtime read the model.
+
+        :raises BackendError: it does not, or an option is given.
+        """
+        if options:
+            raise BackendError(f"{self.name} has no options")
+        return _PreparedElsewhere(self, self.older(load_model(model)))
+
+    def older(self, model: ModelProto) -> ModelProto:
+        """The model with an IR version and an opset that the runtime reads.
+
+        With an opset, Reshape loses allowzero=1, which torch's exporter writes and onnx2torch refuses: no tensor is empty.
+        """
+        made = ModelProto()
+        made.CopyFrom(model)
+        made.ir_version = min(made.ir_version, self._ir or made.ir_version)
+        if self._opset:
+            for node in made.graph.node:
+                kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+                del node.attribute[:]
+                node.attribute.extend(kept)
+            try:
+                return version_converter.convert_version(made, self._opset)
+            except RuntimeError:  # onnx does not write some node in it: the runtime says what it makes of the number
+                for opset in made.opset_import:
+                    opset.version = opset.version if opset.domain else min(opset.version, self._opset)
+        return made
+
+    def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request; to an empty one, what the process says when it starts.
+
+        :raises BackendError: an error, no answer in time, or the process died.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [str(self._python), program.__file__, self._runtime],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            started = self._answer()
+            if not asked:
+                return started
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            process.kill()
+            code = process.wait()
+            said = f"its process ended with {code}" if ready else f"nothing came back after {SECONDS:g} s"
+            raise BackendError(said)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise BackendError(answer["error"].replace(f"{self._folder.name}/", ""))
+        return answer
 
 
-def torch_gradients(path: str, feeds: Arrays, cotangents: Arrays) -> Arrays:
-    """The outputs and gradients of the torch module that onnx2torch makes of a model, with its parameters' own names.
+class _PreparedElsewhere(Prepared):
+    def __init__(self, owner: Elsewhere, model: ModelProto) -> None:
+        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
+        self._owner, self._path = owner, Path(owner.path(".onnx"))
+        self._path.write_bytes(model.SerializeToString())
+        self._names = {
+            "inputs": [value.name for value in self.inputs if not value.has_default],
+            "outputs": [value.name for value in self.outputs],
+        }
+        owner.ask({"model": str(self._path), **self._names})
 
-    onnx2torch knows few operators of opsets above 17: it gets the model with that number.
-    """
-    import onnx
-    import torch
+    def __del__(self) -> None:
+        self._path.unlink(missing_ok=True)
 
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):  # it was built for another torch
-        sys.modules["runtimes"]._without_torchvision()
-    from onnx2torch import convert
-
-    model = onnx.load(path)
-    for opset in model.opset_import:
-        if not opset.domain:
-            opset.version = min(opset.version, 17)
-    module = convert(model)
-    names = [value.name for value in model.graph.input]
-    leaves = {name: torch.from_numpy(feeds[name].copy()) for name in names}
-    leaves |= dict(module.named_parameters()) | dict(module.named_buffers())
-    floats = {name: leaf.requires_grad_() for name, leaf in leaves.items() if leaf.is_floating_point()}
-    results = module(*(leaves[name] for name in names))
-    results = results if isinstance(results, tuple | list) else [results]
-    outputs = dict(zip([value.name for value in model.graph.output], results, strict=True))
-    asked = {name: torch.from_numpy(value) for name, value in cotangents.items()}
-    torch.autograd.backward([outputs[name] for name in asked], list(asked.values()))
-    found = {name: leaf.detach().numpy() for name, leaf in (*leaves.items(), *outputs.items())}
-    return found | {f"{name}_grad": leaf.grad.numpy() for name, leaf in floats.items() if leaf.grad is not None}
-
-
-def tinygrad_gradients(path: str, feeds: Arrays, cotangents: Arrays) -> Arrays:
-    """The outputs and gradients of a model by tinygrad's own reverse mode, by the model's names."""
-    from tinygrad import Tensor
-    from tinygrad.nn.onnx import OnnxRunner
-
-    runner = OnnxRunner(path)
-    leaves = {name: Tensor(value) for name, value in feeds.items()}
-    weights = {name: value for name, value in runner.graph_values.items() if isinstance(value, Tensor)}
-    outputs = runner(leaves)
-    loss = sum((outputs[name] * Tensor(value)).sum() for name, value in cotangents.items())
-    floats = {name: leaf for name, leaf in (leaves | weights).items() if leaf.is_floating_point()}
-    gradients = loss.gradient(*floats.values())
-    found = {name: value.numpy() for name, value in outputs.items()}
-    return found | {f"{name}_grad": value.numpy() for name, value in zip(floats, gradients, strict=True)}
-
-
-GRADIENTS: dict[str, Callable[[str, Arrays, Arrays], Arrays]] = {
-    "onnx2torch": torch_gradients,
-    "tinygrad": tinygrad_gradients,
-}
-
-
-def serve(name: str) -> None:
-    """Answer requests until there are no more. What a runtime prints goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    sys.path.insert(0, str(RUNNERS))
-    import runtimes
-
-    runtime, version = runtimes.get(name)
-    print(json.dumps({"version": version}), file=answers)
-    held, run = "", None
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            feeds = read(asked["feeds"]) if "feeds" in asked else {}
-            if "cotangents" in asked:
-                write(asked["results"], GRADIENTS[name](asked["model"], feeds, read(asked["cotangents"])))
-            else:
-                if held != asked["model"]:
-                    held, run = "", None
-                    run = runtime(Path(asked["model"]), asked["inputs"], asked["outputs"])
-                    held = asked["model"]
-                if "results" in asked:
-                    results = run([feeds[key] for key in asked["inputs"]])
-                    write(asked["results"], dict(zip(asked["outputs"], results, strict=True)))
-            answer = {}
-        except BaseException as error:  # a runtime raises anything
-            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]}
-        print(json.dumps(answer), file=answers)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        given, made = self._owner.path(".npz"), self._owner.path(".npz")
+        program.write(given, {name: feeds[name] for name in self._names["inputs"]})
+        self._owner.ask({"model": str(self._path), "feeds": given, "results": made, **self._names})
+        results = program.read(made)
+        for file in (given, made):
+            Path(file).unlink()
+        return {name: results[name] for name in check_outputs(outputs, self.outputs)}

@@ -233,6 +233,16 @@ BENCHMARKS = (
         "fault touches. Goals: 95 % of the planted faults located, no healthy node named.",
     ),
     (
+        "Real systems, compared",
+        "pairs",
+        "`refgrad compare` on exports of torch (`nox -s pairs`, benchmarks/pairs.py): refgrad's gradient on ONNX Runtime, or "
+        "on the interpreter in the training wheel's environment, beside another system. A runtime runs refgrad's gradient; "
+        '"autograd" is the runtime\'s own gradient of the model, as a recording; onnx-ad and the builders of the training '
+        "wheel write gradients themselves. The numbers count gradients of the other system. ONNX Runtime 1.17 gets models with "
+        "the IR version 9, and onnx2torch with opset 17, as onnx's version converter writes it, without allowzero. Pairs that "
+        "were not measured have no row.",
+    ),
+    (
         "Finding a fault in a large model",
         "locating_scale",
         "BERT with twelve layers of 256, two texts of 64 tokens, all weights (benchmarks/locating_scale.py): seconds, peak "

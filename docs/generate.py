@@ -569,7 +569,14 @@ def rows_of(name: str) -> tuple[list[dict[str, Any]], str]:
     header = list(
         dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict)) and key != "place")
     )
-    return rows, table(header, [[str(row.get(key, "")) for key in header] for row in rows])
+    strange = ("sentence", "named")  # messages of other systems
+    cells = [[(_plain if key in strange else str)(row.get(key, "")) for key in header] for row in rows]
+    return rows, table(header, cells)
+
+
+def _plain(text: str) -> str:
+    """Return a message of another system as Markdown without markup."""
+    return re.sub(r"([<>*_\\`\[\]])", r"\\\1", text)
 
 
 def benchmarks() -> dict[Path, str]:
@@ -657,7 +664,7 @@ FOLDERS = {
 def _grouped(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
     """A row for the tests that do not pass for one reason. Only failures have a reason of docs/runtime_faults.toml."""
     for group in groups:
-        said = re.sub(r"([<>*_\\`\[\]])", r"\\\1", group["why"])
+        said = _plain(group["why"])
         if group["verdict"] != "failed":
             yield str(group["count"]), said, group["tests"][0].removeprefix("test_grad_"), ""
             continue

@@ -61,8 +61,8 @@ class Fault:
     """Nodes whose gradient a builder gets wrong, refuses or dies of: one, or those that are wrong together alone.
 
     `by` is the input by which the derivative is wrong, along a direction in which it is `due` and the builder has `found`.
-    `formula` is the derivative that holds, and `known` the known bug that is this fault, "" where there is none. `value` is the
-    value whose adjoint lacks a contribution, or has one too often, if the nodes are wrong together for it.
+    `formula` is the derivative that holds, `known` what is known of the builder in this operator, or "". `value` is the value
+    whose adjoint lacks a contribution, or has one too often, if the nodes are wrong together for it.
     """
 
     kind: str
@@ -156,7 +156,7 @@ def bisect(
 
 
 def _explained(fault: Fault, builder: str) -> Fault:
-    """The fault with the formula that holds for its operator, and the known faults of the builder in that operator."""
+    """The fault with the formula that holds for its operator, and the builder's known faults of that operator and kind."""
     if len(fault.operators) > 1 or fault.value:
         return replace(fault, formula="the adjoints of a value that several nodes read are added")
     [operator] = fault.operators
@@ -164,7 +164,8 @@ def _explained(fault: Fault, builder: str) -> Fault:
         formula = explain(operator).text
     except UnknownNameError:
         formula = ""
-    known = [bug.fault for bug in builder_bugs() if bug.operator == operator and builder in bug.builders]
+    of_operator = [bug for bug in builder_bugs() if bug.operator == operator and builder in bug.builders]
+    known = [bug.fault for bug in of_operator if isinstance(bug.given, str) == (fault.kind != WRONG)]
     return replace(fault, formula=formula, known="; ".join(known))
 
 

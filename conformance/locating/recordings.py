@@ -365,6 +365,8 @@ def _summands(parts: Sequence[str], values: Sequence[np.ndarray], due: np.ndarra
     """The recorded gradients whose sum is ours: all of them, or the ones to which least squares give the factor 1."""
     if _is_near(np.sum(values, axis=0), due):
         return list(parts)
+    if not all(np.isfinite(value).all() for value in (*values, due)):
+        return []
     factors = np.linalg.lstsq(np.stack(values, axis=1), due, rcond=None)[0]
     if len(parts) > due.size or np.any(np.minimum(np.abs(factors), np.abs(factors - 1)) > _ADDED):
         return []

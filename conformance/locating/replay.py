@@ -100,8 +100,8 @@ class Replayed:
 class Replay:
     """A model and its feeds; `run` looks at its nodes on an executor.
 
-    `repairs` has the right values for the outputs of the nodes that were found wrong, by their position in the graph, and
-    `theirs` the executor's, where it ran the node.
+    `repairs` has the right values for the outputs of the nodes that were found wrong, by their position in the graph; `theirs`
+    has the executor's, if it runs the node.
 
     :param model: a model, which is not modified. Functions are written out.
     :param feeds: the values of its inputs, by name.

@@ -105,7 +105,7 @@ class _Search:
         self._runs = 0
 
     def found(self) -> list[NodeGroup]:
-        """The groups: those of a first search, and others that it did not see beside them."""
+        """The groups of a first search, and of more searches without the nodes that are known by then."""
         made: list[tuple[list[int], float]] = []
         places = self._places
         while windows := self._within(places):

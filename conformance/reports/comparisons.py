@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
@@ -87,9 +86,7 @@ def sentence(comparison: Comparison) -> str:
     parts = []
     for name, side, place in (("a", comparison.a, 0), ("b", comparison.b, 1)):
         if side.failed:
-            parts.append(
-                f"{side.label} ({name}) has no gradient: {shorten(_why_none(side), _LONGEST, placeholder=' …')}"
-            )
+            parts.append(f"{side.label} ({name}) has no gradient: {_shortened(_why_none(side))}")
             continue
         verdicts = Counter(seen_of(tensor, place).verdict for tensor in comparison.tensors)
         doubtful = [(verdict, count) for verdict, count in verdicts.items() if verdict not in (RIGHT, CONVENTION)]
@@ -123,7 +120,7 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
 
 
 def _together(groups: Sequence[NodeGroup]) -> list[str]:
-    """The groups of nodes that are wrong together; one stands for those of the same operators."""
+    """A text for each list of operators: the first group of nodes that are wrong together, and how many more there are."""
     alike: dict[tuple[str, ...], list[NodeGroup]] = {}
     for group in groups:
         alike.setdefault(group.operators, []).append(group)
@@ -131,6 +128,12 @@ def _together(groups: Sequence[NodeGroup]) -> list[str]:
         f"{abridged(first.labels, 4)} together" + (f" (and {len(others)} more such groups)" if others else "")
         for first, *others in alike.values()
     ]
+
+
+def _shortened(reason: str) -> str:
+    """The reason in one line, without its middle if it is long: the end of a message says what was wrong."""
+    line = " ".join(reason.split()).removesuffix(".")
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
 
 
 def _why_none(side: Sided) -> str:
@@ -142,7 +145,9 @@ def _why_none(side: Sided) -> str:
         return side.failed
     failing = [one.found for one in side.kernels.culprits if one.found.failed]
     if failing:
-        return f"it does not run {abridged(one.label for one in failing)}: {failing[0].failed}"
+        wrong = [one.found.label for one in side.kernels.culprits if not one.found.failed]
+        beside = f"it gets {abridged(wrong)} wrong, and " if wrong else ""
+        return f"{beside}it does not run {abridged(one.label for one in failing)}: {failing[0].failed}"
     if side.kernels.groups:
         return f"it does not run {abridged(_together(side.kernels.groups))}: {side.failed}"
     return side.kernels.failed or side.failed
@@ -198,7 +203,7 @@ def lines_of(side: Sided) -> Iterator[str]:
             if fault.formula:
                 yield f"the formula that holds: {fault.formula}"
             if fault.known:
-                yield f"this is known: {fault.known}"
+                yield f"known of this operator: {fault.known}"
         for node, why in side.rules.silent.items():
             yield f"nothing can be said of {node!r}: {why}"
         if not side.rules.is_whole and side.rules.within:

@@ -35,6 +35,9 @@ def as_it_trains(model: ModelProto, inference: bool = True) -> ModelProto:
         elif node.op_type in TRAINING_OUTPUTS:
             whole = TRAINING_OUTPUTS[node.op_type]
             node.op_type, node.domain = f"{node.op_type}Training", MICROSOFT
+            others = [attribute for attribute in node.attribute if attribute.name != "layout" or attribute.i]
+            del node.attribute[:]
+            node.attribute.extend(others)  # it has no layout, and 0 is the only one
             for name in node.output:  # it infers nothing of the training form
                 if name in known.types and name in known.shapes:
                     value = helper.make_tensor_value_info(name, known.types[name], known.shapes[name])

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from planting import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
 
 import refgrad
-from refgrad.backends import get_backend
+from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.cli import main
@@ -26,15 +26,18 @@ from refgrad.conformance.judge.judge import GradientCheck
 from refgrad.conformance.judge.nan.watching import Watching
 from refgrad.conformance.locating import paths
 from refgrad.conformance.locating.bisection import Bisected, Fault
+from refgrad.conformance.locating.location import Located
 from refgrad.conformance.locating.paths import ErrorPath, Station
 from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor
+from refgrad.conformance.locating.windows import NodeGroup
+from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.point import rounding
-from refgrad.conformance.problems.problem import ask
+from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.conformance.reports import comparison_page, comparisons
-from refgrad.errors import BuilderError, FeedError, OptionError
+from refgrad.errors import BackendError, BuilderError, FeedError, OptionError
 
 pytestmark = pytest.mark.interpreter
 
@@ -733,3 +736,63 @@ def test_an_axis_too_many_is_wrong_on_an_executor() -> None:
         model, "refgrad@numpy", Live("refgrad", Elsewhere(lambda name, value: np.asarray(value)[None])), feeds
     )
     assert {tensor.b.verdict for tensor in found.tensors} == {"wrong"}
+
+
+class Failing(Planted):
+    """The interpreter, which does not run some operators: whole models neither."""
+
+    def __init__(self, *operators: str, of: str = "", change: Any = None) -> None:
+        super().__init__(of, change)
+        self.operators = operators
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        if failing := {node.op_type for node in model.graph.node} & {*self.operators}:
+            raise BackendError(f"long {'words ' * 100} no kernel of {sorted(failing)[0]}")
+        return super().prepare(model)
+
+
+def test_the_sentence_says_which_nodes_a_runtime_does_not_run_and_why() -> None:
+    model, feeds = network()
+    executor = Failing("Tanh", of="Softmax_2", change=lambda y: 1.01 * y)
+    found = compare(model, "refgrad@numpy", Live("refgrad", executor), feeds)
+    told = comparisons.sentence(found)
+    assert "has no gradient: it gets Softmax 'Softmax_2' wrong, and it does not run Tanh 'Tanh_1': " in told
+    assert told.endswith("no kernel of Tanh.")
+    assert len(told) < 500
+    lines = list(comparisons.lines_of(found.b))
+    assert sum("no kernel of Tanh" in line for line in lines) == 2  # the model, and the node
+    assert not any("inf" in line for line in lines)
+
+
+def test_the_sentence_says_which_nodes_a_builder_refuses() -> None:
+    def refuses(problem: Problem) -> Built:
+        if any(node.op_type == "Tanh" for node in problem.model.graph.node):
+            raise BuilderError("refused", "no rule for Tanh")
+        return Built.of(refgrad.gradient(problem.model, problem.wrt, list(problem.cotangents)))
+
+    model, feeds = network()
+    told = comparisons.sentence(compare(model, "refgrad@numpy", Live(refuses, "numpy"), feeds))
+    assert "has no gradient: Tanh 'Tanh_1': refused: no rule for Tanh." in told
+
+
+def test_groups_of_the_same_operators_are_told_together() -> None:
+    groups = [NodeGroup((k, k + 1), (f"a{k}", f"b{k}"), ("MatMul", "Gemm"), 0.1) for k in range(3)]
+    located = Located(0.1, 1e-6, groups=tuple(groups), is_right=False)
+    seen = Seen("wrong", "off")
+    tensor = Tensor("x", "gradient", ("x",), "name", Seen("right"), seen)
+    found = Comparison((tensor,), Sided("a"), Sided("b", kernels=located), "random", 0, "refgrad in double")
+    assert comparisons.sentence(found).endswith("for MatMul 'a0', Gemm 'b0' together (and 2 more such groups).")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_gradients_that_are_not_finite_are_compared(bad: float) -> None:
+    """Also where a sum of recorded gradients may be the gradient of an initializer that an exporter merged."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[4] x) => (float[4] y) <float[4] one = {1, 1, 1, 1}>
+        { [a] h = Mul(x, one)  [t] s = Sin(h)  [b] y = Mul(s, one) }""")
+    x = np.float32([0.1, 0.2, 0.3, 0.4])
+    grads = {"scale.a_grad": np.full(4, bad, np.float32), "scale.b_grad": np.sin(x), "x_grad": np.cos(x)}
+    values = {"scale.a": np.ones(4, np.float32), "scale.b": np.ones(4, np.float32)}
+    found = compare(model, "refgrad@numpy", {"x": x, **values, **grads})
+    assert not found.ok
+    assert [tensor.b.verdict for tensor in found.tensors if tensor.name == "x"] == ["right"]

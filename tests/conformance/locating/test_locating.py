@@ -559,3 +559,28 @@ def test_an_executor_that_runs_nothing_is_said_to() -> None:
     found = locate(model, feeds, Elsewhere(fails))
     assert "one Identity" in found.failed
     assert not found.culprits
+
+
+def test_a_refusal_is_not_told_as_a_known_wrong_gradient() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[2, 1, 3] x, float[1, 16, 3] w, float[1, 16, 4] r)
+        => (float[2, 1, 1, 4] y) { [lstm] y = LSTM <hidden_size = 4> (x, w, r) }""")
+    rng = np.random.default_rng(0)
+    feeds = {value.name: rng.standard_normal(value.shape).astype(np.float32) for value in graph_inputs(model.graph)}
+
+    def refuses(problem: Problem) -> Built:
+        raise BuilderError("refused", "no")
+
+    def wrong(problem: Problem) -> Built:
+        made = refgrad.gradient(problem.model, problem.wrt, list(problem.cotangents))
+        made.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+        output = made.graph.output[0].name
+        node = next(node for node in made.graph.node if output in node.output)
+        node.output[list(node.output).index(output)] = "half"
+        made.graph.node.append(helper.make_node("Mul", ["half", "two"], [output], "planted"))
+        return Built.of(made)
+
+    [fault] = bisect(model, feeds, refuses, name="onnxruntime:raw").faults
+    assert (fault.kind, fault.known) == ("refused", "")
+    [fault] = bisect(model, feeds, wrong, name="onnxruntime:raw").faults
+    assert (fault.kind, fault.known) == ("wrong", "leaves out the peepholes")

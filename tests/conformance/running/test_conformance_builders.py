@@ -18,6 +18,7 @@ from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.conformance.problems.systems.builders import BUILDERS, build, get_builder, version
 from refgrad.conformance.problems.systems.executors import executors, get_executor, run
 from refgrad.conformance.problems.systems.executors import version as version_of_executor
+from refgrad.conformance.problems.systems.training_form import as_it_trains
 from refgrad.errors import AnswerError, BackendError, BuilderError, FeedError, OptionError
 
 INSTALLED = [name for name, builder in BUILDERS.items() if not builder.missing()]
@@ -358,3 +359,15 @@ def test_a_name_that_is_no_executor(executor_module: str, name: str, error: type
 def test_an_executor_that_cannot_be_used_says_why() -> None:
     with pytest.raises(BackendError, match="'ort-cuda' cannot be used here: "):
         run("ort-cuda", DENSE, {"x": draw(2, 3)})
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_the_training_form_of_a_recurrent_operator_keeps_no_default_layout(layout: int) -> None:
+    """LSTMTraining has no attribute layout: exporters write 0, and the builder would refuse the name."""
+    model = parsed(
+        f"""f (float[2, 1, 3] x, float[1, 16, 3] w, float[1, 16, 4] r) => (float[a, b, c, d] y)
+        {{ y = LSTM <hidden_size = 4, layout = {layout}> (x, w, r) }}"""
+    )
+    [node] = as_it_trains(model).graph.node
+    assert node.op_type == "LSTMTraining"
+    assert [attribute.name for attribute in node.attribute] == ["hidden_size", "layout"][: 1 + layout]
