@@ -286,16 +286,19 @@ KINDS = (*KERNELS, *RULES, *VALUES)
 
 @dataclass(frozen=True)
 class Placed:
-    """A fault in its place: a node of the gradient for a kernel, of the model for a rule, or a value with its readers."""
+    """A fault in its place: a node of the gradient for a kernel, of the model for a rule, or a value.
+
+    `beside` may be named too: the values that a node reads, or the nodes that make and read a value.
+    """
 
     kind: str
     place: str
-    readers: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> frozenset[str]:
         """The nodes that may be named for it."""
-        return frozenset({self.place, *self.readers})
+        return frozenset({self.place, *self.beside})
 
 
 @dataclass
@@ -339,8 +342,8 @@ class Host:
                     yield Placed(kind, label_of(node))
         elif kind in RULES:
             for node in self.model.graph.node:
-                if node.name:
-                    yield Placed(kind, node.name)
+                if node.name:  # a wrong rule is a wrong contribution to the adjoint of what the node reads
+                    yield Placed(kind, node.name, tuple(node.input))
         else:
             for node in self.model.graph.node:
                 for name in node.output:
@@ -430,9 +433,13 @@ def side_of(host: Host, faults: list[Placed]) -> Live:
 
 def named_by(found: Comparison) -> set[str]:
     """The nodes, and the values, that a comparison blames on the second side."""
-    values = {fault.value for fault in found.b.rules.faults if fault.value} if found.b.rules else set()
+    faults = found.b.rules.faults if found.b.rules else ()
+    values = {fault.value for fault in faults if fault.value}
+    makers = {
+        fault.nodes[0] for fault in faults if fault.value and len(fault.nodes) > 1
+    }  # they say where the value is from
     unsteady = {found.b.unsteady.node} if found.b.unsteady and found.b.unsteady.node else set()
-    return {*names_of(found), *values, *unsteady, *(one.node for one in found.b.origins)}
+    return {*(set(names_of(found)) - makers), *values, *unsteady, *(one.node for one in found.b.origins)}
 
 
 def measure(name: str, host: Host, kind: str, pair: bool, random: np.random.Generator) -> dict[str, Any]:

@@ -228,9 +228,9 @@ BENCHMARKS = (
     (
         "Thirty kinds of faults, located",
         "locating_kinds",
-        "`refgrad compare` with kernels, rules and contributions of values that are wrong in thirty ways, in places that are drawn, "
-        "half of the runs with a second fault (benchmarks/locating_kinds.py). Healthy nodes are those that are named and that no "
-        "fault touches. Goals: 95 % of the planted faults located, no healthy node named.",
+        "`refgrad compare` with kernels, rules and contributions of values that are wrong in thirty ways, in places that are "
+        "drawn, half of the runs with a second fault (benchmarks/locating_kinds.py). Healthy nodes are those that are named "
+        "and that no fault touches. Goals: 95 % of the planted faults located, no healthy node named.",
     ),
     (
         "Real systems, compared",

@@ -33,10 +33,11 @@ from refgrad.conformance.problems.observation import Built, Directional
 from refgrad.conformance.problems.point import in_float64, rms, without
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems.builders import CrashError
-from refgrad.errors import AnswerError, BuilderError, ModelWarning, RefgradError, UnknownNameError, raised
+from refgrad.errors import AnswerError, BuilderError, ModelWarning, RefgradError, UnknownNameError, abridged, raised
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
-from refgrad.protos.traverse import nested, reads_of
+from refgrad.protos.traverse import every_node, nested, reads_of
+from refgrad.protos.types import FLOATS
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.reverse.gradient import preflight
 from refgrad.show.explain import explain
@@ -53,6 +54,7 @@ _STEP = "step"
 _FEW = 8  # nodes whose contributions are told apart
 _MOST_FAULTS = 32  # after which the search ends
 Part = tuple[int, ...]  # the positions of nodes, in order
+_SIZES: dict[int, int] = {kind: helper.tensor_dtype_to_np_dtype(kind).itemsize for kind in FLOATS}
 _TOLD = 1e-3  # of the same: a difference whose error is larger tells nothing
 
 
@@ -456,7 +458,30 @@ class _Search:
             direction, due, slope = found
             text = f"along {direction} the derivative is {due:.6g}, and that of its gradients together {slope:.6g}"
             return Fault(WRONG, labels, operators, text, "", due, slope)
+        if narrowed := narrowing_casts(built.model, problem.model):
+            [kind] = _cast_to(narrowed[0])
+            narrower = helper.tensor_dtype_to_np_dtype(kind).name
+            casts = abridged([repr(label_of(node)) for node in narrowed])
+            text = f"its gradient rounds to {narrower}, and the model does not: Cast {casts}"
+            return Fault(WRONG, labels, operators, text)
         return None
+
+
+def narrowing_casts(made: ModelProto, model: ModelProto) -> list[NodeProto]:
+    """The Casts of a gradient to a float type that is narrower than those of the model: in double they round nothing."""
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    held = {value.type.tensor_type.elem_type for value in values} | {one.data_type for one in model.graph.initializer}
+    held |= {kind for node in every_node(model) for kind in _cast_to(node)}
+    least = min((_SIZES[kind] for kind in held if kind in _SIZES), default=0)
+    return [
+        node
+        for node in every_node(made)
+        if any(_SIZES.get(kind, least) < least for kind in _cast_to(node) if kind not in held)
+    ]
+
+
+def _cast_to(node: NodeProto) -> list[int]:
+    return [attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to"]
 
 
 def _odd_factors(columns: Mapping[str, np.ndarray], sums: np.ndarray) -> dict[tuple[str, ...], float]:

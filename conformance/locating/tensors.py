@@ -116,7 +116,7 @@ def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Tensor]:
                 said = f"{seen.reason}; but each node of it is right for its inputs: roundings may add up. {_DECIDES}"
                 judged[k] = _with(tensor, place, replace(seen, verdict=UNDECIDED, reason=said))
             elif one.has_proved_node and seen.verdict == UNDECIDED and not one.draws():
-                said = f"{seen.reason}; but nodes are wrong, and it is right once they are repaired"
+                said = f"{seen.reason}; but nodes are proved to be wrong"
                 judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=said))
     return judged
 

@@ -7,7 +7,7 @@ executor is not (`locate`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.elementwise import BEYOND, HIDDEN, ZERO, within_rounding
 from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.locating import paths
-from refgrad.conformance.locating.bisection import Bisected, bisect
+from refgrad.conformance.locating.bisection import Bisected, bisect, narrowing_casts
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
 from refgrad.conformance.locating.location import Located, Progress, computes_right, locate
@@ -331,7 +331,7 @@ class Work:
         if not isinstance(side, Live) or not (disputed or self.failed):
             return
         steps: dict[str, Callable[[], None]] = {}
-        if built is None or self.wrong_in_double:
+        if built is None or self.wrong_in_double or narrowing_casts(built.model, self.truth_of_side.point.model):
             steps["the rules"] = partial(self._look_at_rules, side)
         wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
         # To look at one run of an executor whose runs differ would blame what happened to be wrong in it.
@@ -346,8 +346,10 @@ class Work:
             if OUTPUT in kinds:  # a node may be needed by outputs alone
                 point = self.truth_of_side.point
                 steps["the kernels of the model"] = partial(self._look_at_kernels, side, point.model, point.feeds)
-            if any("not finite" in seen_of(tensor, place).reason for tensor in disputed):
-                steps["the origins of NaN"] = partial(self._look_for_origins, side, built)
+            open_ = [tensor for tensor in disputed if "not finite" in seen_of(tensor, place).reason]
+            if open_:  # what is not finite in double either is nobody's fault
+                results = {built.gradients.get(name, name) for tensor in open_ for name in tensor.of}
+                steps["the origins of NaN"] = partial(self._look_for_origins, side, built, results)
         self._steps = steps
         self.unsearched = dict.fromkeys(steps, "")
 
@@ -389,9 +391,10 @@ class Work:
 
         so_far(locate(model, feeds, side.backend, self.tell, so_far))
 
-    def _look_for_origins(self, side: Live, built: Built) -> None:
+    def _look_for_origins(self, side: Live, built: Built, results: Collection[str]) -> None:
         self.tell("the origins of NaN")
-        self._origins = origins(built.model, self._feeds, side.backend, self.truth_of_side.point.model)
+        of = self.truth_of_side.point.model
+        self._origins = origins(built.model, self._feeds, side.backend, of, results=results)
 
     def trace(self, tensors: Sequence[Tensor], place: int) -> None:
         """Follow the errors from the nodes at fault to the wrong tensors, and keep the graphs around these nodes."""
@@ -443,7 +446,9 @@ class Work:
 
     @property
     def has_proved_node(self) -> bool:
-        """True if the repair of nodes takes the whole error away."""
+        """True if the repair of nodes takes the whole error away, or a rule is wrong."""
+        if self._bisected is not None and self._bisected.faults:
+            return True
         return self._located is not None and bool(self._located.culprits) and not self._located.unexplained
 
     @property
@@ -459,7 +464,8 @@ class Work:
             or self._origins
         ):
             return False
-        return not self.wrong_in_double and self.unsteady is None and not self.unsearched
+        is_rule = self._bisected is not None and bool(self._bisected.faults)
+        return not self.wrong_in_double and not is_rule and self.unsteady is None and not self.unsearched
 
     def told(self) -> Sided:
         """The findings about this side."""

@@ -7,7 +7,7 @@ that a mask makes, and that a Softmax takes away again, is nobody's fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -213,14 +213,16 @@ def origins(
     backend: Backend,
     source: ModelProto | None = None,
     in_double: bool = False,
+    results: Collection[str] | None = None,
 ) -> tuple[Origin, ...]:
     """The origins in a model, such as a gradient, that reach its results; none where the interpreter does not run it.
 
     :param source: the model whose gradient it is.
     :param in_double: in double on the interpreter, in place of the types of the model.
+    :param results: the names of the results that matter, by default all.
     """
     try:
-        return tuple(_Walk(model, feeds, backend, source or model, in_double).origins()[0])
+        return tuple(_Walk(model, feeds, backend, source or model, in_double).origins(results)[0])
     except RefgradError:
         return ()
 
@@ -273,8 +275,8 @@ class _Walk:
         self._inside: list[int] = []  # the origins in the bodies of the node that runs
         self._rounds: dict[str, int] = {}
 
-    def origins(self) -> tuple[list[Origin], list[str]]:
-        """The origins that reach the results, and the results that they reach."""
+    def origins(self, wanted: Collection[str] | None = None) -> tuple[list[Origin], list[str]]:
+        """The origins that reach the results, or those that are wanted, and the results that they reach."""
         for name, value in self.feeds.items():
             if not _finite(value):
                 self._taints[name] = frozenset()
@@ -284,7 +286,7 @@ class _Walk:
         reached: set[int] = set()
         bad = []
         for name, value in results.items():
-            if not _finite(value):
+            if not _finite(value) and (wanted is None or name in wanted):
                 bad.append(name)
                 reached |= self._taints.get(name, frozenset())
         while more := {operand for k in reached for operand in self._found[k].of} - reached:
