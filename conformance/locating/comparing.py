@@ -31,6 +31,7 @@ from refgrad.model.checks.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate
 
 # The types of an input that a recorded array is cast to: the recording may have been made in double.
+COTANGENTS = ("ones", "random")  # that `compare` makes by itself
 _NARROWER = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -74,7 +75,7 @@ def compare(
     >>> [(tensor.name, tensor.verdict) for tensor in found.tensors], found.ok
     ([('x', 'they agree')], True)
     """
-    if isinstance(cotangent, str) and cotangent not in ("", "ones", "random"):
+    if isinstance(cotangent, str) and cotangent not in ("", *COTANGENTS):
         raise OptionError(f"cotangent={cotangent!r} is not known. There are 'ones', 'random' and arrays by output.")
     proto = load_model(model)
     sides = [side.for_model(proto) if isinstance(side, Recording) else side for side in (side_of(a), side_of(b))]

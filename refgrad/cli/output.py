@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import json
 import math
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import wraps
 from pathlib import Path
-from typing import Any, TextIO, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
 from onnx import ModelProto
@@ -27,10 +30,10 @@ from rich.progress import (
 )
 from typer.models import CommandFunctionType
 
-from refgrad.cli.commands import Command
+from refgrad.cli.commands import Command, Group
 from refgrad.cli.limits import limited
 from refgrad.cli.numbers import require_ranges
-from refgrad.errors import abridged, choices
+from refgrad.errors import OptionError, abridged, choices
 from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
 from refgrad.model.checks.malformed import explained
@@ -42,6 +45,9 @@ AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, CODE  # exit codes
 _WIDTH = 160  # of a table outside a terminal
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list
+_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code has the answer.")]
+
+_is_quiet = False
 
 
 def stdout() -> Console:
@@ -131,8 +137,19 @@ class Files(enum.Enum):
 class App(typer.Typer):
     """A group of commands. No command overwrites a file that it reads, or writes a file twice.
 
-    Those that read a model, or results that name models, take the options of `limits`.
+    Those that read a model, or results that name models, take the options of `limits`. All take `--quiet`.
     """
+
+    def __init__(self, help: str = "", add_completion: bool = False, cls: type[Group] = Group) -> None:
+        super().__init__(
+            cls=cls,
+            help=help,
+            subcommand_metavar="COMMAND",
+            no_args_is_help=True,
+            add_completion=add_completion,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+        )
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Register a command.
@@ -152,10 +169,41 @@ class App(typer.Typer):
                 refuse_overwriting(named)
                 return command(**given)
 
-            register(limited(guarded) if {Files.MODEL, Files.READ} & set(roles.values()) else guarded)
+            quietable = _quietable(guarded)
+            register(limited(quietable) if {Files.MODEL, Files.READ} & set(roles.values()) else quietable)
             return command
 
         return registered
+
+
+def is_quiet() -> bool:
+    """True while a command runs with `--quiet`."""
+    return _is_quiet
+
+
+def _quietable(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` with the option `--quiet`, behind `--json`: it prints nothing but errors."""
+
+    @wraps(command)
+    def call(*, quiet: bool = False, **given: Any) -> Any:
+        global _is_quiet
+        if quiet and given.get("as_json"):
+            raise OptionError("--quiet and --json exclude each other: one prints nothing, the other everything.")
+        if not quiet:
+            return command(**given)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            try:
+                _is_quiet = True
+                return command(**given)
+            finally:
+                _is_quiet = False
+
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    place = next((k for k, one in enumerate(parameters) if one.name == "as_json"), len(parameters))
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_QUIET)
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    call.__signature__ = inspect.Signature([*parameters[:place], option, *parameters[place:]])  # type: ignore[attr-defined]
+    return call
 
 
 def roles_of(command: Callable[..., Any]) -> dict[str, Files]:
@@ -216,7 +264,7 @@ class Bar:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _is_quiet:
             self._timer.start()
         return self
 
@@ -237,7 +285,7 @@ class Bar:
 
     def _show(self) -> None:
         with self._lock:
-            if self._progress is not None or not sys.stderr.isatty() or math.isinf(self._after):
+            if self._progress is not None or _is_quiet or not sys.stderr.isatty() or math.isinf(self._after):
                 return
             columns = (
                 SpinnerColumn(),

@@ -32,8 +32,8 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What is differentiated: an output of one element, or one element of an output, 'logits[0, 3]'. "
-            "Default: the only float output.",
+            help="What is differentiated: an output of one element, or one element of an output, 'logits[0, 3]'.",
+            show_default="the only float output",
         ),
     ] = None,
     wrt: Wrt = None,
@@ -53,6 +53,9 @@ def walk(
     html: Annotated[
         Path | None,
         typer.Option(
+            "--html",
+            "--output",
+            "-o",
             metavar="PAGE.html",
             help="Write the walk as a page for a browser, which loads nothing: step by step, with the terms of each number.",
         ),
@@ -62,8 +65,9 @@ def walk(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Walk the gradient of MODEL backwards: for each node the formula, what it reads, and what it adds to which cotangent.
+    """Walk through the gradient of MODEL with its numbers.
 
+    It goes backwards, and prints for each node the formula, what it reads, and what it adds to which cotangent.
     Inputs that --feeds does not have are random.
     """
     seeds = _seeds(seed)
