@@ -157,6 +157,11 @@ def abridged(names: Iterable[str], limit: int | None = 3) -> str:
     return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
 
 
+def counted(number: int, what: str) -> str:
+    """A number with its noun: `1 case`, `2 cases`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def closest(name: object, names: Iterable[str]) -> str:
     """The one of `names` that is equal but for upper and lower case, or else the closest one; "" if none is close."""
     listed = list(names)

@@ -66,7 +66,7 @@ def choices_in(param: Any) -> list[str]:
 
 def flag_of(param: Any) -> str:
     """The name of an option on the command line; of an argument, its name."""
-    return max((flag for flag in param.opts if flag not in OLD), key=len)
+    return str(max((flag for flag in param.opts if flag not in OLD), key=len))
 
 
 class Command(TyperCommand):

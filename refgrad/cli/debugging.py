@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -16,6 +17,7 @@ from refgrad.cli.output import (
     DISAGREES,
     Bar,
     Files,
+    ToldInterruption,
     print_json,
     refuse_overwriting,
     say,
@@ -234,7 +236,8 @@ def reduce(
         say_lines(reducing.report(reduced, printable))
         say(f"{output}: written")
     if reduced.interrupted:
-        raise KeyboardInterrupt
+        say(f"refgrad: Interrupted. {output} has the smallest model that was reached.", file=sys.stderr)
+        raise ToldInterruption
 
 
 def record(

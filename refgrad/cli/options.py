@@ -19,7 +19,8 @@ from refgrad.cli.output import Files
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.systems.executors import executor_names
 from refgrad.errors import OptionError
-from refgrad.tables.conventions import DEFAULT, KINKS, QUANTIZATION
+from refgrad.tables.conventions import DEFAULT, QUANTIZATION
+from refgrad.tables.kinks import CONVENTIONS as KINKS
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False), Files.MODEL]
 Wrt = Annotated[

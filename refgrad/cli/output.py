@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_type_hints
@@ -51,8 +51,9 @@ _is_quiet = False
 
 
 def stdout() -> Console:
-    """Return a console on stdout. It is as wide as the terminal, or wide enough for a table without one."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH)
+    """Return a console on stdout. It is as wide as COLUMNS says, as the terminal, or wide enough for a table without one."""
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if is_known else _WIDTH)
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
@@ -134,6 +135,9 @@ class Files(enum.Enum):
     NEW_FOLDER = "a folder that is made"
 
 
+_WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
+
+
 class App(typer.Typer):
     """A group of commands. No command overwrites a file that it reads, or writes a file twice.
 
@@ -167,13 +171,41 @@ class App(typer.Typer):
             def guarded(**given: Any) -> Any:
                 named = [(role, path) for name, role in roles.items() for path in _paths(given.get(name))]
                 refuse_overwriting(named)
-                return command(**given)
+                with _saying_what_is_written([path for role, path in named if role in _WRITTEN]):
+                    return command(**given)
 
             quietable = _quietable(guarded)
             register(limited(quietable) if {Files.MODEL, Files.READ} & set(roles.values()) else quietable)
             return command
 
         return registered
+
+
+class ToldInterruption(KeyboardInterrupt):
+    """An interruption after which the command has said what it keeps."""
+
+
+@contextmanager
+def _saying_what_is_written(paths: Sequence[Path]) -> Iterator[None]:
+    """If the block is interrupted and says nothing itself, say which of these files it has written."""
+    before = {path: _state_of(path) for path in paths}
+    try:
+        yield
+    except ToldInterruption:
+        raise
+    except KeyboardInterrupt:
+        written = [str(path) for path, state in before.items() if _state_of(path) != state]
+        say(f"refgrad: Interrupted. {abridged(written) if written else 'Nothing'} was written.", file=sys.stderr)
+        raise
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    """The file that is at a path, in its present state; None for none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def is_quiet() -> bool:
@@ -196,7 +228,9 @@ def _quietable(command: Callable[..., Any]) -> Callable[..., Any]:
                 _is_quiet = True
                 return command(**given)
             finally:
-                _is_quiet = False
+                _WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
+
+_is_quiet = False
 
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())
     place = next((k for k, one in enumerate(parameters) if one.name == "as_json"), len(parameters))

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from refgrad.cli.output import Bar, print_json, say, stdout
+from refgrad.cli.output import Bar, ToldInterruption, print_json, say, stdout
 from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.limitations import Limitation, Limitations
 from refgrad.conformance.judge.running.results import Results
 from refgrad.conformance.judge.running.runner import Lanes, Plan
 from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
 from refgrad.conformance.reports import groups, terminal
-from refgrad.conformance.reports.tally import counted
-from refgrad.errors import WorkerError, abridged
+from refgrad.errors import WorkerError, abridged, counted
 from refgrad.worker import Worker
 
 
@@ -53,9 +52,9 @@ def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
     """Say what `kept` returns if the block is interrupted."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
-        raise
+        raise ToldInterruption from interruption
 
 
 def wrong_forwards(cases: list[Case], plan: Plan, lanes: Lanes) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -26,6 +26,8 @@ from refgrad.model.writing import replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
 from refgrad.tables.dialects import DIALECTS
+
+_ELEMENTS = 10_000  # of an output, in JSON
 
 
 def run(
@@ -53,7 +55,10 @@ def run(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Run MODEL and print its outputs."""
+    """Run MODEL and print its outputs.
+
+    With --json the values of an output are printed too, up to 10,000 elements of each. -o writes all of them.
+    """
     with Bar("preparing"):
         prepared = get_executor(backend).prepare(model, **({} if precision is None else {"precision": precision}))
     size, sizes = sizes_of(dim)
@@ -77,12 +82,33 @@ def run(
             write_arrays(file, results)
     rows = [statistics(name, value) for name, value in results.items()]
     if as_json:
+        rows = [row | _values(results[row["name"]]) for row in rows]
         print_json({"backend": backend, "feeds": "random" if feeds is None else str(feeds), "outputs": rows})
         return
     print_table(rows, verbose)
     odd = [name for name, value in results.items() if not is_finite(value)]
     if odd:
         print_names("not finite:", odd, verbose)
+
+
+def _values(value: Any) -> dict[str, Any]:
+    """The values of an output for JSON, as nested lists, or the reason why they are left out."""
+    size = sum(np.size(one) for one in value) if isinstance(value, list) else np.size(value)
+    if size > _ELEMENTS:
+        return {"values": None, "left_out": f"{size} elements are more than {_ELEMENTS}: -o FILE.npz writes all"}
+    return {"values": _plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind in "OSU":
+        return value.astype(str).tolist()
+    if value.dtype.kind == "c":
+        return np.stack([value.real, value.imag], axis=-1).tolist()
+    return value.astype(np.float64).tolist() if value.dtype.kind == "V" else value.tolist()
 
 
 def check(
