@@ -207,7 +207,11 @@ class Check:
         ]
         word, what = self.answer
         title = f"The gradient of {abridged(self.outputs)} by {abridged(self.wrt)} is {word}: {what}"
-        notes = [*notes[:_NOTES], *(f"skipped: {one}" for one in self.skipped), f"Feeds: {self.feeds}; seed {self.seed}."]
+        notes = [
+            *notes[:_NOTES],
+            *(f"skipped: {one}" for one in self.skipped),
+            f"Feeds: {self.feeds}; seed {self.seed}.",
+        ]
         return html_table(self.summary(), title, notes, dict.fromkeys(_FAULTS, BAD))
 
 
@@ -285,9 +289,7 @@ def check(
         except BackendError as error:
             if "the loop still goes on" not in str(error):
                 raise
-            raise FeedError(
-                f"With random feeds {error} Give feeds with which it ends (--feeds, a .npz file)."
-            ) from error
+            raise FeedError(f"With random feeds {error} Give feeds with which it ends: feeds={{...}}.") from error
         found = _checked(point, gradients, names, seed, directions, tolerance, seconds, progress or _quietly)
         return found if dialects else _without_skipped(found)
 
@@ -304,8 +306,7 @@ def _without_skipped(found: Check) -> Check:
             groups.setdefault((row.dialect, row.backend), []).append(row)
     skipped = {key: rows for key, rows in groups.items() if all(row.verdict == UNSUPPORTED for row in rows)}
     said = tuple(
-        f"dialect {dialect} on {backend}, {_lacking(rows[0].note)}"
-        for (dialect, backend), rows in skipped.items()
+        f"dialect {dialect} on {backend}, {_lacking(rows[0].note)}" for (dialect, backend), rows in skipped.items()
     )
     rows = tuple(row for row in found.rows if row.oracle != FLOAT64 or (row.dialect, row.backend) not in skipped)
     return replace(found, rows=rows, skipped=said)

@@ -126,7 +126,7 @@ def _feeds_of(
         lacking = [name for name in needed if all(name not in one.values for one in recorded)]
         if lacking:
             raise FeedError(
-                f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: --feeds F.npz."
+                f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: feeds={{...}}."
             )
     return None
 
@@ -152,7 +152,7 @@ def _cotangents(point: Point, recorded: Sequence[Recording], kind: str | Mapping
                     f"The {which}cotangent of {output!r} has the shape {held.shape} instead of {value.shape}."
                 )
             if not np.isfinite(held.astype(np.float64)).all():
-                raise FeedError(f"The cotangent of {output!r} is not finite. Give finite numbers: --cotangent random.")
+                raise FeedError(f"The cotangent of {output!r} is not finite. Give finite numbers: cotangent='random'.")
             value = held.astype(value.dtype)
         elif kind == "ones" or (recorded and not kind):
             value = np.ones_like(value)

@@ -27,7 +27,7 @@ from refgrad.conformance.problems.point import largest, rounding
 from refgrad.conformance.problems.rounding import Drawn, limits
 from refgrad.protos.types import FLOATS
 
-_DECIDES = "Another --seed, or :float64 behind the side, decides"
+_DECIDES = "Another seed, or :float64 behind the side, decides"
 
 
 def tensors_of(judge: Judge, work: Sequence[Work], asked: bool) -> Iterator[Tensor]:

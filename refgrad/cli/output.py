@@ -228,9 +228,7 @@ def _quietable(command: Callable[..., Any]) -> Callable[..., Any]:
                 _is_quiet = True
                 return command(**given)
             finally:
-                _WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
-
-_is_quiet = False
+                _is_quiet = False
 
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())
     place = next((k for k, one in enumerate(parameters) if one.name == "as_json"), len(parameters))

@@ -93,9 +93,9 @@ def write_fgsm(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write an adversarial input, by the fast gradient sign method.
+    """Write an adversarial input, by the sign of the gradient.
 
-    It is input + eps * sign(d loss / d input).
+    It is input + eps * sign(d loss / d input), the fast gradient sign method.
     """
     made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip, **conventions)
     save(made, output, model, as_json, verbose)

@@ -13,7 +13,8 @@ from refgrad.planning.program import ANY
 _TEXT = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""  # as repr writes it
 _QUOTED = re.compile(rf"(?<![\w]){_TEXT}(?!\w)")  # an apostrophe quotes nothing
 _VALUE = re.compile(rf"\[(?:{_TEXT}|[^\]'\"])*\]|\{{(?:{_TEXT}|[^}}'\"])*\}}|{_TEXT}|[-+\w.]*\w")
-_PLACE = re.compile(r"\[(\w+)\]")  # a list of something that the reader fills in
+_FILLED_IN = ("[...]", "{...}")  # where the reader writes a value
+_EXAMPLES = {"--feeds": "FILE.npz", "--dim": "N=8", "--data-folder": "DIR"}
 _OTHERWISE = {  # parameters that have another name on the command line
     "sizes": "--dim",
     "size": "--dim",
@@ -37,14 +38,16 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
     named = own | {name: flag for name, flag in _OTHERWISE.items() if flag in flags.values()}
     if not named:
         return message
-    parameter = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, named))})=(?!=)")
+    bare = [name for name in named if "_" in name]  # which no word of English has
+    parameter = re.compile(rf"(?<![\w.-])(?:({'|'.join(named)})=(?!=)|({'|'.join(bare) or '(?!)'})\b(?![.(=]))")
     parts: list[str] = []
     place = 0
     for found in _outside_quotes(parameter, message):
         if found.start() < place:
             continue
-        value = _VALUE.match(message, found.end())
-        parts += [message[place : found.start()], named[found[1]], "" if value is None else _spelled(value[0])]
+        value = _VALUE.match(message, found.end()) if found[1] else None
+        flag = named[found[1] or found[2]]
+        parts += [message[place : found.start()], flag, "" if value is None else _spelled(value[0], flag)]
         place = found.end() if value is None else value.end()
     return "".join([*parts, message[place:]])
 
@@ -57,10 +60,10 @@ def _outside_quotes(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[st
             yield found
 
 
-def _spelled(text: str) -> str:
+def _spelled(text: str, flag: str) -> str:
     """The words of the command line for a Python value, with the space before them: none for True."""
-    if placeholder := _PLACE.fullmatch(text):
-        return f" {placeholder[1].upper()}"
+    if text in _FILLED_IN:
+        return f" {_EXAMPLES.get(flag, 'VALUE')}"
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

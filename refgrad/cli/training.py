@@ -17,6 +17,7 @@ from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Backend, Json, Model, Result, Seed, names, with_conventions, with_groups
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, is_quiet, print_json, say
+from refgrad.conformance.problems.systems.executors import get_executor
 from refgrad.errors import OptionError, TrainingError
 from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
@@ -314,7 +315,7 @@ def train(
     proto, trainable = _with_adapters(load_model(model), weights, seed)
     step = _step(proto, objective, chosen, update, layers, trainable=trainable, seed=seed, **conventions)
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
-    training = Training(step, rate.of(chosen, epochs), backend)
+    training = Training(step, rate.of(chosen, epochs), get_executor(backend))
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
