@@ -37,7 +37,7 @@ from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.systems.builders import BUILDERS
 from refgrad.conformance.problems.systems.executors import executor_names
-from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices
+from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices, counted
 from refgrad.model.writing import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
@@ -343,7 +343,8 @@ def export_folder(
     if as_json:
         print_json({"folder": str(folder), "tests": list(suite.tests), "left_out": suite.left_out})
     else:
-        say(f"{folder}: {len(suite.tests)} tests; {len(suite.left_out)} cases are left out, see manifest.json")
+        left_out = counted(len(suite.left_out), "case")
+        say(f"{folder}: {counted(len(suite.tests), 'test')}; {left_out} left out, see manifest.json")
 
 
 @app.command()
@@ -371,7 +372,8 @@ def mutants(
     else:
         for outcome in survivors:
             say(f"survived: {outcome.mutant}")
-        say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+        caught = len(outcomes) - len(survivors)
+        say(f"{caught} of {counted(len(outcomes), 'mutant')} {'is' if caught == 1 else 'are'} caught")
     if output is not None:
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")

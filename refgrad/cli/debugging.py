@@ -33,7 +33,7 @@ from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.problem import ask
 from refgrad.conformance.problems.systems.executors import imported
 from refgrad.conformance.reports import comparisons
-from refgrad.errors import OptionError, OutputFileError, of_type
+from refgrad.errors import OptionError, OutputFileError, counted, of_type
 from refgrad.escaping import printable
 from refgrad.model.writing import replacing
 
@@ -277,4 +277,4 @@ def record(
     if as_json:
         print_json({"output": str(output), "tensors": len(tensors), "gradients": gradients})
     else:
-        say(f"{output}: {len(tensors)} tensors, {len(gradients)} of them gradients or cotangents")
+        say(f"{output}: {counted(len(tensors), 'tensor')}, of which gradients or cotangents: {len(gradients)}")

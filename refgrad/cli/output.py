@@ -33,7 +33,7 @@ from typer.models import CommandFunctionType
 from refgrad.cli.commands import Command, Group
 from refgrad.cli.limits import limited
 from refgrad.cli.numbers import require_ranges
-from refgrad.errors import OptionError, abridged, choices
+from refgrad.errors import OptionError, abridged, choices, counted
 from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
 from refgrad.model.checks.malformed import explained
@@ -119,7 +119,7 @@ def save(
         data_file = None if data is None else str(data)
         print_json({"output": str(output), "nodes": len(made.graph.node), **listed, "data": data_file})
         return
-    say(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
+    say(f"{output}: {counted(len(made.graph.node), 'node')}" + (f", its weights in {data}" if data else ""))
     for end, names_of_it in shown.items():
         say(f"{end:7}", names_of_it)
 

@@ -93,7 +93,7 @@ def write_fgsm(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write an adversarial input, by the sign of the gradient.
+    """Write an adversarial input: x + eps * sign(gradient).
 
     It is input + eps * sign(d loss / d input), the fast gradient sign method.
     """

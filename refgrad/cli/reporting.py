@@ -33,7 +33,7 @@ class RunProgress:
         self._operators.add(self._of[case])
         self._verdicts.update(row.verdict for row in rows)
         so_far = ", ".join(f"{self._verdicts[verdict]} {verdict}" for verdict in VERDICTS if self._verdicts[verdict])
-        self._bar(done, total, f"{self._of[case]}; {len(self._operators)} operators; {so_far}")
+        self._bar(done, total, f"{self._of[case]}; {counted(len(self._operators), 'operator')}; {so_far}")
 
 
 def kept_in(journal: Path | None) -> str:
@@ -115,7 +115,8 @@ def remarks(
 ) -> Iterator[str]:
     """The lines beneath the results: limitations, and operators without a verdict."""
     if known.entries:
-        yield f"{len(explained)} of {len(results.faults)} faults are known limitations."
+        are = "is a known limitation" if len(explained) == 1 else "are known limitations"
+        yield f"{len(explained)} of {counted(len(results.faults), 'fault')} {are}."
     for entry, why in stale:
         yield f"The limitation {entry} {why}. Remove it."
     if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):

@@ -18,7 +18,7 @@ from refgrad.cli.numbers import number
 from refgrad.cli.options import Backend, Json, Model, Result, Seed, names, with_conventions, with_groups
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, is_quiet, print_json, say
 from refgrad.conformance.problems.systems.executors import get_executor
-from refgrad.errors import OptionError, TrainingError
+from refgrad.errors import OptionError, TrainingError, counted
 from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
@@ -378,7 +378,7 @@ def training_model(
             {"output": str(output), "data": step.data, "label": step.label, "loss": step.loss, "next": step.next}
         )
         return
-    say(f"{output}: {len(step.model.graph.node)} nodes; the loss is {step.loss}")
+    say(f"{output}: {counted(len(step.model.graph.node), 'node')}; the loss is {step.loss}")
     for name, following in step.next.items():
         say(f"{following} is the next {name}")
 
@@ -461,7 +461,8 @@ def _summary(result: dict[str, Any]) -> None:
     losses, held = result["losses"], result["validation_losses"]
     for line in curve(losses):
         say(line)
-    say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {result['epochs']} epochs, {result['steps']} steps")
+    steps = f"{counted(result['epochs'], 'epoch')}, {counted(result['steps'], 'step')}"
+    say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {steps}")
     if held:
         say(
             f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}"
