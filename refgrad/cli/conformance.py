@@ -20,8 +20,7 @@ from refgrad.cli import reporting
 from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Seed, Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines
-from refgrad.cli.reporting import saying_what_is_kept
+from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines, saying_what_is_kept
 from refgrad.conformance import reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import covered

@@ -186,6 +186,16 @@ class ToldInterruption(KeyboardInterrupt):
 
 
 @contextmanager
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Say what `kept` returns if the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
+        raise ToldInterruption from interruption
+
+
+@contextmanager
 def _saying_what_is_written(paths: Sequence[Path]) -> Iterator[None]:
     """If the block is interrupted and says nothing itself, say which of these files it has written."""
     before = {path: _state_of(path) for path in paths}

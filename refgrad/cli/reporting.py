@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from refgrad.cli.output import Bar, ToldInterruption, print_json, say, stdout
+from refgrad.cli.output import Bar, print_json, say, stdout
 from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.limitations import Limitation, Limitations
 from refgrad.conformance.judge.running.results import Results
@@ -45,16 +43,6 @@ def kept_in(journal: Path | None) -> str:
     count = max(journal.read_bytes().count(b"\n") - 1, 0)  # the first line has the settings
     done = counted(count, "case")
     return f"The journal {str(journal)!r} has the verdicts on {done}: repeat the command with --resume to go on."
-
-
-@contextmanager
-def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """Say what `kept` returns if the block is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt as interruption:
-        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
-        raise ToldInterruption from interruption
 
 
 def wrong_forwards(cases: list[Case], plan: Plan, lanes: Lanes) -> dict[str, str]:

@@ -12,10 +12,10 @@ import typer
 from refgrad.backends.base import graph_inputs, load_model
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
-from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, stdout
+from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, saying_what_is_kept, stdout
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, counted
 from refgrad.model.writing import replacing
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.walks.page import QuizQuestion, answers, page, questions
@@ -112,15 +112,18 @@ def walk(
             show(found, stdout(), step)
         return
     asked: dict[str, list[QuizQuestion]] = {}
-    with Bar() as bar:
+    written: list[Path] = []
+    kept = f"of {counted(len(pages), 'page')} were written."
+    with saying_what_is_kept(lambda: f"{len(written)} {kept}"), Bar() as bar:
         for done, (own, path) in enumerate(pages.items()):
             bar(done, len(pages), path.name)
             found = walked_with(own)
             asked[path.name] = questions(found)
             _write(path, page(found, f"{model.stem}, {own}" if is_class else model.stem, quiz))
+            written.append(path)
     if sheet is not None:
         _write(sheet, answers(asked))
-    written = [*pages.values(), *([] if sheet is None else [sheet])]
+        written.append(sheet)
     if as_json:
         print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:

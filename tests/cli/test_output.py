@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
-from refgrad.cli import main, output, running
+from refgrad.cli import main, output, running, walking
 from refgrad.show import demo
 
 MODULE = """
@@ -164,3 +164,15 @@ def test_an_interrupted_command_says_what_it_wrote(model, tmp_path, monkeypatch,
     monkeypatch.setattr("refgrad.cli.running.print_table", interrupted)
     assert main(["run", model, "-o", "r.npz"]) == 130
     assert capsys.readouterr().err == "refgrad: Interrupted. r.npz was written.\n"
+
+
+def test_an_interrupted_walk_says_how_many_pages_it_wrote(model, monkeypatch, capsys):
+    def interrupted(path, text):
+        if path.name == "p_02.html":
+            raise KeyboardInterrupt
+        path.write_text(text)
+
+    monkeypatch.setattr(walking, "_write", interrupted)
+    words = ["walk", model, "--of", "loss", "--seed", "1:3", "--no-differences", "-o", "p.html"]
+    assert main(words) == 130
+    assert capsys.readouterr().err == "refgrad: Interrupted. 1 of 3 pages were written.\n"
