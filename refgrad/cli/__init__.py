@@ -15,7 +15,7 @@ import typer
 
 from refgrad import interruption
 from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training, walking
-from refgrad.cli.commands import Group
+from refgrad.cli.commands import CommandGroup
 from refgrad.cli.containment import contain
 from refgrad.cli.limits import OutOfTime
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, is_quiet, say, say_lines
@@ -23,7 +23,7 @@ from refgrad.errors import ModelWarning, RefgradError
 from refgrad.tables import plugins
 
 
-class _Main(Group):
+class _Main(CommandGroup):
     """All commands."""
 
     def list_commands(self, ctx: Any) -> list[str]:

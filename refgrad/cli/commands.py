@@ -104,11 +104,11 @@ class Command(TyperCommand):
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """What the shell may complete a word to: no old names of options."""
+        """The words that the shell proposes. Old names of options are left out."""
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in OLD]
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands, whose help lists them under headings, in the order in which they are registered."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

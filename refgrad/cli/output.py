@@ -30,7 +30,7 @@ from rich.progress import (
 )
 from typer.models import CommandFunctionType
 
-from refgrad.cli.commands import Command, Group
+from refgrad.cli.commands import Command, CommandGroup
 from refgrad.cli.limits import limited
 from refgrad.cli.numbers import require_ranges
 from refgrad.errors import OptionError, abridged, choices, counted
@@ -144,7 +144,7 @@ class App(typer.Typer):
     Those that read a model, or results that name models, take the options of `limits`. All take `--quiet`.
     """
 
-    def __init__(self, help: str = "", add_completion: bool = False, cls: type[Group] = Group) -> None:
+    def __init__(self, help: str = "", add_completion: bool = False, cls: type[CommandGroup] = CommandGroup) -> None:
         super().__init__(
             cls=cls,
             help=help,
