@@ -61,7 +61,7 @@ def commands() -> list[Command]:
         Command("conformance run", (*_RUN, *journal), 15.0, reports),
         Command("conformance export", ("conformance", "export", "suite", "--ops", "Softmax,Conv"), 8.0, ("suite",)),
         Command("grad", ("grad", "long.onnx", "-o", "g.onnx"), 6.0, ("g.onnx",)),
-        Command("check", ("check", "long.onnx", "--backends", "ort-cpu"), 8.0),
+        Command("check", ("check", "long.onnx", "--backend", "ort-cpu"), 8.0),
         Command("train", ("train", *data, "--epochs", "1000000", "--quiet"), 6.0, ("t.onnx",)),
         *(
             Command(what, ("grad", "m.onnx", "-o", "g.onnx"), 1.0, program=f"{looped}{text})")

@@ -51,6 +51,7 @@ from refgrad.tables.conventions import ConventionOptions, Conventions
 _FAR = 2**63 - 1  # further than any index
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 CROSS_ENTROPY, LOG_LOSS = "cross_entropy", "log_loss"
+RECIPE_SCORES = (CROSS_ENTROPY, LOG_LOSS, *SCORES)  # what compares an output with a label
 
 Model = ModelProto | str | os.PathLike[str]
 Item = int | slice | str
@@ -420,8 +421,8 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     if items is not None:
         raise OptionError(f"of={of!r}: a score compares a whole output with its label. Give of={output!r}.")
     loss, label = op.fresh("loss"), op.fresh("label")
-    if score not in (CROSS_ENTROPY, LOG_LOSS, *SCORES):
-        raise OptionError(f"There is no score {score!r}; there are {choices((CROSS_ENTROPY, LOG_LOSS, *SCORES))}.")
+    if score not in RECIPE_SCORES:
+        raise OptionError(f"There is no score {score!r}; there are {choices(RECIPE_SCORES)}.")
     if label != "label":
         notice(f"The model has a result 'label' of its own: the input for the expected values is called {label!r}.")
     if score in SCORES:

@@ -58,7 +58,7 @@ _REFUSED["org.pytorch.aten", "ATen"] = "it calls code outside the model. Run the
 
 _HELP = (
     "Run the model on another backend, give the operator a body as a model-local function, or register a kernel with "
-    "refgrad.extend.kernel (on the command line: --import the module that does)."
+    "refgrad.extend.kernel, in a module that is imported."
 )
 
 

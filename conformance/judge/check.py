@@ -9,9 +9,10 @@ intermediate result is rounded (cancellation and kinks can move it far).
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import Backend, available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judge.deviation import deviation
@@ -57,10 +58,11 @@ from refgrad.conformance.problems.point import (
     with_values,
     without,
 )
+from refgrad.conformance.problems.systems.executors import REFERENCE, get_executor
 from refgrad.conformance.problems.undefined import undefined
 from refgrad.conformance.problems.weights import randomize
 from refgrad.derivatives import ortbuilder
-from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, abridged, choices
+from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, abridged, choices, counted
 from refgrad.markup import BAD, html_table
 from refgrad.model.checks.malformed import explained
 from refgrad.protos.traverse import every_node
@@ -73,12 +75,16 @@ Progress = Callable[[int, int, str], None]  # how many steps are done, of how ma
 FAILED, UNSUPPORTED = "failed", "not supported"
 WRONG_BUILDER = "onnxruntime is wrong"
 FLOAT64 = "float64"
+BUILDER = "onnxruntime"  # in place of a dialect: its own builder
+DIALECTS = ("onnx", "ort")
 
 _FAULTS = (DISAGREED, FAILED)
 _OF_RANGE = ("overflow", "underflow")  # kinds of origins
 _OF_KINKS = ("a dead branch",)
 FIRST = (DISAGREED, FAILED, WRONG_BUILDER)  # verdicts that are listed first; what agrees is listed last
 _NOTES = 4  # of rows that are wrong, in a notebook
+_NEITHER = "nor does it run the model itself"
+_OPERATOR = re.compile(r"(\w[\w.]*:\w+)\(-?\d+\) is not a registered")  # in an error of ONNX Runtime
 _ENOUGH = 100_000  # iterations of a loop whose inputs are random
 
 
@@ -104,13 +110,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check`."""
+    """The result of `check`.
+
+    `skipped` says which dialects were not compared on which executor, and why. `tolerance` is the error that was allowed, or
+    None for what rounding explains.
+    """
 
     wrt: tuple[str, ...]
     outputs: tuple[str, ...]
     seed: int
     feeds: str
     rows: tuple[Row, ...]
+    skipped: tuple[str, ...] = ()
+    tolerance: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -121,6 +133,49 @@ class Check:
     def faults(self) -> tuple[Row, ...]:
         """The rows that show something wrong with refgrad or a backend."""
         return tuple(row for row in self.rows if row.verdict in _FAULTS)
+
+    @property
+    def unsettled(self) -> tuple[str, ...]:
+        """The inputs whose gradient no difference confirms."""
+        settled = {
+            row.gradient
+            for row in self.rows
+            if row.oracle == DIFFERENCES and row.verdict == AGREED and (row.allowed or 0) < 1
+        }
+        return tuple(name for name in self.wrt if name not in settled)
+
+    @property
+    def answer(self) -> tuple[str, str]:
+        """The answer in one sentence: "right", "wrong", "failed" or "undecided", and the rest of the sentence."""
+        verdicts: dict[str, set[str]] = {name: set() for name in self.wrt}
+        for row in self.rows:
+            if row.dialect != BUILDER:
+                verdicts.setdefault(row.gradient, set()).add(row.verdict)
+        wrong = [name for name, found in verdicts.items() if DISAGREED in found]
+        failed = [name for name, found in verdicts.items() if FAILED in found]
+        right = [name for name in self.wrt if verdicts[name] <= {AGREED, UNSUPPORTED} and name not in self.unsettled]
+        if wrong:
+            return "wrong", f"{_share(wrong, verdicts)}: {abridged(wrong)}"
+        if failed:
+            at_fault = sorted({row.backend for row in self.rows if row.verdict == FAILED})
+            return "failed", f"{abridged(at_fault)} did not run {_share(failed, verdicts)}"
+        others = [name for name in verdicts if name not in right]
+        found = sorted(set().union(*(verdicts[name] for name in others)) - {AGREED})
+        why = f"{abridged(others)}" + (f" ({', '.join(found)})" if found else "")
+        if not right:
+            return "undecided", why
+        compared = [
+            row for row in self.rows if row.oracle == FLOAT64 and row.gradient in right and row.dialect != BUILDER
+        ]
+        error = max((row.relative for row in compared if row.relative is not None), default=0.0)
+        executors = {row.backend for row in compared if row.verdict == AGREED}
+        within = "rounding" if self.tolerance is None else f"the tolerance {self.tolerance:g}"
+        ran = (
+            f"on {counted(len(executors), 'executor')}, largest error {error:.1g}, within {within}"
+            if executors
+            else "in float64, and no executor ran them"
+        )
+        return "right", f"{_share(right, verdicts)} {ran}" + (f"; undecided: {why}" if others else "")
 
     def summary(self) -> list[dict[str, Any]]:
         """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""
@@ -133,14 +188,14 @@ class Check:
             counts = Counter(row.verdict for row in group)
             compared = [row for row in group if row.relative is not None]
             worst = max(compared, key=gravity, default=None)
-            asked: dict[str, Any] = {"dialect": dialect, "backend": backend, "against": oracle}
+            asked: dict[str, Any] = {"dialect": dialect, "executor": backend, "compared with": oracle}
             summary.append(
                 asked
                 | {verdict: counts[verdict] or None for verdict in verdicts}
                 | {
-                    "worst gradient": None if worst is None else worst.gradient,
-                    "relative": None if worst is None else worst.relative,
-                    "explained": None if worst is None else worst.allowed,
+                    "largest error in": None if worst is None else worst.gradient,
+                    "relative error": None if worst is None else worst.relative,
+                    "allowed": None if worst is None else worst.allowed,
                 }
             )
         return summary
@@ -150,9 +205,20 @@ class Check:
         notes = [
             f"{row.gradient} ({row.dialect}, {row.backend}): {row.verdict} {row.note}".rstrip() for row in self.faults
         ]
-        title = f"The gradient of {abridged(self.outputs)} by {abridged(self.wrt)}: {'right' if self.ok else 'WRONG'}"
-        notes = [*notes[:_NOTES], f"Feeds: {self.feeds}; seed {self.seed}."]
+        word, what = self.answer
+        title = f"The gradient of {abridged(self.outputs)} by {abridged(self.wrt)} is {word}: {what}"
+        notes = [
+            *notes[:_NOTES],
+            *(f"skipped: {one}" for one in self.skipped),
+            f"Feeds: {self.feeds}; seed {self.seed}.",
+        ]
         return html_table(self.summary(), title, notes, dict.fromkeys(_FAULTS, BAD))
+
+
+def _share(names: Collection[str], every: Collection[str]) -> str:
+    """How many gradients there are, of how many: `5 gradients`, `2 of 5 gradients`."""
+    part = "" if len(names) == len(every) else f"{len(names)} of "
+    return f"{part}{counted(len(every), 'gradient')}"
 
 
 def _place(verdict: str) -> tuple[bool, bool, str]:
@@ -173,7 +239,7 @@ def check(
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     backends: Sequence[str] | None = None,
-    dialects: Sequence[str] = ("onnx", "ort"),
+    dialects: Sequence[str] | None = None,
     seed: int = 0,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
@@ -187,7 +253,8 @@ def check(
 
     :param feeds: the point, random by default; for an initializer, a value in place of its own.
     :param size: the number of elements of random feeds along symbolic and unknown dimensions; `sizes` has it by symbol.
-    :param backends: by default all that are available.
+    :param backends: the executors: names, or "package.module:Class". By default all backends that are available.
+    :param dialects: by default onnx, and ort on the executors that have its kernels.
     :param directions: how many random directions differences are taken along, for each gradient.
     :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
     :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
@@ -206,7 +273,7 @@ def check(
     if not names:
         raise OptionError(f"backends is empty; there are {choices(available())}.")
     for name in names:
-        get_backend(name)
+        _executor(name)
     proto = load_model(model)
     if random_weights is not None:
         proto = randomize(proto, random_weights)[0]
@@ -214,7 +281,7 @@ def check(
         feeds = check_feeds(feeds, inputs_of(proto))
         proto, feeds = with_values(proto, feeds)
     with of_any_rank():  # the feeds have one
-        gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
+        gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects or DIALECTS}
     # A loop that goes on while a condition holds need not end at random feeds.
     with bounded_loops(_ENOUGH) if feeds is None else nullcontext():
         try:
@@ -222,10 +289,35 @@ def check(
         except BackendError as error:
             if "the loop still goes on" not in str(error):
                 raise
-            raise FeedError(
-                f"With random feeds {error} Give feeds with which it ends (--feeds, a .npz file)."
-            ) from error
-        return _checked(point, gradients, names, seed, directions, tolerance, seconds, progress or _quietly)
+            raise FeedError(f"With random feeds {error} Give feeds with which it ends: feeds={{...}}.") from error
+        found = _checked(point, gradients, names, seed, directions, tolerance, seconds, progress or _quietly)
+        return found if dialects else _without_skipped(found)
+
+
+def _executor(name: str) -> Backend:
+    return get_executor(name) if ":" in name or name == REFERENCE else get_backend(name)
+
+
+def _without_skipped(found: Check) -> Check:
+    """The result without what nobody asked for: a dialect on an executor that has no kernels for it."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in found.rows:
+        if row.dialect in DIALECTS[1:] and row.oracle == FLOAT64:
+            groups.setdefault((row.dialect, row.backend), []).append(row)
+    skipped = {key: rows for key, rows in groups.items() if all(row.verdict == UNSUPPORTED for row in rows)}
+    said = tuple(
+        f"dialect {dialect} on {backend}, {_lacking(rows[0].note)}" for (dialect, backend), rows in skipped.items()
+    )
+    rows = tuple(row for row in found.rows if row.oracle != FLOAT64 or (row.dialect, row.backend) not in skipped)
+    return replace(found, rows=rows, skipped=said)
+
+
+def _lacking(note: str) -> str:
+    """Why an executor does not run a dialect, from its error."""
+    if note.startswith(_NEITHER):
+        return "which does not run the model itself"
+    operator = _OPERATOR.search(note)
+    return f"which has no kernel for {operator[1]}" if operator else "which has no kernels for it"
 
 
 def _quietly(done: int, steps: int, what: str) -> None:
@@ -295,7 +387,7 @@ def _checked(
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
         allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
         rows += _of_builder(truth, observations, settled, allowed, seconds)
-    return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
+    return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows), tolerance=tolerance)
 
 
 # Against differences
@@ -342,7 +434,7 @@ def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> 
 def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, tolerance: float) -> list[Row]:
     point = truth.point.named_by(gradient)
     try:
-        results = get_backend(backend).prepare(gradient).run(point.feeds | point.cotangents)
+        results = _executor(backend).prepare(gradient).run(point.feeds | point.cotangents)
     except BackendError as error:
         return _without_result(point, dialect, backend, FLOAT64, _refusal(point, backend) or error)
     got = by_name(results, point.names)
@@ -375,7 +467,7 @@ def _by_origins(
     feeds = (point.wide | point.seeds) if in_double else (point.feeds | point.cotangents)
     names = {value.name for value in gradient.graph.input}
     fed = {name: value for name, value in feeds.items() if name in names}
-    roots = [origin for origin in origins(gradient, fed, get_backend(backend), point.model, in_double) if not origin.of]
+    roots = [origin for origin in origins(gradient, fed, _executor(backend), point.model, in_double) if not origin.of]
     if not roots:
         return rows
     begins_at = f"it begins at {roots[0]}"
@@ -408,9 +500,9 @@ class _RefusalError(BackendError):
 def _refusal(point: Point, backend: str) -> _RefusalError | None:
     """Why a backend does not run the model itself, which settles its gradient too; None where it runs the model."""
     try:
-        get_backend(backend).prepare(point.model).run(point.feeds)
+        _executor(backend).prepare(point.model).run(point.feeds)
     except BackendError as error:
-        return _RefusalError(f"nor does it run the model itself: {error}")
+        return _RefusalError(f"{_NEITHER}: {error}")
     return None
 
 
@@ -459,7 +551,7 @@ def _of_builder(
             rows.append(_builder_row(name, UNSUPPORTED, "no output depends on it"))
             continue
         judged = against_float64(truth, name, total[name], tolerance, own_draws=True)
-        row = _row(name, "onnxruntime", "ort-cpu", FLOAT64, judged)
+        row = _row(name, BUILDER, "ort-cpu", FLOAT64, judged)
         if row.verdict == DISAGREED:
             wide = total[name].astype(np.float64)
             measured = _against_differences(truth, name, wide, observations, row.allowed or tolerance)
@@ -473,4 +565,4 @@ def _of_builder(
 
 
 def _builder_row(name: str, verdict: str, note: str) -> Row:
-    return Row(name, "onnxruntime", "ort-cpu", FLOAT64, verdict, note=note)
+    return Row(name, BUILDER, "ort-cpu", FLOAT64, verdict, note=note)

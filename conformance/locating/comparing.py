@@ -33,6 +33,7 @@ from refgrad.model.checks.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate
 
 # The types of an input that a recorded array is cast to: the recording may have been made in double.
+COTANGENTS = ("ones", "random")  # that `compare` makes by itself
 # What is missing of the verdicts of a comparison that was stopped.
 _ONE_BY_ONE = "the tensors that are not listed"
 _TOGETHER = "the conventions of all tensors together, and values that leave their types"
@@ -80,7 +81,7 @@ def compare(
     >>> [(tensor.name, tensor.verdict) for tensor in found.tensors], found.ok
     ([('x', 'they agree')], True)
     """
-    if isinstance(cotangent, str) and cotangent not in ("", "ones", "random"):
+    if isinstance(cotangent, str) and cotangent not in ("", *COTANGENTS):
         raise OptionError(f"cotangent={cotangent!r} is not known. There are 'ones', 'random' and arrays by output.")
     proto = load_model(model)
     sides = [side.for_model(proto) if isinstance(side, Recording) else side for side in (side_of(a), side_of(b))]
@@ -150,7 +151,7 @@ def _feeds_of(
         lacking = [name for name in needed if all(name not in one.values for one in recorded)]
         if lacking:
             raise FeedError(
-                f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: --feeds F.npz."
+                f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: feeds={{...}}."
             )
     return None
 
@@ -176,7 +177,7 @@ def _cotangents(point: Point, recorded: Sequence[Recording], kind: str | Mapping
                     f"The {which}cotangent of {output!r} has the shape {held.shape} instead of {value.shape}."
                 )
             if not np.isfinite(held.astype(np.float64)).all():
-                raise FeedError(f"The cotangent of {output!r} is not finite. Give finite numbers: --cotangent random.")
+                raise FeedError(f"The cotangent of {output!r} is not finite. Give finite numbers: cotangent='random'.")
             value = held.astype(value.dtype)
         elif kind == "ones" or (recorded and not kind):
             value = np.ones_like(value)

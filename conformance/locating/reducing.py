@@ -206,7 +206,7 @@ class _Search:
             return self._of_kernel(located, model, feeds)
         raise refused or FeedError(
             f"Nothing fails: {self._side} gets the results of the model and their gradient right for these feeds. Give those "
-            "with which it fails (--feeds)."
+            "with which it fails: feeds={...}."
         )
 
     def _of_whole(

@@ -29,7 +29,7 @@ from refgrad.conformance.problems.rounding import Drawn, limits
 from refgrad.protos.types import FLOATS
 
 _TOGETHER = "what operators choose at their kinks is no derivative of all of them together"
-_DECIDES = "Another --seed, or :float64 behind the side, decides"
+_DECIDES = "Another seed, or :float64 behind the side, decides"
 
 
 def tensors_of(

@@ -81,20 +81,21 @@ def random_feeds(
         if max_memory is not None and needed > max_memory:
             raise FeedError(
                 f"Input {value} takes the feeds to {needed} bytes, drawn at random, and max_memory is {max_memory}. "
-                "Give it more, or choose smaller sizes (--dim)."
+                "Give it more, or choose smaller sizes: sizes={...}."
             )
         try:
             feeds[value.name] = _draw(value, shape, rng, domain)
         except (MemoryError, ValueError) as error:
             raise FeedError(
-                f"Input {value} is too large to be drawn at random as {list(shape)}: {error}. Choose smaller sizes (--dim)."
+                f"Input {value} is too large to be drawn at random as {list(shape)}: {error}. "
+                "Choose smaller sizes: sizes={...}."
             ) from error
     return feeds
 
 
 def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain: str) -> np.ndarray:
     if value.dtype is None:
-        raise FeedError(f"Input {value} cannot be drawn at random: feed it (--feeds, a .npz file of arrays by name).")
+        raise FeedError(f"Input {value} cannot be drawn at random: feed it with feeds={{...}}.")
     if value.dtype.kind in "iub":
         return rng.integers(0, 2, shape).astype(value.dtype)
     if value.dtype.kind in "OUS":

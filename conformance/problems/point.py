@@ -63,7 +63,7 @@ class Point:
         if feeds is None and undeclared:
             raise FeedError(
                 f"Input {undeclared[0]!r} declares no shape, so that its value cannot be drawn at random: feed it "
-                "(--feeds, a .npz file of arrays by name)."
+                "with feeds={...}."
             )
         if feeds is not None:
             fed = dict(feeds)
@@ -296,7 +296,7 @@ def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
     if bad:
         raise FeedError(
             f"With {described} feeds the outputs {choices(bad)} are not finite in float64, so they have no derivative "
-            "there. Give feeds inside the model's domain (--feeds, a .npz file)."
+            "there. Give feeds inside the model's domain: feeds={...}."
         )
 
 

@@ -9,14 +9,16 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from refgrad.conformance.judge.check import FIRST, Check, Row, gravity
 from refgrad.conformance.oracles.comparison import AGREED
-from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
-from refgrad.errors import abridged
+from refgrad.errors import abridged, counted
 from refgrad.escaping import printable
-from refgrad.show.tables import table
+from refgrad.show.tables import GOOD, UNKNOWN, WRONG, table
 
+STYLES = {"right": GOOD, "wrong": WRONG, "failed": WRONG, "undecided": UNKNOWN}
+VERDICT_STYLES = {AGREED: GOOD, **dict.fromkeys(FIRST, WRONG)}
 _NAMES = 3  # of a list, in a summary
 REASONS_SHOWN = 4  # of each verdict, in a summary
 _REASON = 300  # characters of a reason, in a summary
@@ -24,15 +26,18 @@ _REASON = 300  # characters of a reason, in a summary
 
 def show(found: Check, console: Console, verbose: bool = False) -> None:
     """Print a summary on `console`, or every row and every reason."""
-    console.print(table(_every(found.rows) if verbose else found.summary()))
+    word, what = found.answer
+    console.print(Text.assemble((word, STYLES[word]), printable(f": {what}")), soft_wrap=True)
+    console.print(table(_every(found.rows) if verbose else found.summary(), {"verdict": VERDICT_STYLES}))
     for line in _reasons(found.rows, verbose):
         _print(console, line)
     counts = Counter(row.verdict for row in found.rows)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    _print(console, f"{'ok' if found.ok else 'DISAGREED'}: {told}. Feeds: {found.feeds}; seed {found.seed}.")
-    unsettled = _unsettled(found)
-    if found.ok and unsettled:
-        named = abridged(unsettled, None if verbose else _NAMES)
+    for line in found.skipped:
+        _print(console, f"skipped: {line}")
+    _print(console, f"{counted(len(found.rows), 'comparison')}: {told}. Feeds: {found.feeds}; seed {found.seed}.")
+    if found.ok and found.unsettled:
+        named = abridged(found.unsettled, None if verbose else _NAMES)
         _print(console, f"Differences settled nothing for {named}: give other --feeds, or --random-weights.")
     if not verbose:
         _print(console, "Every gradient by itself: --verbose.")
@@ -47,11 +52,11 @@ def _every(rows: Iterable[Row]) -> list[dict[str, Any]]:
         {
             "gradient of": row.gradient,
             "dialect": row.dialect,
-            "backend": row.backend,
-            "against": row.oracle,
-            "absolute": row.absolute,
-            "relative": row.relative,
-            "explained": row.allowed,
+            "executor": row.backend,
+            "compared with": row.oracle,
+            "absolute error": row.absolute,
+            "relative error": row.relative,
+            "allowed": row.allowed,
             "verdict": row.verdict,
         }
         for row in rows
@@ -95,16 +100,6 @@ def _whose(rows: Sequence[Row], verbose: bool) -> str:
     return f"{abridged(gradients, None if verbose else _NAMES)}; {', '.join(witnesses)}"
 
 
-def _unsettled(found: Check) -> list[str]:
-    """The inputs whose gradient no difference confirms."""
-    settled = {
-        row.gradient
-        for row in found.rows
-        if row.oracle == DIFFERENCES and row.verdict == AGREED and (row.allowed or 0) < 1
-    }
-    return [name for name in found.wrt if name not in settled]
-
-
 def document(found: Check) -> dict[str, Any]:
     """Return everything, for JSON."""
-    return {"ok": found.ok, **asdict(found)}
+    return {"ok": found.ok, "answer": ": ".join(found.answer), **asdict(found)}

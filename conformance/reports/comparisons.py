@@ -29,11 +29,13 @@ from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
 from refgrad.errors import abridged, counted
 from refgrad.escaping import markdown, printable
+from refgrad.show import tables
 from refgrad.show.tables import table
 
 _SHOWN = 12  # tensors of a summary
 _ORIGINS = 8
 _LONGEST = 300  # letters of the reason why a side has no gradient, in a sentence
+_COLOURS = {RIGHT: tables.GOOD, WRONG: tables.WRONG, MISSING: tables.WRONG, UNDECIDED: tables.UNKNOWN}
 _AS_SAID = {WRONG: "is wrong in", UNDECIDED: "cannot be judged in", MISSING: "lacks"}
 
 
@@ -42,7 +44,7 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
     doubtful = [tensor for tensor in comparison.tensors if not tensor.ok]
     listed = list(comparison.tensors) if verbose else doubtful[:_SHOWN]
     if listed:
-        console.print(table(map(_row, listed)))
+        console.print(table(map(_row, listed), dict.fromkeys(("a", "b"), _COLOURS)))
     if len(doubtful) > len(listed):
         _print(console, f"and {len(doubtful) - len(listed)} more that differ: --verbose prints all")
     shared = _shared_causes(comparison)

@@ -10,7 +10,8 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.results import Results
 from refgrad.conformance.judge.verdicts import VERDICTS
 from refgrad.conformance.reports.groups import MODEL, faults, not_answered, without_answer
-from refgrad.conformance.reports.tally import MARKS, by_operator, counted, marked, occurring, shortened, totals
+from refgrad.conformance.reports.tally import MARKS, by_operator, marked, occurring, shortened, totals
+from refgrad.errors import counted
 from refgrad.escaping import markdown
 
 _INSIDE = "To look inside a case, node by node: refgrad compare --case CASE --a refgrad@numpy --b BUILDER@EXECUTOR"

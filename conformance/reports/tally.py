@@ -82,11 +82,6 @@ def marked(count: Counter[str]) -> str:
     return MARKS[verdicts.AGREED] if set(+count) == {verdicts.AGREED} else " ".join(parts)
 
 
-def counted(number: int, what: str) -> str:
-    """A number with its noun: `1 case`, `2 cases`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def shortened(note: str, length: int = _LONG) -> str:
     """The beginning of a long note, for a table; the results have all of it."""
     return note if len(note) <= length else f"{note[:length].rstrip()} …"

@@ -14,7 +14,8 @@ from rich.text import Text
 from refgrad.conformance.judge.running.results import Results
 from refgrad.conformance.judge.verdicts import FAULTS, INCONCLUSIVE, ResultRow
 from refgrad.conformance.reports.groups import MODEL, Group, faults, not_answered, without_answer
-from refgrad.conformance.reports.tally import counted, occurring, shortened, totals
+from refgrad.conformance.reports.tally import occurring, shortened, totals
+from refgrad.errors import counted
 from refgrad.escaping import printable, shell_line
 
 GROUPS_SHOWN = 6

@@ -9,54 +9,76 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from refgrad import interruption
 from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training, walking
+from refgrad.cli.commands import CommandGroup
 from refgrad.cli.containment import contain
-from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say, say_lines
+from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, is_quiet, say, say_lines
 from refgrad.errors import ModelWarning, RefgradError
 from refgrad.tables import plugins
 
+
+class _Main(CommandGroup):
+    """All commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands, by their headings."""
+        return [name for commands in _COMMANDS.values() for name in commands]
+
+
 app = App(
     help="Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    add_completion=True,
+    cls=_Main,
 )
-_COMMANDS: dict[str, Callable[..., None]] = {  # in the order in which --help lists them
-    "grad": derivatives.grad,
-    "jvp": derivatives.jvp,
-    "hvp": derivatives.hvp,
-    "jacobian": derivatives.jacobian,
-    "hessian": derivatives.hessian,
-    "lower": derivatives.lower,
-    "expand": derivatives.expand,
-    "train": training.train,
-    "training-model": training.training_model,
-    "run": running.run,
-    "check": running.check,
-    "walk": walking.walk,
-    "compare": debugging.compare,
-    "nan": debugging.nan,
-    "reduce": debugging.reduce,
-    "record": debugging.record,
-    "preflight": listings.preflight,
-    "weights": listings.weights,
-    "backends": listings.list_backends,
-    "explain": listings.explain,
-    "ops": listings.ops,
-    "show": listings.show,
-    "demo": running.demo,
-    "teach": teaching.teach,
+_COMMANDS: dict[str, dict[str, Callable[..., None] | App]] = {  # in the order in which --help lists them
+    "Debug a gradient": {
+        "check": running.check,
+        "compare": debugging.compare,
+        "nan": debugging.nan,
+        "reduce": debugging.reduce,
+        "record": debugging.record,
+    },
+    "Test a runtime": {
+        "conformance": conformance.app,
+        "backends": listings.list_backends,
+    },
+    "Teach": {
+        "walk": walking.walk,
+        "teach": teaching.teach,
+        "demo": running.demo,
+        "explain": listings.explain,
+        "show": listings.show,
+    },
+    "Train and explain": {
+        "train": training.train,
+        "training-model": training.training_model,
+        "recipe": recipe.app,
+        "weights": listings.weights,
+    },
+    "Derivatives": {
+        "grad": derivatives.grad,
+        "jvp": derivatives.jvp,
+        "hvp": derivatives.hvp,
+        "jacobian": derivatives.jacobian,
+        "hessian": derivatives.hessian,
+        "lower": derivatives.lower,
+        "expand": derivatives.expand,
+        "run": running.run,
+        "preflight": listings.preflight,
+        "ops": listings.ops,
+    },
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
-app.add_typer(conformance.app, name="conformance")
-app.add_typer(recipe.app, name="recipe")
+for _heading, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, App):
+            app.add_typer(_command, name=_name, rich_help_panel=_heading)
+        else:
+            app.command(_name, rich_help_panel=_heading)(_command)
 
 
 def _show_version(asked: bool) -> None:
@@ -135,6 +157,8 @@ def _carry_out(arguments: Sequence[str]) -> int:
 
 def _notice(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning on stderr: a model's without the line of code."""
+    if is_quiet():
+        return
     if issubclass(category, ModelWarning):
         _complain(f"notice: {message}")
     else:

@@ -1,17 +1,76 @@
-"""How every command reads its options: text for a number is refused by name."""
+"""How every command reads its options and shows its help: choices, numbers, defaults, groups of commands, completion."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from refgrad.cli.numbers import refuse_text
+from refgrad.cli.spelling import in_the_shell
+from refgrad.errors import OptionError, RefgradError, choices, did_you_mean
+from refgrad.tables import plugins
+
+OLD = frozenset({"--recompute-within", "--backends"})  # old names of options: still read, not shown
+_KNOWN = "choices_of"  # the attribute of a callback that checks
+_LONGEST = 48  # characters of the choices beside an option; more of them are listed in its help
+
+
+def choice(
+    known: Iterable[str] | Callable[[], Iterable[str]],
+    *flags: str,
+    several: bool = False,
+    others: str = "",
+    **settings: Any,
+) -> Any:
+    """A Typer option whose value is one of a few names, which its help lists and the shell completes.
+
+    :param known: the names, or a function that returns them. They are read when they are needed: plug-ins add to them.
+    :param several: the option takes several names, with commas or repeated.
+    :param others: what else the option takes, such as "package.module:Class". The command then checks the value itself.
+    """
+
+    def check(param: typer.CallbackParam, value: Any) -> Any:
+        for one in value if isinstance(value, list | tuple) else () if value is None else (value,):
+            for name in (part.strip() for part in one.split(",")) if several else (one,):
+                if others or not name or name in _listed(known):
+                    continue
+                plugins.load()  # a plug-in may bring it
+                if name not in (listed := _listed(known)):
+                    hint = did_you_mean(name, listed)
+                    raise OptionError(f"{flag_of(param)} {name!r} is not known.{hint} There are {choices(listed)}.")
+        return value
+
+    def complete(incomplete: str) -> list[str]:
+        plugins.load()
+        before, comma, _ = incomplete.rpartition(",") if several else ("", "", "")
+        return [f"{before}{comma}{name}" for name in _listed(known)]
+
+    setattr(check, _KNOWN, (known, several, others))
+    return typer.Option(*flags, callback=check, autocompletion=complete, **settings)
+
+
+def _listed(known: Iterable[str] | Callable[[], Iterable[str]]) -> list[str]:
+    """The names that `choice` was given, or the function returns."""
+    return list(known() if callable(known) else known)
+
+
+def choices_in(param: Any) -> list[str]:
+    """The names that an option made by `choice` takes; none for another option."""
+    known = getattr(param.callback, _KNOWN, None)
+    return [] if known is None else _listed(known[0])
+
+
+def flag_of(param: Any) -> str:
+    """The name of an option on the command line; of an argument, its name."""
+    return str(max((flag for flag in param.opts if flag not in OLD), key=len))
 
 
 class Command(TyperCommand):
-    """A command that says which number an option takes, where it is given text."""
+    """A command that says which number an option takes, where it is given text, and names options as the shell does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
@@ -26,3 +85,90 @@ class Command(TyperCommand):
                 values, _, _ = self.make_parser(ctx).parse_args(args=given)
                 refuse_text(error.param, values.get(error.param.name or ""))
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. An error names the command's options, not the parameters of functions."""
+        try:
+            return super().invoke(ctx)
+        except RefgradError as error:
+            flags = {param.name: flag_of(param) for param in self.params if param.opts}
+            error.args = (in_the_shell(str(error), flags), *error.args[1:])
+            raise
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options: choices beside each, and every default in brackets."""
+        _format_options(self, ctx, formatter)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the line "Usage": MODEL is required, [MODEL] is not."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The words that the shell proposes. Old names of options are left out."""
+        return [item for item in super().shell_complete(ctx, incomplete) if item.value not in OLD]
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, whose help lists them under headings, in the order in which they are registered."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, and then the options."""
+        self.format_commands(ctx, formatter)
+        _format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each heading with its commands and what they do, uncut."""
+        commands = {name: self.commands[name] for name in self.list_commands(ctx)}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in commands.items():
+            if not command.hidden:
+                heading = getattr(command, "rich_help_panel", None)
+                title = heading if isinstance(heading, str) else "Commands"
+                sections.setdefault(title, []).append((name, summary_of(command)))
+        width = max(map(len, commands), default=0)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+
+def summary_of(command: Any) -> str:
+    """The first sentence of a command's help, without its full stop."""
+    sentence, _, _ = " ".join((command.help or "").split("\n\n")[0].split()).partition(". ")
+    return sentence.removesuffix(".")
+
+
+def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        title = "Arguments" if param.param_type_name == "argument" else "Options"
+        record = _record(param, ctx)
+        if record is not None:
+            sections.setdefault(title, []).append(record)
+    for title, rows in sections.items():
+        with formatter.section(title):
+            formatter.write_dl(rows)
+
+
+def _record(param: Any, ctx: Any) -> tuple[str, str] | None:
+    """An option, or an argument, and its help; None if it is hidden."""
+    shown = copy.copy(param)
+    shown.opts = [flag for flag in param.opts if flag not in OLD]
+    known, several, others = getattr(param.callback, _KNOWN, (None, False, ""))
+    if known is not None:
+        plugins.load()
+        names = [*_listed(known), *filter(None, [others])]
+        joined = "|".join(names)
+        if len(joined) <= _LONGEST:
+            shown.metavar = f"<{joined}>"
+        else:
+            shown.metavar = shown.metavar or "NAME"
+            shown.help = f"{param.help} [{'any of' if several else 'one of'}: {', '.join(names)}]"
+    record = shown.get_help_record(ctx)
+    if record is None:
+        return None
+    name, text = record
+    if param.param_type_name == "argument":
+        name = str(param.metavar or name)
+    if isinstance(param.show_default, str):  # which Typer puts in parentheses
+        text = text.replace(f"[default: ({param.show_default})", f"[default: {param.show_default}")
+    return name, " ".join(text.split())

@@ -17,10 +17,10 @@ import typer
 
 from refgrad.backends.base import load_model
 from refgrad.cli import reporting
+from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Seed, Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines
-from refgrad.cli.reporting import saying_what_is_kept
+from refgrad.cli.output import AGREES, DISAGREES, App, Bar, Files, print_json, say, say_lines, saying_what_is_kept
 from refgrad.conformance import reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import covered
@@ -31,8 +31,11 @@ from refgrad.conformance.judge.running.results import About, Results, load, merg
 from refgrad.conformance.judge.running.runner import MEMORY, ORACLES, Lanes, Plan
 from refgrad.conformance.judge.running.suite import require, run_suite, settings_of
 from refgrad.conformance.judge.verdicts import FAULTS
+from refgrad.conformance.oracles import oracles
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
+from refgrad.conformance.problems.systems.builders import BUILDERS
+from refgrad.conformance.problems.systems.executors import executor_names
 from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices, counted
 from refgrad.model.writing import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
@@ -41,13 +44,7 @@ from refgrad.worker import SECONDS
 
 SOURCES = ("tables", "node-tests", "findings")
 
-app = App(
-    help="Test gradient builders and executors, operator by operator, against independent oracles.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = App(help="Test a runtime or a gradient builder, operator by operator.")
 
 
 def _check_opset(value: str | None) -> str | None:
@@ -58,19 +55,25 @@ def _check_opset(value: str | None) -> str | None:
 
 Ops = Annotated[
     list[str] | None,
-    typer.Option("--ops", metavar="NAMES", help="Operators, such as Conv,com.microsoft.Gelu. Default: all."),
+    typer.Option("--ops", metavar="NAMES", help="Operators, such as Conv,com.microsoft.Gelu.", show_default="all"),
 ]
 Opset = Annotated[
     str,
     typer.Option(
         callback=_check_opset,
+        metavar="<newest|N|N-M|all>",
         help="newest: the newest version of each operator. 21 or 13-28: every version in "
         "these opsets. all: every version.",
     ),
 ]
 Dtype = Annotated[
     list[str] | None,
-    typer.Option(metavar="TYPES", help="float16,bfloat16,float32,float64. Default: the type of each case."),
+    choice(
+        sources.DTYPES,
+        several=True,
+        help="Float types, with commas or repeated.",
+        show_default="the type of each case",
+    ),
 ]
 Name = Annotated[
     str | None,
@@ -78,10 +81,11 @@ Name = Annotated[
 ]
 Values = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="KINDS",
-        help="smooth, kink (points without a derivative), special (infinities, NaN, extremes), or several of them. "
-        "Default: smooth.",
+    choice(
+        sources.VALUES,
+        several=True,
+        help="kink: points without a derivative. special: infinities, NaN, extremes. With commas or repeated.",
+        show_default="smooth",
     ),
 ]
 Every = Annotated[int, number("every", metavar="N", help="Take only every Nth case of each operator.")]
@@ -91,13 +95,19 @@ From = Annotated[
         "--source",
         metavar="SOURCE",
         help="Where cases come from: tables, node-tests, findings, a folder laid out "
-        "like ONNX's backend tests, or an .onnx file. Default: tables.",
+        "like ONNX's backend tests, or an .onnx file.",
+        autocompletion=lambda: list(SOURCES),
+        show_default="tables",
     ),
     Files.MODEL,
 ]
 Feeds = Annotated[
     Path | None,
-    typer.Option(help="A .npz file with the inputs of the .onnx file by name. Default: random inputs."),
+    typer.Option(
+        metavar="FILE",
+        help="A .npz file with the inputs of the .onnx file by name.",
+        show_default="random inputs",
+    ),
     Files.READ,
 ]
 
@@ -106,17 +116,25 @@ Feeds = Annotated[
 def run(
     builder: Annotated[
         list[str] | None,
-        typer.Option(
+        choice(
+            BUILDERS,
+            several=True,
+            others="package.module:function",
             metavar="NAMES",
-            help="What writes gradients: refgrad, refgrad:ort, onnxruntime:raw, "
-            "onnxruntime:module, onnx-ad, package.module:function. Default: refgrad,refgrad:ort.",
+            help="What writes gradients, with commas or repeated.",
+            show_default=",".join(Plan.builders),
         ),
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(
+        choice(
+            executor_names,
+            "--backend",
+            several=True,
+            others="package.module:Class",
             metavar="NAMES",
-            help="What runs them: numpy, ort-cpu, ort-cuda, onnx.reference, package.module:Class. Default: numpy.",
+            help="What runs them, with commas or repeated.",
+            show_default=",".join(Plan.executors),
         ),
     ] = None,
     ops: Ops = None,
@@ -129,10 +147,12 @@ def run(
     feeds: Feeds = None,
     oracle: Annotated[
         list[str] | None,
-        typer.Option(
+        choice(
+            oracles,
+            several=True,
             metavar="NAMES",
-            help="What they are compared with: differences, reference, complex-step, "
-            f"adjoint, second-order, torch, onnxruntime, onnx-ad. Default: {','.join(ORACLES)}.",
+            help="What they are compared with, with commas or repeated.",
+            show_default=",".join(ORACLES),
         ),
     ] = None,
     seed: Seed = 0,
@@ -142,7 +162,7 @@ def run(
         number("memory", help="The memory limit of each process, in MiB; 0 is no limit."),
     ] = MEMORY >> 20,
     workers: Annotated[
-        int | None, number("workers", help="How many processes to use. Default: one for each core.")
+        int | None, number("workers", help="How many processes to use.", show_default="one for each core")
     ] = None,
     cluster: Annotated[
         str | None,
@@ -150,22 +170,27 @@ def run(
     ] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(help="Append each verdict to this file, so that the run can be resumed."),
+        typer.Option(metavar="FILE", help="Append each verdict to this file, so that the run can be resumed."),
         Files.JOURNAL,
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of the journal.")] = False,
     limitations: Annotated[
-        Path | None, typer.Option(help="A TOML file of known failures, with reasons."), Files.READ
+        Path | None, typer.Option(metavar="FILE", help="A TOML file of known failures, with reasons."), Files.READ
     ] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="Write the results: .json, .xml (JUnit), .md or .html. May be repeated."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the results: .json, .xml (JUnit), .md or .html. May be repeated.",
+        ),
         Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Ask builders for gradients, run them on executors, and judge the results.
+    """Run the suite: builders' gradients on executors, judged by oracles.
 
     The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is inconclusive, or an
     independent forward computes another function.
@@ -240,18 +265,20 @@ def run(
 def report(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="RESULTS...", help="Files that `run --output` wrote (.json)."),
+        typer.Argument(metavar="RESULTS", help="Files that `run --output` wrote (.json)."),
         Files.READ,
     ],
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."
+        ),
         Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print results that `run` wrote, or write reports (--output). The results of several runs become one report."""
+    """Print results that `run` wrote, or write reports of them. The results of several runs become one report."""
     for path in output or ():
         reports.writer(path)
     boards = [load(path) for path in results]
@@ -280,7 +307,13 @@ def export_folder(
     ],
     ops: Ops = None,
     opset: Annotated[
-        str | None, typer.Option(callback=_check_opset, help="As for run. Default: the opset of each case.")
+        str | None,
+        typer.Option(
+            callback=_check_opset,
+            metavar="<newest|N|N-M|all>",
+            help="As for run.",
+            show_default="the opset of each case",
+        ),
     ] = None,
     dtype: Dtype = None,
     models: Annotated[
@@ -296,7 +329,10 @@ def export_folder(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
+    """Write the suite as files, for runtimes without Python.
+
+    They are gradient models with expected values, and models with expected gradients (docs/export.md).
+    """
     from refgrad.conformance.tools.exporting.export import export_suite
 
     operators, dtypes = _operators(ops), dtypes_of(dtype)
@@ -315,11 +351,13 @@ def mutants(
     ops: Ops = None,
     seed: Seed = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the results to this .json file."), Files.WRITTEN
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the results to this .json file."),
+        Files.WRITTEN,
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
+    """Break rules on purpose, and see if the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.tools.mutating.mutants import summary
     from refgrad.conformance.tools.mutating.survey import survey
 
@@ -333,7 +371,8 @@ def mutants(
     else:
         for outcome in survivors:
             say(f"survived: {outcome.mutant}")
-        say(f"{len(outcomes) - len(survivors)} of {counted(len(outcomes), 'mutant')} are caught")
+        caught = len(outcomes) - len(survivors)
+        say(f"{caught} of {counted(len(outcomes), 'mutant')} {'is' if caught == 1 else 'are'} caught")
     if output is not None:
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -9,13 +10,15 @@ import typer
 
 from refgrad.backends.base import load_model
 from refgrad.cli import conformance as suite
-from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
+from refgrad.cli.commands import choice
+from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import (
     AGREES,
     DISAGREES,
     REFUSED,
     Bar,
     Files,
+    ToldInterruption,
     print_json,
     refuse_overwriting,
     say,
@@ -24,6 +27,7 @@ from refgrad.cli.output import (
 )
 from refgrad.conformance.judge.nan.nonfinite import nonfinite
 from refgrad.conformance.locating import comparing
+from refgrad.conformance.locating.comparing import COTANGENTS
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.problems.point import inputs_of
@@ -45,7 +49,9 @@ _REPORTS = {".html": comparison_page.page, ".md": comparisons.markdown_of, ".jso
 
 def compare(
     a: Annotated[str, typer.Option("--a", metavar="SIDE", help=_SIDE, show_default=False)],
-    b: Annotated[str, typer.Option("--b", metavar="SIDE", help="The other side, written alike.", show_default=False)],
+    b: Annotated[
+        str, typer.Option("--b", metavar="SIDE", help="The other side, written like --a.", show_default=False)
+    ],
     model: Annotated[
         Path | None,
         typer.Argument(metavar="MODEL", help="An .onnx file; or give a --case.", show_default=False),
@@ -67,8 +73,10 @@ def compare(
     outputs: Outputs = None,
     cotangent: Annotated[
         str | None,
-        typer.Option(
-            help="ones or random. Default: what a recording has, ones with a recording without any, random otherwise."
+        choice(
+            COTANGENTS,
+            help="The gradient of each output.",
+            show_default="what a recording has; ones with a recording without any; else random",
         ),
     ] = None,
     seed: Seed = 0,
@@ -76,13 +84,15 @@ def compare(
     search: Annotated[bool, typer.Option(help="Look for the nodes at fault.")] = True,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="Write a report: .html, .md or .json. May be repeated."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write a report: .html, .md or .json. May be repeated."),
         Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two gradients of MODEL, or of a case: a verdict for every tensor, the nodes at fault, and the proof by repair.
+    """Compare two gradients of MODEL, and find the node at fault. Gives a verdict for every tensor, and the proof by repair.
+
+    With --case, the gradients are of a case of the conformance suite.
 
     The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink. Stopped by --max-seconds,
     the command says what it knows by then, with the exit code 2 if nothing is wrong in it.
@@ -142,7 +152,7 @@ def compare(
 def nan(
     model: Model,
     feeds: Feeds = None,
-    backend: Annotated[str, typer.Option(help="The executor: numpy, ort-cpu, package.module:Class.")] = "numpy",
+    backend: Backend = "numpy",
     wrt: Wrt = None,
     outputs: Outputs = None,
     forward: Annotated[bool, typer.Option("--forward", help="Look at MODEL alone, and at no gradient.")] = False,
@@ -151,7 +161,9 @@ def nan(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Find the origins of NaN and infinities in the outputs and gradients of MODEL: node, element, operands, remedy.
+    """Find the nodes at which NaN and infinities begin. Names the element, its operands and a remedy for each.
+
+    They are looked for in the outputs and in the gradients of MODEL.
 
     The exit code is 1 if there are any that the model or its inputs did not have. Stopped by --max-seconds once they are known,
     the command prints them, and says what it has not tried.
@@ -198,7 +210,9 @@ def reduce(
     dim: Dim = None,
     as_json: Json = False,
 ) -> None:
-    """Reduce what SIDE gets wrong of the gradient of MODEL to the smallest model that shows it: a test and a bug report.
+    """Reduce a wrong gradient to the smallest model that shows it. Writes it as a test and a bug report.
+
+    SIDE says who computes the gradient of MODEL.
 
     Interrupted, or stopped by --max-seconds, the command writes the smallest model that it has reached.
     """
@@ -238,7 +252,8 @@ def reduce(
         say_lines(reducing.report(reduced, printable))
         say(f"{output}: written. {reducing.how_it_shows(reduced)}")
     if reduced.stopped == INTERRUPTED:
-        raise KeyboardInterrupt
+        say(f"refgrad: Interrupted. {output} has the smallest model that was reached.", file=sys.stderr)
+        raise ToldInterruption
 
 
 def record(
@@ -251,15 +266,19 @@ def record(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .npz file to write.", show_default=False), Files.WRITTEN
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="The .npz file to write.", show_default=False),
+        Files.WRITTEN,
     ],
     model: Annotated[
-        Path | None, typer.Option("--model", help="The export, whose names inputs and outputs get."), Files.MODEL
+        Path | None,
+        typer.Option("--model", metavar="FILE", help="The export, whose names inputs and outputs get."),
+        Files.MODEL,
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Record the gradients of a torch module as a side for `compare`: parameters, inputs, outputs, cotangents."""
+    """Record the gradients of a torch module, for `compare`. Writes parameters, inputs, outputs and cotangents."""
     from refgrad.conformance.locating.recording_torch import recorded_by  # no other command needs it
 
     proto = None if model is None else load_model(model)
@@ -274,4 +293,4 @@ def record(
     if as_json:
         print_json({"output": str(output), "tensors": len(tensors), "gradients": gradients})
     else:
-        say(f"{output}: {counted(len(tensors), 'tensor')}, {len(gradients)} of them gradients or cotangents")
+        say(f"{output}: {counted(len(tensors), 'tensor')}, of which gradients or cotangents: {len(gradients)}")

@@ -11,10 +11,13 @@ from onnx import ModelProto
 
 import refgrad
 from refgrad import recipes
+from refgrad.cli.commands import choice
 from refgrad.cli.options import Json, Keep, Model, Of, Outputs, Result, Verbose, Wrt, names, with_conventions
 from refgrad.cli.output import Bar, save
 from refgrad.errors import OptionError
+from refgrad.reverse.request import COTANGENTS, WEIGHTS
 from refgrad.tables.conventions import ConventionOptions
+from refgrad.tables.dialects import DIALECTS
 
 Command: TypeAlias = Callable[..., None]
 
@@ -27,14 +30,16 @@ def grad(
     outputs: Outputs = None,
     of: Of = None,
     dialect: Annotated[
-        str, typer.Option(help="onnx: write ai.onnx operators only. ort: use ONNX Runtime's training operators.")
+        str,
+        choice(DIALECTS, help="onnx: write ai.onnx operators only. ort: use ONNX Runtime's training operators."),
     ] = "onnx",
     cotangent: Annotated[
         str | None,
-        typer.Option(
-            help="The gradient of each output. input: a new input <output>_grad. ones: 1 "
-            "everywhere. yield: YieldOp (dialect ort). "
-            "Default: input, and ones with --of."
+        choice(
+            COTANGENTS,
+            help="The gradient of each output. input: a new input <output>_grad. ones: 1 everywhere. yield: YieldOp "
+            "(dialect ort).",
+            show_default="input; with --of, ones",
         ),
     ] = None,
     keep_outputs: Keep = False,
@@ -65,7 +70,8 @@ def grad(
     ] = None,
     weights: Annotated[
         str,
-        typer.Option(
+        choice(
+            WEIGHTS,
             help="overridable: a weight that is differentiated is an input with its value as default. constants: no weight "
             "is an input, which ONNX Runtime runs faster. inputs: without a default.",
         ),
@@ -166,7 +172,8 @@ _DATA = "A result in the folder of MODEL refers to its external data. Elsewhere 
 
 jvp = _of_outputs(
     refgrad.jvp,
-    "Write the forward-mode derivative of MODEL. It reads tangents NAME_tangent of inputs and gives the tangents of outputs.",
+    "Write the forward-mode derivative of MODEL as a model.\n\n"
+    "It reads tangents NAME_tangent of inputs and gives the tangents of outputs.",
 )
 hvp = _of_one_output(
     refgrad.hvp,
@@ -181,9 +188,10 @@ hessian = _of_one_output(
 )
 lower = _rewritten(
     refgrad.lower,
-    "Write MODEL in ai.onnx operators alone. They replace ONNX Runtime's gradient and training operators.",
+    "Write MODEL in operators of ai.onnx alone. They replace ONNX Runtime's gradient and training operators.",
 )
 expand = _rewritten(
     refgrad.expand_gradients,
-    "Write MODEL without the operator Gradient of ai.onnx.preview.training. The graph of the derivative replaces it.",
+    "Write out each operator Gradient as a graph.\n\n"
+    "The graph of the derivative replaces the operator of ai.onnx.preview.training.",
 )

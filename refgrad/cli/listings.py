@@ -12,12 +12,14 @@ import typer
 
 import refgrad
 from refgrad.backends import backends, get_backend
+from refgrad.cli.commands import choice
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
 from refgrad.errors import OptionError
 from refgrad.model.writing import replacing
 from refgrad.parameters.roles import KINDS
 from refgrad.parameters.states import read_state_dict
+from refgrad.planning.cost import RUNTIMES
 from refgrad.planning.program import ANY
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
@@ -33,10 +35,10 @@ def preflight(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """List the operators of MODEL on the way to its outputs. Each has a rule, a derivative of zero, or a reason for refusal.
+    """List the operators of MODEL, and how each is differentiated.
 
-    Below the table it lists the gradients that are 0 for every input, and those that only leak through rounding, with a
-    remedy for each.
+    Each has a rule, a derivative of zero, or a reason for refusal. Below the table are the gradients that are 0 for every
+    input, and those that only leak through rounding, with a remedy for each.
 
     The exit code is 2 if an operator is refused.
     """
@@ -64,9 +66,10 @@ def weights(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """List the initializers of MODEL. Each is a parameter, a running statistic, a mask, a scalar, a shape or another constant.
+    """List the initializers of MODEL, and what each is for.
 
-    With --state-dict, tell of which of its tensors an initializer is made, and how.
+    Each is a parameter, a running statistic, a mask, a scalar, a shape or another constant. With --state-dict, it says of
+    which of its tensors an initializer is made, and how.
     """
     found = refgrad.weights(model, None if state_dict is None else read_state_dict(state_dict))
     rows = found.table(None if verbose or as_json else _NODES)
@@ -82,7 +85,7 @@ def weights(
 
 
 def list_backends(as_json: Json = False) -> None:
-    """List the executors. Says why one is not available."""
+    """List the executors, and why one is not available."""
     rows = [
         {
             "backend": name,
@@ -108,7 +111,7 @@ def explain(
     ],
     as_json: Json = False,
 ) -> None:
-    """Print the derivative of an operator. Shows its formula, its inputs, and the value at points without a derivative."""
+    """Print the derivative of an operator, as a formula. Also its inputs, and the value at points without a derivative."""
     found = explanation(operator)
     if as_json:
         print_json(asdict(found))
@@ -117,7 +120,10 @@ def explain(
 
 
 def ops(as_json: Json = False) -> None:
-    """List every operator of ONNX. Each has a rule, a function body, a derivative of zero, or a reason why it has none."""
+    """List every operator of ONNX, and its derivative.
+
+    Each has a rule, a function body, a derivative of zero, or a reason why it has none.
+    """
     if as_json:
         print_json([asdict(operator) for operator in operators()])
     else:
@@ -128,7 +134,7 @@ def ops(as_json: Json = False) -> None:
 
 def show(
     model: Model,
-    text: Annotated[bool, typer.Option("--text", help="Print an indented listing. This is the default.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Print an indented listing, the default.")] = False,
     dot: Annotated[bool, typer.Option("--dot", help="Print the DOT language of Graphviz.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Print SVG, a picture for browsers.")] = False,
     cost: Annotated[
@@ -140,21 +146,23 @@ def show(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file instead of printing.", show_default=False
+        ),
         Files.WRITTEN,
     ] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SIZES",
-            help="For --cost: N=8 sets the dimension N, 8 sets every dimension without a number. Default: none.",
+            help="For --cost: N=8 sets the dimension N, 8 sets every dimension without a number.",
         ),
     ] = None,
-    runtime: Annotated[str, typer.Option(help="For --cost: whose memory. numpy or onnxruntime.")] = "numpy",
+    runtime: Annotated[str, choice(RUNTIMES, help="For --cost: whose memory.")] = "numpy",
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print MODEL as a listing or a picture. Shows its inputs, initializers, nodes and outputs.
+    """Print MODEL as a listing, a picture, or what it costs. Shows its inputs, initializers, nodes and outputs.
 
     With --cost, print what a run of it costs instead, the dearest nodes first.
     """

@@ -34,6 +34,7 @@ def number(name: str, *flags: str, said: str = "", kind: Callable[..., Any] = ty
         return value
 
     setattr(check, _MARK, name)
+    settings.setdefault("metavar", "N" if RANGES[name].whole else "NUMBER")
     return kind(*flags, callback=check, **settings)
 
 

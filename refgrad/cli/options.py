@@ -13,11 +13,14 @@ from typing import Annotated, Any, get_type_hints, overload
 
 import typer
 
+from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
 from refgrad.cli.output import Files
 from refgrad.conformance.problems.feeds import SIZE
+from refgrad.conformance.problems.systems.executors import executor_names
 from refgrad.errors import OptionError
-from refgrad.tables.conventions import DEFAULT
+from refgrad.tables.conventions import DEFAULT, QUANTIZATION
+from refgrad.tables.kinks import CONVENTIONS as KINKS
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False), Files.MODEL]
 Wrt = Annotated[
@@ -25,31 +28,48 @@ Wrt = Annotated[
     typer.Option(
         metavar="NAMES",
         help="Inputs and initializers to differentiate with respect to, separated by "
-        "commas; write \\, for a comma in a name, and patterns such as 'head.*'. May be repeated. "
-        "Default: every float input and every float initializer.",
+        "commas; write \\, for a comma in a name, and patterns such as 'head.*'. May be repeated.",
+        show_default="every float input and initializer",
     ),
 ]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAMES", help="Outputs to differentiate, written like --wrt. Default: every float output."),
+    typer.Option(
+        metavar="NAMES",
+        help="Outputs to differentiate, written like --wrt.",
+        show_default="every float output",
+    ),
 ]
 Feeds = Annotated[
     Path | None,
-    typer.Option(help="A .npz file with the inputs by name. Default: random inputs of the declared types."),
+    typer.Option(
+        metavar="FILE",
+        help="A .npz file with the inputs by name.",
+        show_default="random inputs of the declared types",
+    ),
     Files.READ,
 ]
 Dim = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SIZES",
-        help=f"Sizes of random inputs: N=8 sets the dimension N, 8 sets every undeclared dimension. Default: {SIZE}.",
+        help="Sizes of random inputs: N=8 sets the dimension N, 8 sets every undeclared dimension.",
+        show_default=str(SIZE),
     ),
 ]
 Seed = Annotated[int, number("seed", help="The seed of all random numbers.")]
-Quantization = Annotated[str, typer.Option(help="How to differentiate rounding: zero, straight-through or clipped.")]
+Quantization = Annotated[str, choice(QUANTIZATION, help="How to differentiate rounding.")]
 Keep = Annotated[bool, typer.Option("--keep-outputs", help="The new model also returns the outputs of MODEL.")]
-Kinks = Annotated[
-    str, typer.Option(help="Whose value to take where no derivative exists: refgrad, torch or onnxruntime.")
+Kinks = Annotated[str, choice(KINKS, help="Whose value to take where no derivative exists.")]
+Backend = Annotated[
+    str,
+    choice(
+        executor_names,
+        "--backend",
+        others="package.module:Class",
+        metavar="NAME",
+        help="The executor: a name that `refgrad backends` lists, or a class of yours.",
+    ),
 ]
 StrongZero = Annotated[
     bool, typer.Option("--strong-zero", help="Let an element whose cotangent is 0 contribute 0, and not 0 * inf = NaN.")
@@ -57,7 +77,9 @@ StrongZero = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything instead of a summary.")]
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 Result = Annotated[
-    Path, typer.Option("--output", "-o", help="The file to write.", show_default=False), Files.WRITTEN_MODEL
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", help="The file to write.", show_default=False),
+    Files.WRITTEN_MODEL,
 ]
 Of = Annotated[
     str | None,
@@ -65,7 +87,8 @@ Of = Annotated[
         metavar="SELECTION",
         help="What to differentiate: an output, or the sum of the elements that an index "
         "selects, as in NumPy: 'logits[3]', "
-        "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input. Default: the only float output.",
+        "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input.",
+        show_default="the only float output",
     ),
 ]
 

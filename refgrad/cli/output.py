@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import json
 import math
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
-from typing import Any, TextIO, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
 from onnx import ModelProto
@@ -27,10 +30,10 @@ from rich.progress import (
 )
 from typer.models import CommandFunctionType
 
-from refgrad.cli.commands import Command
+from refgrad.cli.commands import Command, CommandGroup
 from refgrad.cli.limits import limited
 from refgrad.cli.numbers import require_ranges
-from refgrad.errors import abridged, choices, counted
+from refgrad.errors import OptionError, abridged, choices, counted
 from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
 from refgrad.model.checks.malformed import explained
@@ -42,11 +45,15 @@ AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, CODE  # exit codes
 _WIDTH = 160  # of a table outside a terminal
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list
+_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code has the answer.")]
+
+_is_quiet = False
 
 
 def stdout() -> Console:
-    """Return a console on stdout. It is as wide as the terminal, or wide enough for a table without one."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH)
+    """Return a console on stdout. It is as wide as COLUMNS says, as the terminal, or wide enough for a table without one."""
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if is_known else _WIDTH)
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
@@ -128,11 +135,25 @@ class Files(enum.Enum):
     NEW_FOLDER = "a folder that is made"
 
 
+_WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
+
+
 class App(typer.Typer):
     """A group of commands. No command overwrites a file that it reads, or writes a file twice.
 
-    Those that read a model, or results that name models, take the options of `limits`.
+    Those that read a model, or results that name models, take the options of `limits`. All take `--quiet`.
     """
+
+    def __init__(self, help: str = "", add_completion: bool = False, cls: type[CommandGroup] = CommandGroup) -> None:
+        super().__init__(
+            cls=cls,
+            help=help,
+            subcommand_metavar="COMMAND",
+            no_args_is_help=True,
+            add_completion=add_completion,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+        )
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Register a command.
@@ -150,12 +171,81 @@ class App(typer.Typer):
             def guarded(**given: Any) -> Any:
                 named = [(role, path) for name, role in roles.items() for path in _paths(given.get(name))]
                 refuse_overwriting(named)
-                return command(**given)
+                with _saying_what_is_written([path for role, path in named if role in _WRITTEN]):
+                    return command(**given)
 
-            register(limited(guarded) if {Files.MODEL, Files.READ} & set(roles.values()) else guarded)
+            quietable = _quietable(guarded)
+            register(limited(quietable) if {Files.MODEL, Files.READ} & set(roles.values()) else quietable)
             return command
 
         return registered
+
+
+class ToldInterruption(KeyboardInterrupt):
+    """An interruption after which the command has said what it keeps."""
+
+
+@contextmanager
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Say what `kept` returns if the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
+        raise ToldInterruption from interruption
+
+
+@contextmanager
+def _saying_what_is_written(paths: Sequence[Path]) -> Iterator[None]:
+    """If the block is interrupted and says nothing itself, say which of these files it has written."""
+    before = {path: _state_of(path) for path in paths}
+    try:
+        yield
+    except ToldInterruption:
+        raise
+    except KeyboardInterrupt:
+        written = [str(path) for path, state in before.items() if _state_of(path) != state]
+        say(f"refgrad: Interrupted. {abridged(written) if written else 'Nothing'} was written.", file=sys.stderr)
+        raise
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    """The file that is at a path, in its present state; None for none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def is_quiet() -> bool:
+    """True while a command runs with `--quiet`."""
+    return _is_quiet
+
+
+def _quietable(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` with the option `--quiet`, behind `--json`: it prints nothing but errors."""
+
+    @wraps(command)
+    def call(*, quiet: bool = False, **given: Any) -> Any:
+        global _is_quiet
+        if quiet and given.get("as_json"):
+            raise OptionError("--quiet and --json exclude each other: one prints nothing, the other everything.")
+        if not quiet:
+            return command(**given)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            try:
+                _is_quiet = True
+                return command(**given)
+            finally:
+                _is_quiet = False
+
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    place = next((k for k, one in enumerate(parameters) if one.name == "as_json"), len(parameters))
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_QUIET)
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    call.__signature__ = inspect.Signature([*parameters[:place], option, *parameters[place:]])  # type: ignore[attr-defined]
+    return call
 
 
 def roles_of(command: Callable[..., Any]) -> dict[str, Files]:
@@ -216,7 +306,7 @@ class Bar:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _is_quiet:
             self._timer.start()
         return self
 
@@ -237,7 +327,7 @@ class Bar:
 
     def _show(self) -> None:
         with self._lock:
-            if self._progress is not None or not sys.stderr.isatty() or math.isinf(self._after):
+            if self._progress is not None or _is_quiet or not sys.stderr.isatty() or math.isinf(self._after):
                 return
             columns = (
                 SpinnerColumn(),

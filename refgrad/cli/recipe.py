@@ -9,6 +9,7 @@ import typer
 
 from refgrad import recipes
 from refgrad.backends import get_backend
+from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Json, Model, Of, Result, Verbose, with_conventions
 from refgrad.cli.output import App, Files, print_json, print_table, save
@@ -17,24 +18,24 @@ from refgrad.errors import OptionError
 from refgrad.model.external import load
 from refgrad.tables.conventions import ConventionOptions
 
-app = App(
-    help="Write a model that uses a gradient: a saliency map, an adversarial input, forces, a ranking of weights.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = App(help="Write a model that uses a gradient, such as a saliency map.")
 
 Input = Annotated[
     str | None,
     typer.Option(
-        "--wrt", metavar="NAME", help="The input to differentiate with respect to. Default: the only float input."
+        "--wrt",
+        metavar="NAME",
+        help="The input to differentiate with respect to.",
+        show_default="the only float input",
     ),
 ]
 Score = Annotated[
     str | None,
-    typer.Option(
-        help="Add a loss that compares the output with a new input label: cross_entropy (of logits), log_loss (of "
-        "probabilities), squared_error, absolute_error, elastic, log. "
-        "Default: the output is the loss."
+    choice(
+        recipes.RECIPE_SCORES,
+        help="Add a loss that compares the output with a new input label: cross_entropy is of logits, log_loss of "
+        "probabilities.",
+        show_default="the output is the loss",
     ),
 ]
 
@@ -69,7 +70,7 @@ def write_integrated_gradients(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write the integrated gradients. The line starts at a new input, the baseline, which is 0 by default."""
+    """Write the integrated gradients of an output. The line starts at a new input, the baseline, which is 0 by default."""
     save(recipes.integrated_gradients(model, wrt, of, steps=steps, **conventions), output, model, as_json, verbose)
 
 
@@ -92,7 +93,10 @@ def write_fgsm(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write an adversarial input. It is input + eps * sign(d loss / d input), the fast gradient sign method."""
+    """Write an adversarial input: x + eps * sign(gradient).
+
+    It is input + eps * sign(d loss / d input), the fast gradient sign method.
+    """
     made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip, **conventions)
     save(made, output, model, as_json, verbose)
 
@@ -118,12 +122,14 @@ def rank_weights(
     model: Model,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write.", show_default=False),
         Files.WRITTEN_MODEL,
     ] = None,
     feeds: Annotated[
         Path | None,
-        typer.Option(help="A .npz file with the inputs by name: print the ranking.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="A .npz file with the inputs by name: print the ranking.", show_default=False
+        ),
         Files.READ,
     ] = None,
     of: Of = None,

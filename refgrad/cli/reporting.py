@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from refgrad.cli.output import Bar, print_json, say, stdout
@@ -15,8 +13,7 @@ from refgrad.conformance.judge.running.results import Results
 from refgrad.conformance.judge.running.runner import Lanes, Plan
 from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
 from refgrad.conformance.reports import groups, terminal
-from refgrad.conformance.reports.tally import counted
-from refgrad.errors import WorkerError, abridged
+from refgrad.errors import WorkerError, abridged, counted
 from refgrad.worker import Worker
 
 
@@ -46,16 +43,6 @@ def kept_in(journal: Path | None) -> str:
     count = max(journal.read_bytes().count(b"\n") - 1, 0)  # the first line has the settings
     done = counted(count, "case")
     return f"The journal {str(journal)!r} has the verdicts on {done}: repeat the command with --resume to go on."
-
-
-@contextmanager
-def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """Say what `kept` returns if the block is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(f"refgrad: Interrupted. {kept()}", file=sys.stderr)
-        raise
 
 
 def wrong_forwards(cases: list[Case], plan: Plan, lanes: Lanes) -> dict[str, str]:
@@ -116,7 +103,8 @@ def remarks(
 ) -> Iterator[str]:
     """The lines beneath the results: limitations, and operators without a verdict."""
     if known.entries:
-        yield f"{len(explained)} of {counted(len(results.faults), 'fault')} are known limitations."
+        are = "is a known limitation" if len(explained) == 1 else "are known limitations"
+        yield f"{len(explained)} of {counted(len(results.faults), 'fault')} {are}."
     for entry, why in stale:
         yield f"The limitation {entry} {why}. Remove it."
     if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):

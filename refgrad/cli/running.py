@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -12,43 +12,55 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
+from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
+from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say_lines, stdout
 from refgrad.conformance.judge.check import check as run_check
 from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.problems.point import inputs_of
+from refgrad.conformance.problems.systems.executors import executor_names, get_executor
 from refgrad.conformance.reports import checks
 from refgrad.errors import OptionError
 from refgrad.model.writing import replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
+from refgrad.tables.dialects import DIALECTS
+
+_ELEMENTS = 10_000  # of an output, in JSON
 
 
 def run(
     model: Model,
     feeds: Feeds = None,
-    backend: Annotated[
-        str, typer.Option(help="The executor: numpy, ort-cpu, ort-cuda. `refgrad backends` lists them.")
-    ] = "numpy",
+    backend: Backend = "numpy",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file."), Files.WRITTEN
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the outputs by name to this .npz file."),
+        Files.WRITTEN,
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Return every intermediate value too (backend numpy).")
     ] = False,
     precision: Annotated[
         str | None,
-        typer.Option(help="float64 computes every float in double (backend numpy). Default: the model's types."),
+        choice(
+            ("float64",),
+            help="Compute every float in double (backend numpy).",
+            show_default="the model's types",
+        ),
     ] = None,
     seed: Seed = 0,
     dim: Dim = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Run MODEL and print its outputs."""
+    """Run MODEL and print its outputs.
+
+    With --json the values of an output are printed too, up to 10,000 elements of each. -o writes all of them.
+    """
     with Bar("preparing"):
-        prepared = get_backend(backend).prepare(model, **({} if precision is None else {"precision": precision}))
+        prepared = get_executor(backend).prepare(model, **({} if precision is None else {"precision": precision}))
     size, sizes = sizes_of(dim)
     # In another precision the file still has the types that the model declares.
     declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))
@@ -70,6 +82,7 @@ def run(
             write_arrays(file, results)
     rows = [statistics(name, value) for name, value in results.items()]
     if as_json:
+        rows = [row | _values(results[row["name"]]) for row in rows]
         print_json({"backend": backend, "feeds": "random" if feeds is None else str(feeds), "outputs": rows})
         return
     print_table(rows, verbose)
@@ -78,12 +91,50 @@ def run(
         print_names("not finite:", odd, verbose)
 
 
+def _values(value: Any) -> dict[str, Any]:
+    """The values of an output for JSON, as nested lists, or the reason why they are left out."""
+    size = sum(np.size(one) for one in value) if isinstance(value, list) else np.size(value)
+    if size > _ELEMENTS:
+        return {"values": None, "left_out": f"{size} elements are more than {_ELEMENTS}: -o FILE.npz writes all"}
+    return {"values": _plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind in "OSU":
+        return value.astype(str).tolist()
+    if value.dtype.kind == "c":
+        return np.stack([value.real, value.imag], axis=-1).tolist()
+    return value.astype(np.float64).tolist() if value.dtype.kind == "V" else value.tolist()
+
+
 def check(
     model: Model,
     feeds: Feeds = None,
     backends: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMES", help="Executors, separated by commas. Default: every available one."),
+        choice(
+            executor_names,
+            "--backend",
+            "--backends",
+            several=True,
+            others="package.module:Class",
+            metavar="NAMES",
+            help="Executors, with commas or repeated.",
+            show_default="every available one",
+        ),
+    ] = None,
+    dialect: Annotated[
+        list[str] | None,
+        choice(
+            DIALECTS,
+            several=True,
+            help="Dialects of the gradient, with commas or repeated.",
+            show_default="onnx and ort, each where the executor has its kernels",
+        ),
     ] = None,
     wrt: Wrt = None,
     outputs: Outputs = None,
@@ -93,7 +144,8 @@ def check(
         float | None,
         number(
             "tolerance",
-            help="The relative error that is allowed. Default: what the type and the number of nodes explain.",
+            help="The relative error that is allowed.",
+            show_default="what the type and the number of nodes explain",
         ),
     ] = None,
     directions: Annotated[
@@ -109,7 +161,7 @@ def check(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Check the gradient of MODEL. Runs both dialects on every backend, and compares with finite differences and float64.
+    """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences and float64.
 
     The exit code is 1 if a gradient disagrees or a backend fails. Other verdicts do not change it: not supported, kink,
     inconclusive, refused, or an error of ONNX Runtime's own builder.
@@ -123,6 +175,7 @@ def check(
             wrt=names(wrt),
             outputs=names(outputs),
             backends=names(backends),
+            dialects=names(dialect),
             seed=seed,
             size=size,
             sizes=sizes,
@@ -139,7 +192,7 @@ def check(
 
 
 def demo(verbose: Verbose = False, as_json: Json = False) -> None:
-    """Show the gradient of a small regression. Prints both graphs, the numbers, and a check."""
+    """Show the gradient of a small regression, checked. Prints both graphs, the numbers, and a check."""
     model = notebook.regression()
     gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
     listings = [refgrad.onnx_simple_text_plot(graph) for graph in (model, gradient)]

@@ -23,7 +23,8 @@ def teach(
             said="There is no chapter {}. ",
             kind=typer.Argument,
             metavar="CHAPTER",
-            help="The number of a chapter. Default: list them.",
+            help="The number of a chapter.",
+            show_default="list them",
         ),
     ] = None,
     answer: Annotated[
@@ -40,7 +41,7 @@ def teach(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge an answer to the exercise of a chapter of the course, and say which mistake it makes.
+    """Judge an answer to an exercise of the course. Says which mistake it makes.
 
     The exit code is 1 where the answer is not right.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Unpack
@@ -13,25 +13,34 @@ from onnx import ModelProto
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
+from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Json, Model, Result, Seed, names, with_conventions, with_groups
-from refgrad.cli.output import AGREES, INTERRUPTED, Files, print_json, say
-from refgrad.errors import OptionError, TrainingError, choices, counted
+from refgrad.cli.options import Backend, Json, Model, Result, Seed, names, with_conventions, with_groups
+from refgrad.cli.output import AGREES, INTERRUPTED, Files, is_quiet, print_json, say
+from refgrad.conformance.problems.systems.executors import get_executor
+from refgrad.errors import OptionError, TrainingError, counted
 from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.data import Arrays, Data, open_data
+from refgrad.training.losses import LOSSES
 from refgrad.training.optimizers import OPTIMIZERS, Optimizer, optimizer_class
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
-from refgrad.training.step import step_model
+from refgrad.training.step import BATCH_NORMS, DROPOUTS, step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
 
 _SAMPLES = 32  # of a step
 _WIDTH, _HEIGHT = 60, 10  # of the curve
+_SCHEDULES: dict[str, Callable[[float, int], Schedule]] = {  # of a rate, and the number of epochs
+    "constant": lambda rate, epochs: Constant(rate),
+    "cosine": lambda rate, epochs: Cosine(rate, period=epochs),
+    "invscaling": lambda rate, epochs: InverseScaling(rate),
+    "adaptive": lambda rate, epochs: Adaptive(rate),
+}
 
 
 def _taking(setting: str) -> list[str]:
@@ -48,11 +57,11 @@ _Trainable = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Weights to train, written like --wrt of grad: names, or patterns such as 'head.*', with commas or repeated. "
-        "Default: all.",
+        help="Weights to train, written like --wrt of grad: names, or patterns such as 'head.*', with commas or repeated.",
+        show_default="all",
     ),
 ]
-_Optimizer = Annotated[str, typer.Option(metavar="NAME", help=f"{_listed(OPTIMIZERS)}.")]
+_Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.")]
 
 
 @dataclass(frozen=True)
@@ -61,15 +70,15 @@ class ObjectiveOptions:
 
     loss: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="What the output is compared by: squared_error, half_squared_error, absolute_error, elastic, log (of the "
-            "probabilities of two classes), log_loss (of probabilities, with classes), cross_entropy (of logits, with "
-            "classes); none: the output is the loss.",
+        choice(
+            (*LOSSES, "none"),
+            help="How the output is compared with the label. log is of the probabilities of two classes, log_loss of "
+            "probabilities with classes, cross_entropy of logits with classes; with none, the output is the loss.",
         ),
     ] = "squared_error"
     label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The array with the expected values. Default: label or y.")
+        str | None,
+        typer.Option(metavar="NAME", help="The array with the expected values.", show_default="label or y"),
     ] = None
     of: Annotated[
         str | None, typer.Option("--of", metavar="NAME", help="The output that is compared, or the loss.")
@@ -97,28 +106,17 @@ class RateOptions:
     """The options of the learning rate."""
 
     rate: Annotated[
-        float | None, number("rate", help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
+        float | None, number("rate", help="The learning rate.", show_default="0.001; 0.01 for sgd and adagrad")
     ] = None
-    schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch), invscaling or adaptive.")
-    ] = "constant"
+    schedule: Annotated[str, choice(_SCHEDULES, help="How the rate changes. cosine: to 0 at the last epoch.")] = (
+        "constant"
+    )
     warmup: Annotated[int, number("warmup", help="Steps in which the learning rate rises.")] = 0
 
     def of(self, optimizer: Optimizer, epochs: int) -> Schedule:
-        """The schedule of a training of so many epochs.
-
-        :raises OptionError: there is no such schedule.
-        """
+        """The schedule of a training of so many epochs."""
         rate = optimizer.rate if self.rate is None else self.rate
-        kinds: dict[str, Schedule] = {
-            "constant": Constant(rate),
-            "cosine": Cosine(rate, period=epochs),
-            "invscaling": InverseScaling(rate),
-            "adaptive": Adaptive(rate),
-        }
-        if self.schedule not in kinds:
-            raise OptionError(f"--schedule {self.schedule!r}; there are {choices(kinds)}.")
-        schedule = kinds[self.schedule]
+        schedule = _SCHEDULES[self.schedule](rate, epochs)
         return Warmup(length=self.warmup, after=schedule, unit="step") if self.warmup else schedule
 
 
@@ -128,14 +126,14 @@ class UpdateOptions:
 
     momentum: Annotated[
         float | None,
-        number("momentum", help=f"Of {_listed(_taking('momentum'), 'and')}. Default: 0.9 for nesterov, else 0."),
+        number("momentum", help=f"Of {_listed(_taking('momentum'), 'and')}.", show_default="0.9 for nesterov, else 0"),
     ] = None
     weight_decay: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[PATTERN=]NUMBER",
-            help="The weight decay, of all weights or of those that the pattern matches. May be repeated. Default: 0.01 for "
-            "adamw, else 0.",
+            help="The weight decay, of all weights or of those that the pattern matches. May be repeated.",
+            show_default="0.01 for adamw, else 0",
         ),
     ] = None
     penalty: Annotated[
@@ -207,13 +205,12 @@ class LayerOptions:
 
     batch_norm: Annotated[
         str,
-        typer.Option(
-            metavar="MODE", help="frozen: as the model has it; training: batches by their own statistics, which follow."
+        choice(
+            BATCH_NORMS,
+            help="frozen: as the model has it; training: batches by their own statistics, which follow.",
         ),
     ] = "frozen"
-    dropout: Annotated[
-        str, typer.Option(metavar="MODE", help="off; training: each Dropout drops anew in every step.")
-    ] = "off"
+    dropout: Annotated[str, choice(DROPOUTS, help="training: each Dropout drops anew in every step.")] = "off"
 
 
 @dataclass(frozen=True)
@@ -300,7 +297,8 @@ def train(
     epochs: Annotated[int, number("epochs", help="How often all samples are taken.")] = 10,
     layers: LayerOptions,
     batch_size: Annotated[
-        int | None, number("batch_size", help="The samples of a step. Default: 32, or as many as the model says.")
+        int | None,
+        number("batch_size", help="The samples of a step.", show_default=f"{_SAMPLES}, or as many as the model says"),
     ] = None,
     validation: ValidationOptions,
     checkpoint: CheckpointOptions,
@@ -308,10 +306,7 @@ def train(
         bool, typer.Option("--shuffle/--no-shuffle", help="Take the samples in a new order in each epoch.")
     ] = True,
     seed: Seed = 0,
-    backend: Annotated[
-        str, typer.Option(metavar="NAME", help="What runs the steps: numpy, ort-cpu, ort-cuda.")
-    ] = "numpy",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    backend: Backend = "numpy",
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
@@ -320,14 +315,14 @@ def train(
     proto, trainable = _with_adapters(load_model(model), weights, seed)
     step = _step(proto, objective, chosen, update, layers, trainable=trainable, seed=seed, **conventions)
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
-    training = Training(step, rate.of(chosen, epochs), backend)
+    training = Training(step, rate.of(chosen, epochs), get_executor(backend))
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
         checkpoint.checkpoint_every, checkpoint.resume,
     )  # fmt: skip
     try:
-        _shown(run, quiet or as_json)
+        _shown(run, is_quiet() or as_json)
     except KeyboardInterrupt:
         say(f"refgrad: Interrupted after step {training.progress.step}. {_left(run)}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -338,7 +333,7 @@ def train(
     result = _result(run, output, data_file)
     if as_json:
         print_json(result)
-    elif not quiet:
+    else:
         _summary(result)
     raise typer.Exit(AGREES)
 
@@ -363,7 +358,7 @@ def training_model(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write one step of training of MODEL as a model, for any runtime: forward, loss, gradient and update.
+    """Write one step of training as a model, for any runtime. It has the forward, the loss, the gradient and the update.
 
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
@@ -466,9 +461,8 @@ def _summary(result: dict[str, Any]) -> None:
     losses, held = result["losses"], result["validation_losses"]
     for line in curve(losses):
         say(line)
-    say(
-        f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {counted(result['epochs'], 'epoch')}, {counted(result['steps'], 'step')}"
-    )
+    steps = f"{counted(result['epochs'], 'epoch')}, {counted(result['steps'], 'step')}"
+    say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {steps}")
     if held:
         say(
             f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}"

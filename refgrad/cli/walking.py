@@ -12,10 +12,10 @@ import typer
 from refgrad.backends.base import graph_inputs, load_model
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
-from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, stdout
+from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, saying_what_is_kept, stdout
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, counted
 from refgrad.model.writing import replacing
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.walks.page import QuizQuestion, answers, page, questions
@@ -32,8 +32,8 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What is differentiated: an output of one element, or one element of an output, 'logits[0, 3]'. "
-            "Default: the only float output.",
+            help="What is differentiated: an output of one element, or one element of an output, 'logits[0, 3]'.",
+            show_default="the only float output",
         ),
     ] = None,
     wrt: Wrt = None,
@@ -53,6 +53,9 @@ def walk(
     html: Annotated[
         Path | None,
         typer.Option(
+            "--html",
+            "--output",
+            "-o",
             metavar="PAGE.html",
             help="Write the walk as a page for a browser, which loads nothing: step by step, with the terms of each number.",
         ),
@@ -62,8 +65,9 @@ def walk(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Walk the gradient of MODEL backwards: for each node the formula, what it reads, and what it adds to which cotangent.
+    """Walk through the gradient of MODEL with its numbers.
 
+    It goes backwards, and prints for each node the formula, what it reads, and what it adds to which cotangent.
     Inputs that --feeds does not have are random.
     """
     seeds = _seeds(seed)
@@ -108,15 +112,18 @@ def walk(
             show(found, stdout(), step)
         return
     asked: dict[str, list[QuizQuestion]] = {}
-    with Bar() as bar:
+    written: list[Path] = []
+    kept = f"of {counted(len(pages), 'page')} were written."
+    with saying_what_is_kept(lambda: f"{len(written)} {kept}"), Bar() as bar:
         for done, (own, path) in enumerate(pages.items()):
             bar(done, len(pages), path.name)
             found = walked_with(own)
             asked[path.name] = questions(found)
             _write(path, page(found, f"{model.stem}, {own}" if is_class else model.stem, quiz))
+            written.append(path)
     if sheet is not None:
         _write(sheet, answers(asked))
-    written = [*pages.values(), *([] if sheet is None else [sheet])]
+        written.append(sheet)
     if as_json:
         print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:

@@ -244,7 +244,9 @@ def _gradient_of_one(
     if output is None:
         found = preflight(model, wrt, quantization=Conventions(**conventions).quantization).outputs
         if len(found) > 1:
-            raise OptionError(f"The model has several float outputs: {choices(found)}. Choose one with output (--of).")
+            raise OptionError(
+                f"The model has several float outputs: {choices(found)}. Choose one: output={found[0]!r}."
+            )
         [output] = found
     elif not isinstance(output, str):
         raise OptionError(f"output is one name (a string), not {reprlib.repr(output)}.")

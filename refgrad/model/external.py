@@ -190,8 +190,8 @@ class _LinkError(_UnusableError):
     def __init__(self, part: str) -> None:
         super().__init__(
             f"{_shown(part)} is a link, which may lead out of the model's folder",
-            "If you trust the folder that it leads to, name that folder: data_folders=[...] of a function, --data-folder of a "
-            f"command, or the environment variable {links.VARIABLE}.",
+            "If you trust the folder that it leads to, name that folder: data_folders=[...], "
+            f"or the environment variable {links.VARIABLE}.",
         )
 
 

@@ -185,13 +185,13 @@ def _set_sizes(graph: GraphProto, sizes: Any) -> None:
             if size is None and symbol is not None:
                 unknown = f"The size {symbol!r} of input {value.name!r} is not known."
                 raise OptionError(
-                    f"{unknown} Give a number for it: sizes={{{symbol!r}: 32}} (on the command line: --dim {symbol}=32).",
+                    f"{unknown} Give a number for it: sizes={{{symbol!r}: 32}}.",
                     unknown,
                 )
             if size is None:
                 unknown = f"Axis {axis} of input {value.name!r} has neither a size nor a name."
                 raise OptionError(
-                    f"{unknown} Give a number for all such axes: sizes={{{ANY!r}: 32}} (on the command line: --dim 32).",
+                    f"{unknown} Give a number for all such axes: sizes={{{ANY!r}: 32}}.",
                     unknown,
                 )
             dim.Clear()

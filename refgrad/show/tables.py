@@ -12,21 +12,30 @@ from rich.text import Text
 from refgrad.escaping import printable
 from refgrad.markup import text_of
 
+GOOD, WRONG, UNKNOWN = "green", "bold red", "yellow"  # the colours of verdicts
+
 
 def cell(value: Any) -> Text:
     """Return what a table shows of a value: "-" for None, three digits of a float."""
     return Text(printable(text_of(value)))
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Return a table of rows that have the same keys, under a header of these keys. A column of numbers never breaks."""
+def table(rows: Iterable[Mapping[str, Any]], styles: Mapping[str, Mapping[str, str]] | None = None) -> Table:
+    """Return a table of rows that have the same keys, under a header of these keys. A column of numbers never breaks.
+
+    :param styles: for a column, the colour of some of its values, where the terminal has colours.
+    """
     made = Table(box=None, pad_edge=False)
     listed = list(rows)
     for name in listed[0] if listed else ():
         number = any(isinstance(row[name], float | int) for row in listed)
         made.add_column(Text(printable(name)), justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in listed:
-        made.add_row(*map(cell, row.values()))
+        cells = {name: cell(value) for name, value in row.items()}
+        for name, colours in (styles or {}).items():
+            if row.get(name) in colours:
+                cells[name].stylize(colours[row[name]])
+        made.add_row(*cells.values())
     return made
 
 

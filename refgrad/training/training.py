@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.backends import Prepared, get_backend
+from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
@@ -49,7 +49,7 @@ class Training:
 
     step: StepModel
     schedule: Schedule | float = 1e-3
-    backend: str = "numpy"
+    backend: str | Backend = "numpy"
     progress: Progress = field(default_factory=Progress)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -62,7 +62,8 @@ class Training:
         self._run = self._prepared.recurrence(self.step.next, self.step.state)
 
     def _prepared_for(self, model: ModelProto) -> Prepared:
-        return get_backend(self.backend).prepare(model, **self.options)
+        backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
+        return backend.prepare(model, **self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
         """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.

@@ -131,7 +131,7 @@ def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | No
         if len(floats) > 1:
             raise OptionError(
                 f"The model has {len(floats)} float outputs: {choices(floats)}. Say which one is walked back from: "
-                f"of={floats[0]!r} (--of), or one element of it, of={floats[0] + '[0]'!r}."
+                f"of={floats[0]!r}, or one element of it, of={floats[0] + '[0]'!r}."
             )
         return floats[0], None
     if not isinstance(of, str):
@@ -167,7 +167,7 @@ def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> i
     """The element of an output as a position in its flattened array."""
     if not is_float(value):
         raise OptionError(
-            f"The output {output!r} is {value.dtype.name}: it has no derivative. Choose a float output (of, --of)."
+            f"The output {output!r} is {value.dtype.name}: it has no derivative. Choose a float output with of=NAME."
         )
     sizes = list(value.shape)
     if not value.size:
@@ -177,7 +177,7 @@ def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> i
             first = ", ".join("0" for _ in sizes)
             raise OptionError(
                 f"The output {output!r} has the shape {sizes}: {value.size} elements. Say which one is walked back from: "
-                f"of={f'{output}[{first}]'!r} (--of). Or add a loss to the model (refgrad.add_loss_output)."
+                f"of={f'{output}[{first}]'!r}. Or add a loss to the model (refgrad.add_loss_output)."
             )
         return 0
     if len(element) != value.ndim or any(not -n <= k < n for k, n in zip(element, value.shape, strict=True)):
@@ -237,7 +237,7 @@ def _fed(
         if error is not None:
             raise FeedError(
                 f"The model does not run with random feeds for {choices(v.name for v in missing)}: {error} Feed them "
-                "(--feeds, a .npz file of arrays by name), or choose the sizes (--dim)."
+                "with feeds={...}, or choose the sizes with sizes={...}."
             ) from error
     domain_text = "" if domain == DOMAINS[0] else f", {domain}"
     several = len(missing) > 1

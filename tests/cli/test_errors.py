@@ -237,7 +237,7 @@ BAD_REQUESTS = {
     "integer output": ({"outputs": ["shape"]}, ["--outputs", "shape"], UnknownNameError, ["'shape'", "int64", "'y'"]),
     "dialect": ({"dialect": "tf"}, ["--dialect", "tf"], OptionError, ["'tf'", "'onnx', 'ort'"]),
     "cotangent": ({"cotangent": "two"}, ["--cotangent", "two"], OptionError, ["'two'", "'input', 'ones', 'yield'"]),
-    "yield": ({"cotangent": "yield"}, ["--cotangent", "yield"], OptionError, ["YieldOp", "dialect='ort'"]),
+    "yield": ({"cotangent": "yield"}, ["--cotangent", "yield"], OptionError, ["YieldOp", "ort"]),
 }
 
 

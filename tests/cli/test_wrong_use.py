@@ -109,7 +109,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_suite_runs(path, 
     ("words", "expected"),
     [
         (["run", "m.onnx", "--dim", "99999999999999999"], "too large to be drawn"),
-        (["check", "m.onnx", "--dim", "9999999999999999"], "Choose smaller sizes (--dim)"),
+        (["check", "m.onnx", "--dim", "9999999999999999"], "Choose smaller sizes: --dim N=8"),
         (["run", "m.onnx", "--dim", "9" * 5000], "give a size"),
         (["run", "m.onnx", "--max-memory", "9" * 5000], "is not a size"),
         (["grad", "m.onnx", "-o", "g", "--of", "y[99999999999999999999]"], "larger than any index"),

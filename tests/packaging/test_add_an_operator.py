@@ -57,7 +57,7 @@ def test_every_command_of_the_page(folder):
     assert "dscores = −2·labels·g·dloss" in by_command["explain"]
     assert f"{NAME} " in by_command["ops"]
     assert re.search(rf"{re.escape(NAME)} +1 +rule", by_command["preflight"])
-    assert "ok: " in by_command["check"]
+    assert "right: " in by_command["check"]
     assert "0 faults in 12 verdicts on 6 cases" in by_command["conformance"]
     assert (folder / "gradient.onnx").is_file()
 

@@ -55,7 +55,7 @@ def test_the_commands_take_it(tmp_path, monkeypatch, capsys):
     words = "train line.onnx --data line.npz -o t.onnx --epochs 1 --batch-size 6 --quiet --optimizer"
     assert main([*words.split(), "signs"]) == 0
     assert main([*words.split(), "sign"]) == 2
-    assert "There is no optimizer 'sign'; there are 'sgd'" in capsys.readouterr().err
+    assert "--optimizer 'sign' is not known. Did you mean 'signs'? There are 'sgd'" in capsys.readouterr().err
     assert main([*words.split(), "signs", "--momentum", "0.9"]) == 2
     assert "--momentum is not for signs; it is for sgd, nesterov and rmsprop" in capsys.readouterr().err
 

@@ -354,11 +354,9 @@ def test_a_difference_stays_away_from_kinks():
 
 def test_no_loss_or_several_outputs():
     two = graph("y = Exp(x) z = Sin(x)", "float[2] x", "float[2] y, float[2] z")
-    with pytest.raises(
-        OptionError, match=r"2 float outputs: 'y', 'z'\. Say which one is walked back from: of='y' \(--of\)"
-    ):
+    with pytest.raises(OptionError, match=r"2 float outputs: 'y', 'z'\. Say which one is walked back from: of='y', or"):
         walk(two)
-    with pytest.raises(OptionError, match=r"has the shape \[2\]: 2 elements\. Say which one .* of='y\[0\]' \(--of\)"):
+    with pytest.raises(OptionError, match=r"has the shape \[2\]: 2 elements\. Say which one .* of='y\[0\]'\. Or"):
         walk(two, of="y")
     whole = graph("y = Cast <to = 7> (x)", "float[2] x", "int64[2] y")
     with pytest.raises(

@@ -37,7 +37,7 @@ def run_on_cluster(
         client = Client(address, timeout=_SECONDS)
     except (OSError, ValueError, TypeError) as error:
         raise OptionError(
-            f"No Dask scheduler answers at {address!r}: {error}. Start one (dask scheduler), or leave out --cluster."
+            f"No Dask scheduler answers at {address!r}: {error}. Start one (dask scheduler), or run without a cluster."
         ) from error
     with client:
         if not client.scheduler_info()["workers"]:

@@ -40,7 +40,9 @@ class Journal:
         if self.path.is_dir():
             raise JournalError(f"{str(path)!r} is a folder. Name a file for the journal.")
         if self.path.exists() and not resume:
-            raise JournalError(f"{self.path} is there already. Go on with it (--resume), or name another journal.")
+            raise JournalError(
+                f"{self.path} is there already. Go on with it with resume=True, or name another journal."
+            )
         if self.path.exists() and not self.path.is_file():
             raise JournalError(f"{self.path} is no regular file. Name a file for the journal.")
         try:
@@ -84,7 +86,8 @@ class Journal:
             self._file.flush()
         except OSError as error:
             raise JournalError(
-                f"{self.path} cannot be written: {error.strerror}. What is in it stays good: make room, and --resume."
+                f"{self.path} cannot be written: {error.strerror}. What is in it stays good: make room, "
+                "and go on with resume=True."
             ) from error
 
     def _alone(self) -> None:

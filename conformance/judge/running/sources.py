@@ -49,6 +49,7 @@ from refgrad.tables.schemas import find_schema, schemas
 OLDEST = 7  # the oldest opset of ai.onnx that there are cases of
 NEWEST = onnx.defs.onnx_opset_version()
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+VALUES = ("smooth", "kink", "special")  # kinds of points, see `Case`
 _OPSET = re.compile(r"-opset\d+")
 _DTYPE = re.compile(rf"-({'|'.join(DTYPES)})$")
 NEAR = 3  # names that are like a pattern
@@ -282,7 +283,7 @@ def select(
     low, high = opsets(opset)
     literal = re.split(r"[*?[]", names or "", maxsplit=1)[0]
     types = _listed(dtype, DTYPES, "float type")
-    kinds = _listed(values, ("smooth", "kink", "special"), "kind of values")
+    kinds = _listed(values, VALUES, "kind of values")
     if operators is not None:
         cases, wanted = list(cases), set(operators)
         known_operators = {case.operator for case in cases}

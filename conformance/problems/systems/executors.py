@@ -18,6 +18,7 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
+from refgrad.backends.discovery import names
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
 from refgrad.errors import AnswerError, BackendError, OptionError, RefgradError, choices, did_you_mean, of_type, raised
 from refgrad.model import native
@@ -29,6 +30,11 @@ _INSTALLED_BY = {"numpy": ("refgrad",), "ort-cpu": DISTRIBUTIONS, "ort-cuda": DI
 def executors() -> dict[str, str | None]:
     """Every executor known here, with the reason why it cannot be used; None where it can."""
     return {**backends(), REFERENCE: None}
+
+
+def executor_names() -> list[str]:
+    """The names of all executors, available or not. None of them is imported."""
+    return [*names(), REFERENCE]
 
 
 def get_executor(name: str) -> Backend:
