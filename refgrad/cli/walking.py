@@ -32,13 +32,13 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What is differentiated: an output of one element, or one element of an output, 'logits[0, 3]'. "
-            "Default: the only float output.",
+            help="What is differentiated: an output, or one element of it, 'logits[0, 3]'. "
+            "Default: the only float output, and of several elements the largest.",
         ),
     ] = None,
     wrt: Wrt = None,
     step: Annotated[
-        int | None, number("step", metavar="K", help="Print one step alone: 0 is the last forward node.")
+        int | None, number("step", metavar="K", help="Print one step alone: 1 is the last forward node.")
     ] = None,
     differences: Annotated[bool, typer.Option(help="Take a central difference beside each step, in float64.")] = True,
     seed: Annotated[
