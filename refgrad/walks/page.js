@@ -325,10 +325,10 @@ function filled(text, letters) {
   });
 }
 
-// Formulas: "dA = dY B^T" as MathML; braces group, / is a fraction
+// Formulas: "dA = dY B^T" as MathML; braces group, / is a fraction, words stand in quotes
 
 function formula(text, letters = {}) {
-  const tokens = text.match(/[{}^_/]|\+=|[\p{L}∂][\p{L}\p{M}\d'′]*|\d+(?:\.\d+)?|[^\s]/gu);
+  const tokens = text.match(/"[^"]*"|[{}^_/]|\+=|[\p{L}∂][\p{L}\p{M}\d'′]*|\d+(?:\.\d+)?|[^\s]/gu);
   const atom = () => {
     const token = tokens.shift();
     if (token === "{") {
@@ -336,6 +336,7 @@ function formula(text, letters = {}) {
       tokens.shift();
       return row;
     }
+    if (token[0] === '"') return math("mtext", {}, token.slice(1, -1).replaceAll(" ", "\u00a0"));
     const what = meant(token, letters);
     if (what) return named(what, math, "mi");
     if (/^[\p{L}∂]/u.test(token)) return math("mi", {}, token);
@@ -383,7 +384,7 @@ const swapped = dims => [...dims.slice(0, -2), dims.at(-1), dims.at(-2)];
 
 const each = (compute, ...tensors) => Interpreter.elementwise(compute, tensors);
 const DERIVATIVES = { // f'(X): how it is written, and its value from x and y
-  Relu: ["1_{A > 0}", x => Number(x > 0)], Sigmoid: ["Y ⊙ {{( 1 − Y )}}", (x, y) => y * (1 - y)], Tanh: ["{( 1 − Y^2 )}", (x, y) => 1 - y * y],
+  Relu: ['( "1 where " A > 0 ", else 0" )', x => Number(x > 0)], Sigmoid: ["Y ⊙ {{( 1 − Y )}}", (x, y) => y * (1 - y)], Tanh: ["{( 1 − Y^2 )}", (x, y) => 1 - y * y],
   Exp: ["Y", (x, y) => y], Log: ["{1}/A", x => 1 / x], Sqrt: ["{1}/{2 Y}", (x, y) => 0.5 / y], Neg: ["{( − 1 )}", () => -1], Abs: ["sign ( A )", x => Math.sign(x)],
   Reciprocal: ["{( − Y^2 )}", (x, y) => -y * y], Sin: ["cos ( A )", x => Math.cos(x)], Cos: ["{( − sin ( A ) )}", x => -Math.sin(x)],
   Softplus: ["σ ( A )", x => Interpreter.sigmoid(x)], Softsign: ["{1}/{{( 1 + | A | )}^2}", x => 1 / (1 + Math.abs(x)) ** 2],
@@ -421,12 +422,12 @@ const TEXTBOOK = {
     { position: 1, written: "dB = − {dY ⊙ A}/{B^2}", tiles: ["−", d, A, { tensor: B.tensor && each(x => 1 / (x * x), B.tensor), name: B.name, label: `1 / ${B.label}²` }], value: () => each((x, a, b) => (-x * a) / (b * b), d.tensor, A.tensor, B.tensor) },
   ],
   Pow: ({ given: [A, B], d }) => [{ position: 0, written: "dA = dY ⊙ B ⊙ A^{B − 1}", tiles: [d, { tensor: A.tensor && B.tensor && each((a, b) => b * a ** (b - 1), A.tensor, B.tensor), name: A.name, label: `${B.label}·${A.label}^(${B.label}−1)` }], value: () => each((g, a, b) => g * b * a ** (b - 1), d.tensor, A.tensor, B.tensor) }],
-  Softmax: ({ result: [Y], d, attributes }) => [{ position: 0, written: "dA = Y ⊙ ( dY − ∑ dY ⊙ Y )", tiles: [Y, { tensor: Y.tensor && d.tensor && each((g, s) => g - s, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)), name: d.name, label: `${d.label} − ∑ ${d.label} ⊙ ${Y.label}` }],
+  Softmax: ({ result: [Y], d, attributes }) => [{ position: 0, written: `dA = Y ⊙ ( dY − ∑_{"${axisText(attributes)}"} dY ⊙ Y )`, tiles: [Y, { tensor: Y.tensor && d.tensor && each((g, s) => g - s, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)), name: d.name, label: `${d.label} − ∑ ${d.label} ⊙ ${Y.label}` }],
     value: () => each((y, g, s) => y * (g - s), Y.tensor, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)) }],
-  LogSoftmax: ({ given: [X], d, attributes }) => [{ position: 0, written: "dA = dY − softmax ( A ) ∑ dY", tiles: [d, "−", { tensor: X.tensor && Interpreter.softmax(X.tensor, attributes.axis ?? -1), name: X.name, label: `softmax(${X.label})` }, "·", { tensor: d.tensor && summed(d.tensor, attributes.axis ?? -1), name: d.name, label: `∑ ${d.label}` }], between: "",
+  LogSoftmax: ({ given: [X], d, attributes }) => [{ position: 0, written: `dA = dY − softmax ( A ) ∑_{"${axisText(attributes)}"} dY`, tiles: [d, "−", { tensor: X.tensor && Interpreter.softmax(X.tensor, attributes.axis ?? -1), name: X.name, label: `softmax(${X.label})` }, "·", { tensor: d.tensor && summed(d.tensor, attributes.axis ?? -1), name: d.name, label: `∑ ${d.label}` }], between: "",
     value: () => each((g, p, s) => g - p * s, d.tensor, Interpreter.softmax(X.tensor, attributes.axis ?? -1), summed(d.tensor, attributes.axis ?? -1)) }],
-  ReduceSum: ({ d, given: [X], target }) => [{ position: 0, written: "dA = dY  for every element that was summed", tiles: [d], value: () => spread(d, X, target, 1) }],
-  ReduceMean: ({ d, given: [X], target }) => [{ position: 0, written: "dA = {dY}/{n}", tiles: [d, "÷", String(X.dims && d.dims ? count(X.dims) / Math.max(1, count(d.dims)) : "n")], between: "", value: () => spread(d, X, target, count(d.dims) / count(X.dims)) }],
+  ReduceSum: ({ d, given: [X], target }) => [{ position: 0, written: 'dA = dY " for every element that was summed"', tiles: [d], value: () => spread(d, X, target, 1) }],
+  ReduceMean: ({ d, given: [X], target }) => [{ position: 0, written: 'dA = {dY}/{n} " for every element"', tiles: [d, "÷", String(X.dims && d.dims ? count(X.dims) / Math.max(1, count(d.dims)) : "n")], between: "", value: () => spread(d, X, target, count(d.dims) / count(X.dims)) }],
   SoftmaxCrossEntropyLoss({ given: [scores, labels, weights], d, attributes }) {
     if (weights || attributes.ignore_index !== undefined) return [];
     const how = attributes.reduction ?? "mean", N = labels.dims ? count(labels.dims) : 1;
@@ -439,16 +440,16 @@ const TEXTBOOK = {
     { position: 0, written: "dA_{i} = ∑_{o} dY_{o} B_{i − o}", tiles: [d, W], between: "∗" }, { position: 1, written: "dB_{k} = ∑_{o} dY_{o} A_{o + k}", tiles: [d, X], between: "⋆" }, { position: 2, written: "dC = ∑ dY", tiles: [d], between: "" },
   ],
   LayerNormalization: ({ given: [X], d }) => [
-    { position: 0, written: "dA = {1}/{σ} ( u − mean ( u ) − x̂ ⊙ mean ( u ⊙ x̂ ) )  ,  u = dY ⊙ B  ,  x̂ = {A − mean ( A )}/{σ}", tiles: [d, X], between: "," }, { position: 1, written: "dB = ∑ dY ⊙ x̂  ,  x̂ = {A − mean ( A )}/{σ}", tiles: [d, X], between: "," }, { position: 2, written: "dC = ∑ dY", tiles: [d], between: "" },
+    { position: 0, written: "dA = {1}/{σ} ( u − mean ( u ) − x̂ ⊙ mean ( u ⊙ x̂ ) )  ,  u = dY ⊙ B  ,  x̂ = {A − mean ( A )}/{σ}  ,  σ \" the standard deviation of \" A", tiles: [d, X], between: "," }, { position: 1, written: "dB = ∑ dY ⊙ x̂  ,  x̂ = {A − mean ( A )}/{σ}", tiles: [d, X], between: "," }, { position: 2, written: "dC = ∑ dY", tiles: [d], between: "" },
   ],
   Gather: ({ given: [, indices], d }) => [{ position: 0, written: "dA_{j} = ∑_{i : B_i = j} dY_{i}", tiles: [d, indices], between: "at" }],
-  MaxPool: ({ d }) => [{ position: 0, written: "dA_{i} = dY_{o}  where i is the largest of window o", tiles: [d] }],
-  Concat: ({ d, given }) => given.map((_, position) => ({ position, written: "dX = dY  of its part", tiles: [d] })),
-  Split: ({ d }) => [{ position: 0, written: "dA = dY  side by side", tiles: [d] }], Slice: ({ d }) => [{ position: 0, written: "dA = dY  where it was taken, else 0", tiles: [d] }],
+  MaxPool: ({ d }) => [{ position: 0, written: 'dA_{i} = dY_{o} " where " i " is the largest of window " o', tiles: [d] }],
+  Concat: ({ d, given }) => given.map((_, position) => ({ position, written: 'dX = "its part of " dY', tiles: [d] })),
+  Split: ({ d }) => [{ position: 0, written: 'dA = "the parts side by side"', tiles: [d] }], Slice: ({ d }) => [{ position: 0, written: 'dA = dY " where it was taken, else 0"', tiles: [d] }],
   Transpose: ({ d, attributes }) => [{ position: 0, written: "dA = dY^T", tiles: [d], value: () => Interpreter.transposed(d.tensor, attributes.perm && attributes.perm.map((_, k) => attributes.perm.indexOf(k))) }],
 };
 for (const name of ["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
-  TEXTBOOK[name] = ({ d, given: [X] }) => [{ position: 0, written: "dA = dY  in the shape of A", tiles: [d], value: () => Interpreter.reshaped(d.tensor, X.dims) }];
+  TEXTBOOK[name] = ({ d, given: [X] }) => [{ position: 0, written: 'dA = dY " in the shape of " A', tiles: [d], value: () => Interpreter.reshaped(d.tensor, X.dims) }];
 TEXTBOOK.Identity = ({ d }) => [{ position: 0, written: "dA = dY", tiles: [d], value: () => d.tensor }];
 for (const [name, [written, derivative]] of Object.entries(DERIVATIVES))
   TEXTBOOK[name] = ({ given: [X], result: [Y], d, attributes }) => {
@@ -496,7 +497,7 @@ function textbook(step) {
   return found.flatMap(one => {
     const contribution = step.outgoing.find(part => part.position === one.position);
     if (!contribution) return [];
-    const { of, value: name, before, axes } = contribution, known = valueOf(name), isPart = data.cotangents[of].contributions.length > 1;
+    const { of, value: name, before, axes } = contribution, known = valueOf(name), isPart = isShared(of);
     let isChecked = false;
     if (one.value && known.isWhole && d.tensor)
       try {
@@ -506,7 +507,7 @@ function textbook(step) {
       } catch {
         return [];
       }
-    const [left, right] = one.written.split(/ = (.*)/s), sum = before ? `∑_{${axesText(axes)}}` : "";
+    const [left, right] = one.written.split(/ = (.*)/s), sum = before ? `∑_{"${axesText(axes)}"}` : "";
     return [{ ...one, contribution, isChecked, sum: before ? `∑ over ${axesText(axes)}` : "", letters: { ...lettersOf(step.inputs, [incoming]), X: of },
       written: `${left} ${isPart ? "+=" : "="} ${sum ? `${sum} ( ${right} )` : right}`, result: { name, label: isPart ? `contribution to ∂${of}` : `∂${of}` } }];
   });
@@ -515,8 +516,8 @@ function textbook(step) {
 const FORWARD = {
   MatMul: ["A · B", ""], Add: ["A + B", "+"], Sub: ["A − B", "−"], Mul: ["A ⊙ B", "⊙"], Div: ["{A}/{B}", "÷"], Pow: ["A^B", "^"], Relu: ["max ( 0 , A )", ""], Sigmoid: ["σ ( A )", ""],
   Tanh: ["tanh ( A )", ""], Exp: ["exp ( A )", ""], Log: ["log ( A )", ""], Sqrt: ["√ A", ""], Neg: ["− A", ""], Transpose: ["A^T", ""], Softmax: ["{exp ( A )}/{∑ exp ( A )}", ""],
-  ReduceSum: ["∑ A", ""], ReduceMean: ["{1}/{n} ∑ A", ""], SoftmaxCrossEntropyLoss: ["− {1}/{N} ∑ log softmax ( A ) at the class B", ","], Conv: ["A ∗ B + C", ","], Identity: ["A", ""],
-  Reshape: ["A  in another shape", ""], Flatten: ["A  in another shape", ""], Gather: ["A  at the indices B", "at"], MaxPool: ["the largest of each window of A", ""],
+  ReduceSum: ["∑ A", ""], ReduceMean: ["{1}/{n} ∑ A", ""], SoftmaxCrossEntropyLoss: ['− {1}/{N} ∑ log softmax ( A ) " at the class " B', ","], Conv: ["A ∗ B + C", ","], Identity: ["A", ""],
+  Reshape: ['A " in another shape"', ""], Flatten: ['A " in another shape"', ""], Gather: ['A " at the indices " B', "at"], MaxPool: ['"the largest of each window of " A', ""],
   LayerNormalization: ["{A − mean ( A )}/{σ ( A )} ⊙ B + C", ","],
 };
 function forwardLine(node) {
@@ -658,6 +659,7 @@ function origin(name, flat) {
   }
   return [name, flat];
 }
+const axisText = ({ axis = -1 }) => (axis === -1 ? "last axis" : `axis ${axis}`);
 const axesText = axes => (axes.length === 1 ? `axis ${axes[0]}` : `axes ${axes.join(", ")}`);
 const contributor = one => (one.step === null ? "the start" : `step ${one.step}: ${steps[one.step - 1].operator}`);
 
@@ -976,6 +978,8 @@ const TERMS = {
 const heading = (text, term) => element("h3", { title: TERMS[term] }, text);
 const listOf = parts => parts.flatMap((part, k) => [k === 0 ? "" : k === parts.length - 1 ? " and " : ", ", part]);
 const tensorName = name => named({ name, isGradient: false }), gradientName = name => named({ name, isGradient: true });
+const isShared = of => data.cotangents[of].contributions.length > 1;
+const inline = (line, node) => math("math", {}, formula(line.written, lettersOf(node.inputs, node.outputs)));
 // "h = MatMul(x, W1)", whose names lead to the node that made each value
 function callOf(node) {
   const maker = name => {
@@ -999,11 +1003,11 @@ function forwardView(row) {
   ];
 }
 function stepView(k) {
-  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step), targets = [...new Set(step.outgoing.map(one => one.of))], made = step.outputs.filter(Boolean);
+  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step), targets = [...new Set(step.outgoing.map(one => one.of))], made = step.outputs.filter(Boolean), forward = forwardLine(step);
   const parts = [
     title(`Step ${step.number}: ${step.operator}`, step.node),
     callOf(step),
-    step.incoming.length && targets.length ? element("p", {}, `Forward, ${step.operator} made `, listOf(made.map(tensorName)), ". Going back, it takes ", listOf(step.incoming.map(gradientName)), " and gives ", listOf(targets.map(gradientName)), ".") : "",
+    step.incoming.length && targets.length ? element("p", {}, "Forward: ", forward ? inline(forward, step) : [step.operator, " made ", listOf(made.map(tensorName))], ". Going back, it takes ", listOf(step.incoming.map(gradientName)), " and gives ", listOf(targets.map(of => [isShared(of) ? "a part of " : "", gradientName(of)])), ".") : "",
     picture(step.operator, [...new Set(step.inputs.filter(Boolean))], made, step),
     step.formula && lines.length < step.outgoing.length ? element("div", { class: "formula" }, filled(step.formula, step.letters)) : "",
     lines.map(one => lineOf(one, isHidden)),
@@ -1078,7 +1082,8 @@ function picture(operator, read, made, step) {
   };
   const value = (name, x, y, gradient, size) => {
     const { dims } = valueOf(name), row = rowOf.get(name), known = size === undefined ? "" : `max ${show(size, 2)}`;
-    const texts = gradient ? (isNarrow ? [`∂${name}`, known] : [[`∂${cut(name, letters - known.length - (known.length % 2))}`, known].filter(Boolean).join(", ")]) : [dims ? shapeText(dims) : ""];
+    const symbol = `${gradient && step.outgoing.some(one => one.of === name) && isShared(name) ? "part of " : ""}∂`;
+    const texts = gradient ? (isNarrow ? [`${symbol}${name}`, known] : [[`${symbol}${cut(name, letters - 2 * Math.floor((known.length + symbol.length) / 2))}`, known].filter(Boolean).join(", ")]) : [dims ? shapeText(dims) : ""];
     const lines = [svg("text", { class: "tensor", x: x + 7, y: y + 18 }, cut(name, letters)), texts.map((text, k) => svg("text", { class: gradient ? "gradient" : "soft", x: x + 7, y: y + 36 + 17 * k }, isNarrow ? cut(text, letters) : text))];
     const made = svg("g", { class: row === undefined ? "box" : "box live" }, svg("title", {}, gradient ? `${name}, and ∂${name}${size === undefined ? "" : `: its largest element is ${show(size, 2)} in size`}` : row === undefined ? name : `${name}: see how it is made`), svg("rect", { x, y, width: box, height: high, rx: 6 }), lines);
     if (row !== undefined) made.addEventListener("click", () => go(forwardAt(row)));
