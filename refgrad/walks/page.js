@@ -290,12 +290,14 @@ function partText(value, plane, rank) {
   const isAround = Interpreter.same(plane.lead, value.parts[0].lead) && Interpreter.same(plane.from, value.parts[0].from);
   return `${isAround ? "around the largest: " : ""}${placeText(text)} of ${shapeText(value.dims)}`;
 }
-// Colours are proportional, unless nearly all elements are small beside the largest: then they show four powers of ten.
+// Colours are proportional, unless nearly all elements are small beside the largest: then they show as many powers of ten as
+// make the middle one seen.
 function heatMap(rows, columns, at, room, label) {
   const numbers = range(0, rows * columns).map(k => Number(at(Math.floor(k / columns), k % columns))), most = largest(numbers);
-  const isSeen = numbers.filter(one => Math.abs(one) > 0.05 * most).length > 0.1 * numbers.filter(one => one !== 0).length;
-  const shareOf = one => (!most || !Number.isFinite(one) ? 0 : isSeen ? Math.abs(one) / most : Math.max(0, 1 + Math.log10(Math.abs(one) / most) / 4));
-  const text = `${label}${isSeen ? "" : ", the colours on a log scale"}`;
+  const sizes = numbers.filter(one => one && Number.isFinite(one)).map(Math.abs).sort((a, b) => a - b), upper = sizes[Math.floor(0.9 * sizes.length)];
+  const powers = !most || upper > 0.05 * most ? 0 : Math.max(4, Math.ceil(Math.log10(most / sizes[sizes.length >> 1])) + 1);
+  const shareOf = one => (!most || !Number.isFinite(one) ? 0 : powers ? Math.max(0, 1 + Math.log10(Math.abs(one) / most) / powers) : Math.abs(one) / most);
+  const text = `${label}${powers ? `, the colours on a log scale of ${powers} powers of ten` : ""}`;
   const canvas = element("canvas", { role: "img", "aria-label": text, title: text, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
   const image = context.createImageData(columns, rows), [plus, minus] = [colors.plus, colors.minus].map(text => text.split(",").map(Number));
   numbers.forEach((one, k) => image.data.set([...(one > 0 ? plus : minus), 255 * Math.min(1, shareOf(one))], 4 * k));
@@ -316,7 +318,7 @@ function meant(token, letters) {
   if (token[0] === "d" && Object.hasOwn(letters, token.slice(1))) return { name: letters[token.slice(1)], isGradient: true };
   return undefined;
 }
-const named = ({ name, isGradient }, make = element, tag = "b") => make(tag, { class: NAME_CLASS[isGradient], mathvariant: make === math && "normal", title: name.length > 24 && make === element ? name : undefined }, `${isGradient ? "∂" : ""}${cut(name)}`);
+const named = ({ name, isGradient }, make = element, tag = "b") => make(tag, { class: NAME_CLASS[isGradient], mathvariant: make === math && "normal" }, `${isGradient ? "∂" : ""}${make === math ? cut(name) : name}`);
 // The text of a rule with the names of the step's tensors in it. A word of prose such as "input" stays.
 function filled(text, letters) {
   return text.split(/([\p{L}][\p{L}\p{M}\d_'′]*)/u).map(piece => {
@@ -987,11 +989,11 @@ function callOf(node) {
     return row === undefined ? tensorName(name) : button(tensorName(name), () => go(forwardAt(row)), { class: "link", title: `See how ${name} is made` });
   };
   const attributes = Object.entries(node.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`).join(", ");
-  return element("p", { class: "soft small" }, listOf(node.outputs.filter(Boolean).map(tensorName)), ` = ${node.domain ? `${node.domain}.` : ""}${node.operator}(`, node.inputs.flatMap((name, k) => [k ? ", " : "", name ? maker(name) : "–"]), ")", attributes ? ` with ${attributes}` : "");
+  return element("p", { class: "soft small" }, listOf(node.outputs.filter(name => name && !data.extra.includes(name)).map(tensorName)), ` = ${node.domain ? `${node.domain}.` : ""}${node.operator}(`, node.inputs.flatMap((name, k) => [k ? ", " : "", name ? maker(name) : "–"]), ")", attributes ? ` with ${attributes}` : "");
 }
 const title = (text, node) => element("h2", {}, text, node && node !== text.split(": ")[1] ? element("span", { class: "soft" }, ` · ${node}`) : "");
 function forwardView(row) {
-  const node = nodes[data.forward[row]], line = forwardLine(node), [read, made] = [node.inputs, node.outputs].map(names => [...new Set(names.filter(Boolean))]);
+  const node = nodes[data.forward[row]], line = forwardLine(node), read = [...new Set(node.inputs.filter(Boolean))], made = node.outputs.filter(name => name && !data.extra.includes(name));
   return [
     title(`Forward ${row + 1} of ${data.forward.length}: ${node.operator}`, node.name),
     callOf(node),

@@ -167,6 +167,7 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
     by_output = {name: k for k in forward for name in nodes[k]["outputs"] if name}
     own = {value.name for value in walk.model.graph.input} | {item.name for item in walk.model.graph.initializer}
     own |= {item.values.name for item in walk.model.graph.sparse_initializer}
+    made = {name for node in walk.model.graph.node for name in node.output}
     names = [value.name for value in walk.gradient.graph.input] + [
         item.name for item in walk.gradient.graph.initializer
     ]
@@ -178,6 +179,13 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
         "quiz": quiz,
         "nodes": nodes,
         "forward": forward,
+        # outputs of forward nodes that the gradient alone reads, such as the deviation of a LayerNormalization
+        "extra": [
+            name
+            for k in forward
+            for name in nodes[k]["outputs"]
+            if name and not made.isdisjoint(nodes[k]["outputs"]) and name not in made
+        ],
         "lanes": lanes(reads),
         "reads": reads,
         "folds": [[item.start, item.length, item.copies] for item in folds(alike, reads)],

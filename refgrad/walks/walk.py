@@ -94,7 +94,11 @@ def walk(
     proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
-    title = output if element is None and shown.size == 1 else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
+    title = (
+        output
+        if element is None and shown.size == 1
+        else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
+    )
     if element is None and shown.size > 1:
         notes.append(
             f"The output {output!r} has {shown.size} elements: the walk starts from the largest, {title}. "

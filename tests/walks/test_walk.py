@@ -369,7 +369,9 @@ def test_no_loss_or_several_outputs():
 
 @pytest.mark.parametrize("of", [None, "y"])
 def test_of_several_elements_the_largest_is_walked_back_from(of):
-    found = walk(graph("y = Exp(x)", "float[2, 2] x", "float[2, 2] y"), {"x": np.float32([[0, np.nan], [2, -9]])}, of=of)
+    found = walk(
+        graph("y = Exp(x)", "float[2, 2] x", "float[2, 2] y"), {"x": np.float32([[0, np.nan], [2, -9]])}, of=of
+    )
     assert found.of == "y[1, 0]"
     assert found.notes[0] == (
         "The output 'y' has 4 elements: the walk starts from the largest, y[1, 0]. Another one is chosen with of (--of)."
