@@ -332,7 +332,12 @@ class Host:
             op_types, _ = KERNELS[kind]
             for node in self.nodes:
                 first = np.asarray(self.values.get(node.output[0], 0))
-                if first.dtype == np.float32 and first.ndim and first.size > 3 and node.op_type in (op_types or (node.op_type,)):
+                if (
+                    first.dtype == np.float32
+                    and first.ndim
+                    and first.size > 3
+                    and node.op_type in (op_types or (node.op_type,))
+                ):
                     if node.op_type not in ("Constant", "ConstantOfShape", "Identity"):
                         yield Placed(kind, label_of(node))
         elif kind in RULES:
@@ -351,7 +356,11 @@ class Host:
         made = ModelProto()
         made.CopyFrom(self.gradient)
         changed = Edited(made, self.values)
-        return made if all(RULES.get(one.kind, VALUES.get(one.kind, _fits))(changed, one.place) for one in faults) else None
+        return (
+            made
+            if all(RULES.get(one.kind, VALUES.get(one.kind, _fits))(changed, one.place) for one in faults)
+            else None
+        )
 
     def run(self, faults: list[Placed]) -> dict[str, Any] | None:
         """What a run with the faults computes; the second one, for an executor with a memory."""
@@ -478,7 +487,9 @@ def main() -> None:
                 print("---", name, error, flush=True)
                 continue
             rows.append(row)
-            print("ok " if row["located"] == row["planted"] and not row["healthy"] else "BAD", json.dumps(row), flush=True)
+            print(
+                "ok " if row["located"] == row["planted"] and not row["healthy"] else "BAD", json.dumps(row), flush=True
+            )
     planted, located = sum(row["planted"] for row in rows), sum(row["located"] for row in rows)
     print(
         f"{len(rows)} runs, {sum(row['planted'] > 1 for row in rows)} with two faults; located {located} of {planted}; "

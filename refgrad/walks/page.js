@@ -106,7 +106,7 @@ function show(number, digits = 4) {
 const shapeText = dims => (dims.length ? dims.join(" × ") : "scalar");
 const placeText = index => (index.length ? `[${index.join(", ")}]` : "");
 function shownName(name, of) {
-  const owner = of ?? cotangentsOf.get(name)?.[0];
+  const owners = cotangentsOf.get(name) ?? [], owner = of ?? owners.find(one => steps[position - 1]?.incoming.includes(one)) ?? owners[0]; // as the step calls it
   return owner === undefined ? name : `∂${owner}`;
 }
 
@@ -244,8 +244,8 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
     turning(`rows ${plane.from[0] + state.row} to ${plane.from[0] + lastRow - 1} of ${value.dims.at(-2)}`, turn(-1), turn(1), "rows");
   }
   const shown = [], { overview } = value;
-  if (overview && Interpreter.same(overview.lead, plane.lead)) {
-    const [tallest, widest] = [1, ...value.dims].slice(-2);
+  const [tallest, widest] = [1, 1, ...value.dims].slice(-2);
+  if (overview && Interpreter.same(overview.lead, plane.lead) && (rows < tallest || columns < widest)) {
     shown.push(framed(heatMap(...overview.size, overview.read, 150, `Overview of ${label}`), [plane.from[0] / tallest, plane.from[1] / widest, rows / tallest, columns / widest], "overview; the frame is enlarged"));
   }
   if (rows > tall || columns > wide) {
@@ -527,7 +527,7 @@ function forwardLine(node) {
   if (node.operator === "Gemm" && isStandard(node)) {
     const { transA, transB, alpha = 1, beta = 1 } = node.attributes;
     const right = `${alpha === 1 ? "" : `${alpha} · `}A${transA ? "^T" : ""} · B${transB ? "^T" : ""}${given[2] ? ` + ${beta === 1 ? "" : `${beta} · `}C` : ""}`;
-    return { written: `Y = ${right}`, tiles: given, between: "," };
+    return { written: `Y = ${right}`, tiles: given, between: right === "A · B" ? "" : "," };
   }
   if (!made || (node.operator === "SoftmaxCrossEntropyLoss" && (given[2] || (node.attributes.reduction ?? "mean") !== "mean"))) return undefined;
   return { written: `Y = ${given[2] ? made[0] : made[0].replace(" + C", "")}`, tiles: ["Reshape", "ReduceSum", "ReduceMean"].includes(node.operator) ? given.slice(0, 1) : given, between: made[1] };
@@ -803,8 +803,13 @@ function typed(text) {
   const plain = written.replace(",", ".");
   return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(plain) ? Number(plain) : NaN;
 }
+// The shortest way to write a number: 0.1 for the float32 0.10000000149011612
+function shortest(number, type) {
+  if (type !== "float32" || !Number.isFinite(number)) return String(number);
+  return String(range(1, 10).map(digits => Number(number.toPrecision(digits))).find(one => Math.fround(one) === number) ?? number);
+}
 function editor(name, flat, number, value, index) {
-  const input = element("input", { type: "text", inputmode: "decimal", value: String(number), autocomplete: "off" });
+  const input = element("input", { type: "text", inputmode: "decimal", value: shortest(number, value.type), autocomplete: "off" });
   const note = element("p", { class: "small wrong", role: "status" });
   const form = element("form", { class: "edit" }, element("label", {}, `Change ${name}${placeText(index)}`, input), element("button", {}, "Set"), changed.size ? button("Undo all", undo) : "", note);
   form.addEventListener("submit", event => {
@@ -999,7 +1004,7 @@ function forwardView(row) {
     callOf(node),
     element("p", {}, `${node.operator} makes `, listOf(made.map(tensorName)), read.length ? [" from ", listOf(read.map(tensorName))] : "", "."),
     picture(node.operator, read, made, null),
-    line ? lineOf({ ...line, value: true, letters: lettersOf(node.inputs, node.outputs), result: { name: made[0], label: made[0] } }, false) : "",
+    line ? lineOf({ ...line, value: line.between !== ",", letters: lettersOf(node.inputs, node.outputs), result: { name: made[0], label: made[0] } }, false) : "",
     element("h3", {}, "Made"), element("div", { class: "cards" }, made.map(name => card(tensorName(name), name, { label: name, out: true }))),
     read.length ? [element("h3", {}, "Read"), element("div", { class: "cards" }, read.map(name => card(tensorName(name), name, { label: name })))] : "",
   ];

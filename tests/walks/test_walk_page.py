@@ -343,6 +343,8 @@ def test_a_formula_has_the_names_of_the_tensors(opened):
     shown = opened(walked("mlp"), "#step=5")
     written = [line.text_content() for line in shown.locator(".line > math").all()]
     assert written == ["∂x=∂h·W1T", "∂W1=xT·∂h"]
+    shown.locator(".card.out", has_text="∂W1").locator("td[data-row]").first.click()
+    assert "∂h[0, 0]" in shown.locator("#inspector").inner_text()  # it equals ∂hb, which is not what this step reads
     shown.evaluate("walkPage.go(4)")
     assert shown.locator(".line > math").last.text_content() == "∂b1=∑axis\u00a00(∂hb)"
     model = parsed("(float[2] a, float[2] d) => (float y) { c = Celu(a) p = Mul(c, d) y = ReduceSum <keepdims=0> (p) }")
@@ -652,6 +654,7 @@ def test_a_click_on_a_number_puts_the_cursor_into_it(opened):
     cell.click()
     assert cell.bounding_box() == before
     assert shown.evaluate("document.activeElement.matches('.edit input')")
+    assert shown.locator(".edit input").input_value() == "-2.44"  # in float32
     shown.keyboard.type("0.5")  # the old number is selected, and replaced
     shown.keyboard.press("Enter")
     assert cell.inner_text() == "0.5"
