@@ -55,7 +55,8 @@ def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
     """Return a walk as an HTML page that loads nothing.
 
     Tensors of up to 4,096 elements are in it as they are; of a larger one its extremes, a histogram, an overview and the part
-    around the largest element. Where the model has up to 50 nodes of common operators, the page computes anew what follows from a number that is changed in it.
+    around the largest element. Where the model has up to 50 nodes of common operators, a number can be changed in the page,
+    which computes what follows.
 
     :param title: what the page is called, such as the name of the file of the model.
     :param quiz: hide what a step contributes until the reader has guessed an element of it.
