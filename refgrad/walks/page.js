@@ -166,10 +166,10 @@ function arrayView(name, { label = name, of, kinks = [] } = {}) {
   return box;
 }
 function arrayParts(name, value, label, of, kinks, draw, box) {
-  const planes = planesOf(value), state = windowsOf.get(name) ?? { plane: 0, row: 0, column: 0, cell: [0, 0], ...(value.isWhole ? {} : aroundLargest(value)) };
+  const wide = innerWidth < 500 ? 4 : ROWS, tall = ROWS;
+  const planes = planesOf(value), state = windowsOf.get(name) ?? { plane: 0, row: 0, column: 0, cell: [0, 0], ...(value.isWhole ? {} : aroundLargest(value, tall, wide)) };
   windowsOf.set(name, state);
   const plane = planes[Math.min(state.plane, planes.length - 1)], [rows, columns] = plane.size;
-  const wide = innerWidth < 500 ? 4 : ROWS, tall = ROWS;
   state.row = Math.max(0, Math.min(state.row, rows - tall));
   state.column = Math.max(0, Math.min(state.column, columns - wide));
   const flatAt = (row, column) => plane.start + (plane.from[0] + row) * plane.columns + plane.from[1] + column;
@@ -262,9 +262,9 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
   const top = value.top && `Largest ${value.top.what}: ${placeText(value.top.index)}, with norm ${show(numberOf(value.top.norm), 3)} of ${show(numberOf(value.top.whole), 3)} in all.`;
   return [lines.length ? element("div", { class: "leads" }, lines) : "", ...shown, top ? element("p", { class: "more soft wide" }, top) : ""].filter(Boolean);
 }
-function aroundLargest(value) { // the window of a part whose middle is the largest element
+function aroundLargest(value, tall, wide) { // the window of a part whose middle is the largest element
   const { from } = value.parts[0], [row, column] = [0, ...value.statistics.largest].slice(-2), cell = [row - from[0], column - from[1]];
-  return { row: cell[0] - ROWS / 2, column: cell[1] - ROWS / 2, cell };
+  return { row: cell[0] - tall / 2, column: cell[1] - wide / 2, cell };
 }
 function framed(canvas, [top, left, tall, wide], text) {
   const frame = element("span", { class: "frame" });

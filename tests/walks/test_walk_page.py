@@ -376,12 +376,12 @@ def test_a_part_of_a_gradient_is_called_so(opened):
     assert shown.locator(".picture text.gradient").first.text_content().startswith("part of ∂x, max")
 
 
-def test_a_large_gradient_with_one_large_element_is_seen(opened):
+@pytest.mark.parametrize("width", [1300, 390])
+def test_a_large_gradient_with_one_large_element_is_seen(opened, width):
     x = np.full((3, 70, 80), 1e-3, np.float32)
     x[2, 60, 70] = -9
     model = parsed("(float[3, 70, 80] x) => (float y) { s = Mul(x, x) y = ReduceSum <keepdims=0>(s) }")
-    shown = opened(refgrad.walk(model, {"x": x}), "#end")
-    shown.evaluate("walkPage.go(3)")
+    shown = opened(refgrad.walk(model, {"x": x}), "#step=3", width=width)
     card = shown.locator(".card.out")
     coloured = """canvas => {
       const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
