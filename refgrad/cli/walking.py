@@ -120,6 +120,8 @@ def walk(
     if as_json:
         print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:
+        for note in () if is_class else found.notes:
+            say(f"note: {note}")
         say(", ".join(map(str, written if len(written) < 4 else (written[0], "…", *written[-2:]))) + ": written")
 
 

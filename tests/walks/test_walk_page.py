@@ -222,7 +222,9 @@ def model(tmp_path, monkeypatch):
 
 def test_the_command_writes_a_page(model, capsys):
     assert main(["walk", model, "--html", "p.html"]) == 0
-    assert capsys.readouterr().out == "p.html: written\n"
+    assert capsys.readouterr().out == (
+        "note: 'x', 'label' were not fed: they are random, drawn with seed 0.\np.html: written\n"
+    )
     document, _ = data_of(Path("p.html").read_text(encoding="utf-8"))
     assert document["title"] == "m"
     assert not document["quiz"]
