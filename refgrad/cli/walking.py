@@ -32,13 +32,13 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What is differentiated: an output of one element, or one element of an output, 'logits[0, 3]'.",
-            show_default="the only float output",
+            help="What is differentiated: an output, or one element of it, 'logits[0, 3]'.",
+            show_default="the only float output, and of several elements the largest",
         ),
     ] = None,
     wrt: Wrt = None,
     step: Annotated[
-        int | None, number("step", metavar="K", help="Print one step alone: 0 is the last forward node.")
+        int | None, number("step", metavar="K", help="Print one step alone: 1 is the last forward node.")
     ] = None,
     differences: Annotated[bool, typer.Option(help="Take a central difference beside each step, in float64.")] = True,
     seed: Annotated[
@@ -127,6 +127,8 @@ def walk(
     if as_json:
         print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:
+        for note in () if is_class else found.notes:
+            say(f"note: {note}")
         say(", ".join(map(str, written if len(written) < 4 else (written[0], "…", *written[-2:]))) + ": written")
 
 

@@ -25,6 +25,7 @@ function fill(made, attributes, children) {
   return made;
 }
 const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const math = (tag, attributes, ...children) => fill(document.createElementNS(MATHML, tag), attributes, children);
 function button(text, action, attributes) {
   const made = element("button", { type: "button", ...attributes }, text);
@@ -51,7 +52,7 @@ function unpack(buffer) {
   const numbers = one => ("whole" in one ? one.whole : new TYPES[one.code](buffer, start + one.at, one.count));
   recorded = new Map(data.values.map(one => [one.name, {
     ...one, dims: one.shape, data: "at" in one || "whole" in one ? numbers(one) : undefined,
-    parts: one.parts?.map(part => ({ ...part, data: numbers(part) })),
+    parts: one.parts?.map(part => ({ ...part, data: numbers(part) })), overview: one.overview && overviewOf(one.overview, numbers(one.overview)),
   }]));
   for (const node of nodes) {
     for (const [name, value] of Object.entries(node.attributes))
@@ -61,6 +62,8 @@ function unpack(buffer) {
   }
   for (const at of data.forward) nodes[at].outputs.forEach(name => name && forwardNames.add(name));
   data.inputs.forEach(name => forwardNames.add(name));
+  data.forward.forEach((at, row) => nodes[at].outputs.forEach(name => name && rowOf.set(name, row)));
+  steps.forEach(step => stepAt.set(step.row, step.number));
   for (const [of, one] of Object.entries(data.cotangents)) {
     cotangentsOf.set(one.value, [...(cotangentsOf.get(one.value) ?? []), of]);
     for (const part of one.contributions) {
@@ -70,14 +73,18 @@ function unpack(buffer) {
   }
 }
 
+function overviewOf(one, blocks) {
+  return { ...one, read: (r, c) => blocks[r * one.size[1] + c] };
+}
+
 // A value as it is now: {dims, kind, type, at(element), isWhole, tensor}
 function valueOf(name) {
   const known = recorded.get(name), now = computed?.get(name);
   if (now) return { dims: now.dims, kind: now.kind, type: known?.type ?? "", at: flat => now.data[flat], isWhole: true, tensor: now };
   if (!known || known.text !== undefined) return { text: known?.text ?? "not recorded" };
-  const { dims, kind, type } = known;
-  if (known.data) return { dims, kind, type, at: flat => known.data[flat], isWhole: true, tensor: known.whole ? undefined : known };
-  return { dims, kind, type, statistics: known.statistics, parts: known.parts, isWhole: false, at: flat => partial(known, flat) };
+  const { dims, kind, type, histogram, top, statistics, parts, overview } = known;
+  if (known.data) return { dims, kind, type, histogram, top, at: flat => known.data[flat], isWhole: true, tensor: known.whole ? undefined : known };
+  return { dims, kind, type, histogram, top, statistics, parts, overview, isWhole: false, at: flat => partial(known, flat) };
 }
 function partial(known, flat) {
   const index = indexOf(flat, known.dims), lead = index.slice(0, -2), [row, column] = [0, ...index].slice(-2);
@@ -99,7 +106,7 @@ function show(number, digits = 4) {
 const shapeText = dims => (dims.length ? dims.join(" × ") : "scalar");
 const placeText = index => (index.length ? `[${index.join(", ")}]` : "");
 function shownName(name, of) {
-  const owner = of ?? cotangentsOf.get(name)?.[0];
+  const owners = cotangentsOf.get(name) ?? [], owner = of ?? owners.find(one => steps[position - 1]?.incoming.includes(one)) ?? owners[0]; // as the step calls it
   return owner === undefined ? name : `∂${owner}`;
 }
 
@@ -141,13 +148,7 @@ function statisticsOf(value) {
   }
   const total = count(value.dims);
   if (total < 7 || value.kind !== "f") return "";
-  let least = Infinity, most = -Infinity, sum = 0;
-  for (let k = 0; k < total; k++) {
-    const one = value.at(k);
-    least = Math.min(least, one);
-    most = Math.max(most, one);
-    sum += one;
-  }
+  const [least, most] = extremes(value), sum = range(0, total).reduce((sum, k) => sum + value.at(k), 0);
   return `${show(least)} to ${show(most)}, mean ${show(sum / total)}`;
 }
 function metaText(value) {
@@ -165,18 +166,14 @@ function arrayView(name, { label = name, of, kinks = [] } = {}) {
   return box;
 }
 function arrayParts(name, value, label, of, kinks, draw, box) {
-  const planes = planesOf(value), state = windowsOf.get(name) ?? { plane: 0, row: 0, column: 0, cell: [0, 0] };
+  const wide = innerWidth < 500 ? 4 : ROWS, tall = ROWS;
+  const planes = planesOf(value), state = windowsOf.get(name) ?? { plane: 0, row: 0, column: 0, cell: [0, 0], ...(value.isWhole ? {} : aroundLargest(value, tall, wide)) };
   windowsOf.set(name, state);
   const plane = planes[Math.min(state.plane, planes.length - 1)], [rows, columns] = plane.size;
-  const wide = innerWidth < 500 ? 4 : ROWS, tall = ROWS;
   state.row = Math.max(0, Math.min(state.row, rows - tall));
   state.column = Math.max(0, Math.min(state.column, columns - wide));
   const flatAt = (row, column) => plane.start + (plane.from[0] + row) * plane.columns + plane.from[1] + column;
-  let most = 0;
-  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
-    const one = plane.read(r, c);
-    if (typeof one === "number" && Number.isFinite(one)) most = Math.max(most, Math.abs(one));
-  }
+  const most = largest(range(0, rows * columns).map(k => plane.read(Math.floor(k / columns), k % columns)));
   const marked = new Set(kinks.map(index => index.join()));
   const rank = value.dims.length, indexAt = (r, c) => indexOf(flatAt(r, c), value.dims);
   const lastRow = Math.min(rows, state.row + tall), lastColumn = Math.min(columns, state.column + wide);
@@ -209,7 +206,7 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
     const cell = event.target.closest("td[data-row]");
     if (!cell) return;
     state.cell = [Number(cell.dataset.row), Number(cell.dataset.column)];
-    inspectFrom(table, name, flatAt(...state.cell), of);
+    inspectFrom(table, name, flatAt(...state.cell), of, false);
   });
   table.addEventListener("keydown", event => {
     const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key], cell = event.target.closest("td[data-row]");
@@ -220,63 +217,120 @@ function arrayParts(name, value, label, of, kinks, draw, box) {
     else if (event.key === "End") go(r, columns - 1, true);
     else if (event.key === "Enter" || event.key === " ") {
       state.cell = [r, c];
-      inspectFrom(table, name, flatAt(r, c), of);
+      inspectFrom(table, name, flatAt(r, c), of, true);
     } else return;
     event.preventDefault();
     event.stopPropagation();
   });
-  const parts = [];
+  const lines = [];
+  const turning = (text, before, after, what) => lines.push(element("div", { class: "lead" }, button("◀", before, { "aria-label": `${what} before, of ${label}` }), text, button("▶", after, { "aria-label": `Next ${what} of ${label}` })));
+  const again = change => event => { // the same button keeps the focus in what is drawn anew
+    const place = [...box.querySelectorAll(".lead button")].indexOf(event.currentTarget);
+    change();
+    draw();
+    box.querySelectorAll(".lead button")[place]?.focus({ preventScroll: true });
+  };
   if (planes.length > 1) {
-    const turn = by => {
-      Object.assign(state, { plane: (state.plane + by + planes.length) % planes.length, row: 0, column: 0, cell: [0, 0] });
-      draw();
-      box.querySelectorAll(".lead button")[by > 0 ? 1 : 0].focus();
-    };
-    const isAround = !value.isWhole && Boolean(value.parts[state.plane]) && state.plane === value.parts.length - 1 && holds(value.parts[state.plane], value.statistics.largest);
-    const what = value.isWhole ? `${placeText([...plane.lead, ":", ":"].slice(0, rank))}, ${state.plane + 1} of ${planes.length}` : `${partText(value, plane, rank, isAround)}, ${state.plane + 1} of ${planes.length}`;
-    parts.push(element("div", { class: "lead" }, button("◀", () => turn(-1), { "aria-label": `Slice before, of ${label}` }), what, button("▶", () => turn(1), { "aria-label": `Next slice of ${label}` })));
-  } else if (!value.isWhole) parts.push(element("div", { class: "lead" }, partText(value, plane, rank, false)));
-  const shown = [];
+    const turn = by => again(() => Object.assign(state, { plane: (state.plane + by + planes.length) % planes.length, row: 0, column: 0, cell: [0, 0] }));
+    const place = value.isWhole ? placeText([...plane.lead, ":", ":"].slice(0, rank)) : partText(value, plane, rank);
+    turning(`${place}, ${state.plane + 1} of ${planes.length}`, turn(-1), turn(1), "slice");
+  } else if (!value.isWhole) lines.push(element("div", { class: "lead" }, partText(value, plane, rank)));
+  if (columns > wide) {
+    const turn = by => again(() => { state.column += by * wide; });
+    turning(`columns ${plane.from[1] + state.column} to ${plane.from[1] + lastColumn - 1} of ${plane.columns}`, turn(-1), turn(1), "columns");
+  }
+  if (rows > tall) {
+    const turn = by => again(() => { state.row += by * tall; });
+    turning(`rows ${plane.from[0] + state.row} to ${plane.from[0] + lastRow - 1} of ${value.dims.at(-2)}`, turn(-1), turn(1), "rows");
+  }
+  const shown = [], { overview } = value;
+  const [tallest, widest] = [1, 1, ...value.dims].slice(-2);
+  if (overview && Interpreter.same(overview.lead, plane.lead) && (rows < tallest || columns < widest)) {
+    shown.push(framed(heatMap(...overview.size, overview.read, 150, `Overview of ${label}`), [plane.from[0] / tallest, plane.from[1] / widest, rows / tallest, columns / widest], "overview; the frame is enlarged"));
+  }
   if (rows > tall || columns > wide) {
-    const canvas = heatMap(rows, columns, plane.read, most, 150, `Heat map of ${label}`);
-    outline(canvas, state.row, state.column, Math.min(tall, rows), Math.min(wide, columns), rows, columns);
+    const canvas = heatMap(rows, columns, plane.read, 150, `Heat map of ${label}`);
     canvas.addEventListener("click", event => {
       const [x, y] = [event.offsetX / canvas.clientWidth, event.offsetY / canvas.clientHeight];
       go(Math.floor(y * rows), Math.floor(x * columns), false);
     });
-    shown.push(canvas);
+    canvas.classList.add("live");
+    shown.push(framed(canvas, [state.row / rows, state.column / columns, Math.min(tall, rows) / rows, Math.min(wide, columns) / columns], "click for its numbers"));
   }
   shown.push(element("div", { class: "scroll" }, table));
-  return [...parts.map(part => { part.style.flexBasis = "100%"; return part; }), ...shown];
+  if (value.histogram) shown.push(histogram(value, label));
+  const top = value.top && `Largest ${value.top.what}: ${placeText(value.top.index)}, with norm ${show(numberOf(value.top.norm), 3)} of ${show(numberOf(value.top.whole), 3)} in all.`;
+  return [lines.length ? element("div", { class: "leads" }, lines) : "", ...shown, top ? element("p", { class: "more soft wide" }, top) : ""].filter(Boolean);
+}
+function aroundLargest(value, tall, wide) { // the window of a part whose middle is the largest element
+  const { from } = value.parts[0], [row, column] = [0, ...value.statistics.largest].slice(-2), cell = [row - from[0], column - from[1]];
+  return { row: cell[0] - tall / 2, column: cell[1] - wide / 2, cell };
+}
+function framed(canvas, [top, left, tall, wide], text) {
+  const frame = element("span", { class: "frame" });
+  Object.assign(frame.style, { top: `${100 * top}%`, left: `${100 * left}%`, height: `${100 * tall}%`, width: `${100 * wide}%` });
+  return element("span", { class: "tile" }, element("span", { class: "framed" }, canvas, frame), element("span", {}, text));
+}
+// How many elements are how large: the heights are logarithms, so that a single one is seen beside a million
+function histogram(value, label) {
+  const { counts: bins, least, most } = value.histogram, high = Math.log1p(largest(bins));
+  const text = `Histogram of ${label}, ${show(least, 3)} to ${show(most, 3)}; the largest bar has ${largest(bins)} elements`;
+  const bars = bins.map((one, k) => svg("rect", { x: 6 * k, y: 50 - 50 * (Math.log1p(one) / high), width: 5, height: 50 * (Math.log1p(one) / high), class: least + ((k + 0.5) * (most - least)) / bins.length < 0 ? "minus" : "plus" }));
+  return element("span", { class: "tile" }, svg("svg", { class: "histogram", viewBox: `0 0 ${6 * bins.length} 50`, width: 6 * bins.length, height: 50, role: "img", "aria-label": text }, bars), element("span", {}, `${show(least, 3)} to ${show(most, 3)}`), element("span", {}, "how many (log scale)"));
+}
+function extremes(value) {
+  let [least, most] = [Infinity, -Infinity];
+  for (let k = 0; k < count(value.dims); k++) [least, most] = [Math.min(least, value.at(k)), Math.max(most, value.at(k))];
+  return [least, most];
 }
 const range = (start, end) => Array.from({ length: Math.max(0, end - start) }, (_, k) => start + k);
-const holds = (part, index) => part.lead.every((at, k) => at === index[k]);
-function partText(value, plane, rank, isAround) {
+function partText(value, plane, rank) {
   const [r, c] = plane.from, [rows, columns] = plane.size;
   const text = [...plane.lead, ...(rank > 1 ? [`${r}:${r + rows}`] : []), `${c}:${c + columns}`];
+  const isAround = Interpreter.same(plane.lead, value.parts[0].lead) && Interpreter.same(plane.from, value.parts[0].from);
   return `${isAround ? "around the largest: " : ""}${placeText(text)} of ${shapeText(value.dims)}`;
 }
-function heatMap(rows, columns, at, most, room, label) {
-  const canvas = element("canvas", { role: "img", "aria-label": label, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
+// Colours are proportional, unless nearly all elements are small beside the largest: then they show as many powers of ten as
+// make the middle one seen.
+function heatMap(rows, columns, at, room, label) {
+  const numbers = range(0, rows * columns).map(k => Number(at(Math.floor(k / columns), k % columns))), most = largest(numbers);
+  const sizes = numbers.filter(one => one && Number.isFinite(one)).map(Math.abs).sort((a, b) => a - b), upper = sizes[Math.floor(0.9 * sizes.length)];
+  const powers = !most || upper > 0.05 * most ? 0 : Math.max(4, Math.ceil(Math.log10(most / sizes[sizes.length >> 1])) + 1);
+  const shareOf = one => (!most || !Number.isFinite(one) ? 0 : powers ? Math.max(0, 1 + Math.log10(Math.abs(one) / most) / powers) : Math.abs(one) / most);
+  const text = `${label}${powers ? `, the colours on a log scale of ${powers} powers of ten` : ""}`;
+  const canvas = element("canvas", { role: "img", "aria-label": text, title: text, width: columns, height: rows }), context = canvas.getContext("2d", { willReadFrequently: true });
   const image = context.createImageData(columns, rows), [plus, minus] = [colors.plus, colors.minus].map(text => text.split(",").map(Number));
-  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
-    const one = Number(at(r, c)), share = most && Number.isFinite(one) ? Math.min(1, Math.abs(one) / most) : 0, full = one > 0 ? plus : minus, start = (r * columns + c) * 4;
-    image.data.set([...full, 255 * share], start);
-  }
+  numbers.forEach((one, k) => image.data.set([...(one > 0 ? plus : minus), 255 * Math.min(1, shareOf(one))], 4 * k));
   context.putImageData(image, 0, 0);
   const scale = Math.max(1, Math.min(10, room / Math.max(rows, columns)));
   canvas.style.width = `${Math.max(6, Math.round(columns * scale))}px`;
   canvas.style.height = `${Math.max(6, Math.round(rows * scale))}px`;
   return canvas;
 }
-function outline(canvas, row, column, tall, wide, rows, columns) {
-  canvas.title = `rows ${row} to ${row + tall - 1} of ${rows}, columns ${column} to ${column + wide - 1} of ${columns} are shown as numbers; click to go elsewhere`;
+
+// Names in formulas: those of tensors look unlike the letters that only the formula has
+
+const cut = (text, longest = 24) => (text.length <= longest ? text : `${text.slice(0, longest / 2 - 1)}…${text.slice(1 - longest / 2)}`);
+const NAME_CLASS = { true: "gradient", false: "tensor" };
+// What a letter stands for: "A" for a tensor, "dA" for the gradient of one; undefined where it stands for itself
+function meant(token, letters) {
+  if (Object.hasOwn(letters, token)) return { name: letters[token], isGradient: false };
+  if (token[0] === "d" && Object.hasOwn(letters, token.slice(1))) return { name: letters[token.slice(1)], isGradient: true };
+  return undefined;
+}
+const named = ({ name, isGradient }, make = element, tag = "b") => make(tag, { class: NAME_CLASS[isGradient], mathvariant: make === math && "normal" }, `${isGradient ? "∂" : ""}${make === math ? cut(name) : name}`);
+// The text of a rule with the names of the step's tensors in it. A word of prose such as "input" stays.
+function filled(text, letters) {
+  return text.split(/([\p{L}][\p{L}\p{M}\d_'′]*)/u).map(piece => {
+    const [, word, turned] = /^(.+?)(ᵀ?)$/su.exec(piece) ?? ["", piece, ""], what = meant(word, letters);
+    return what && (word.length === 1 || what.isGradient) ? [named(what), turned] : piece;
+  });
 }
 
-// Formulas: "dA = dC B^T" as MathML; braces group, / is a fraction
+// Formulas: "dA = dY B^T" as MathML; braces group, / is a fraction, words stand in quotes
 
-function formula(text) {
-  const tokens = text.match(/[{}^_/]|[\p{L}∂][\p{L}\d'′]*|\d+(?:\.\d+)?|[^\s]/gu);
+function formula(text, letters = {}) {
+  const tokens = text.match(/"[^"]*"|[{}^_/]|\+=|[\p{L}∂][\p{L}\p{M}\d'′]*|\d+(?:\.\d+)?|[^\s]/gu);
   const atom = () => {
     const token = tokens.shift();
     if (token === "{") {
@@ -284,6 +338,9 @@ function formula(text) {
       tokens.shift();
       return row;
     }
+    if (token[0] === '"') return math("mtext", {}, token.slice(1, -1).replaceAll(" ", "\u00a0"));
+    const what = meant(token, letters);
+    if (what) return named(what, math, "mi");
     if (/^[\p{L}∂]/u.test(token)) return math("mi", {}, token);
     return /^\d/.test(token) ? math("mn", {}, token) : math("mo", {}, token);
   };
@@ -319,25 +376,23 @@ function tile(one) {
   const [rows, columns] = [1, 1, ...value.dims].slice(-2), isSmall = value.isWhole && value.dims.length <= 2 && rows <= MATRIX && columns <= MATRIX && rows * columns > 0;
   if (isSmall) return element("span", { class: "tile" }, math("math", { display: "inline" }, matrix(value, largest(range(0, rows * columns).map(value.at)))), element("span", {}, one.label));
   if (count(value.dims) === 0) return element("span", { class: "tile" }, element("span", {}, `${one.label}: no elements`));
-  const plane = planesOf(value)[0];
-  let most = 0;
-  const [r, c] = plane.size;
-  for (let i = 0; i < r; i++) for (let j = 0; j < c; j++) most = Math.max(most, Math.abs(Number(plane.read(i, j))) || 0);
-  return element("span", { class: "tile" }, heatMap(r, c, plane.read, most, 84, `Heat map of ${one.label}`),
-    element("span", {}, `${one.label} ${value.isWhole ? shapeText(value.dims) : "(a part)"}`));
+  const plane = value.isWhole ? planesOf(value)[0] : value.overview, read = one.isTurned ? (i, j) => plane.read(j, i) : plane.read;
+  const [r, c] = one.isTurned ? [...plane.size].reverse() : plane.size;
+  return element("span", { class: "tile" }, heatMap(r, c, read, 84, `Heat map of ${one.label}`), element("span", {}, `${one.label} ${shapeText(one.isTurned ? swapped(value.dims) : value.dims)}`));
 }
+const swapped = dims => [...dims.slice(0, -2), dims.at(-1), dims.at(-2)];
 
 // The textbook line of an operator: what is written, and what it is made of
 
 const each = (compute, ...tensors) => Interpreter.elementwise(compute, tensors);
 const DERIVATIVES = { // f'(X): how it is written, and its value from x and y
-  Relu: ["1_{X > 0}", x => Number(x > 0)], Sigmoid: ["Y ⊙ {{( 1 − Y )}}", (x, y) => y * (1 - y)], Tanh: ["{( 1 − Y^2 )}", (x, y) => 1 - y * y],
-  Exp: ["Y", (x, y) => y], Log: ["{1}/X", x => 1 / x], Sqrt: ["{1}/{2 Y}", (x, y) => 0.5 / y], Neg: ["{( − 1 )}", () => -1], Abs: ["sign ( X )", x => Math.sign(x)],
-  Reciprocal: ["{( − Y^2 )}", (x, y) => -y * y], Sin: ["cos ( X )", x => Math.cos(x)], Cos: ["{( − sin ( X ) )}", x => -Math.sin(x)],
-  Softplus: ["σ ( X )", x => Interpreter.sigmoid(x)], Softsign: ["{1}/{{( 1 + | X | )}^2}", x => 1 / (1 + Math.abs(x)) ** 2],
-  Erf: ["{2}/{√ π} e^{− X^2}", x => (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x)], Atan: ["{1}/{1 + X^2}", x => 1 / (1 + x * x)],
-  Sinh: ["cosh ( X )", x => Math.cosh(x)], Cosh: ["sinh ( X )", x => Math.sinh(x)],
-  LeakyRelu: ["f′ ( X )", (x, y, { alpha = 0.01 }) => (x >= 0 ? 1 : alpha)], Elu: ["f′ ( X )", (x, y, { alpha = 1 }) => (x > 0 ? 1 : alpha * Math.exp(x))],
+  Relu: ['( "1 where " A > 0 ", else 0" )', x => Number(x > 0)], Sigmoid: ["Y ⊙ {{( 1 − Y )}}", (x, y) => y * (1 - y)], Tanh: ["{( 1 − Y^2 )}", (x, y) => 1 - y * y],
+  Exp: ["Y", (x, y) => y], Log: ["{1}/A", x => 1 / x], Sqrt: ["{1}/{2 Y}", (x, y) => 0.5 / y], Neg: ["{( − 1 )}", () => -1], Abs: ["sign ( A )", x => Math.sign(x)],
+  Reciprocal: ["{( − Y^2 )}", (x, y) => -y * y], Sin: ["cos ( A )", x => Math.cos(x)], Cos: ["{( − sin ( A ) )}", x => -Math.sin(x)],
+  Softplus: ["σ ( A )", x => Interpreter.sigmoid(x)], Softsign: ["{1}/{{( 1 + | A | )}^2}", x => 1 / (1 + Math.abs(x)) ** 2],
+  Erf: ["{2}/{√ π} e^{− A^2}", x => (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x)], Atan: ["{1}/{1 + A^2}", x => 1 / (1 + x * x)],
+  Sinh: ["cosh ( A )", x => Math.cosh(x)], Cosh: ["sinh ( A )", x => Math.sinh(x)],
+  LeakyRelu: ["f′ ( A )", (x, y, { alpha = 0.01 }) => (x >= 0 ? 1 : alpha)], Elu: ["f′ ( A )", (x, y, { alpha = 1 }) => (x > 0 ? 1 : alpha * Math.exp(x))],
 };
 const isMatrix = one => one?.dims?.length >= 2;
 // Each returns [{position, written, tiles, value}]: `value` is what the tiles make, and is compared with what the model computed.
@@ -356,56 +411,57 @@ const TEXTBOOK = {
       : { position: 0, written: `dA = ${by}dY · B${transB ? "" : "^T"}`, tiles: [d, transB ? B : { ...flipped(B), label: `${B.label}ᵀ` }], value: () => times(d, B, { transB: transB ? 0 : 1 }) };
     const b = transB ? { position: 1, written: `dB = ${by}dY^T · A${transA ? "^T" : ""}`, tiles: [{ ...flipped(d), label: `${d.label}ᵀ` }, transA ? { ...flipped(A), label: `${A.label}ᵀ` } : A], value: () => times(d, A, { transA: 1, transB: transA }) }
       : { position: 1, written: `dB = ${by}A${transA ? "" : "^T"} · dY`, tiles: [transA ? A : { ...flipped(A), label: `${A.label}ᵀ` }, d], value: () => times(A, d, { transA: transA ? 0 : 1 }) };
-    return [a, b, { position: 2, written: `dC = ${beta === 1 ? "" : `${beta} `}∑ dY`, tiles: [d], between: "∑" }].map(one => ({ between: "", ...one, tiles: by && one.position < 2 ? [String(alpha), ...one.tiles] : one.tiles }));
+    return [a, b, { position: 2, written: `dC = ${beta === 1 ? "" : `${beta} · `}dY`, tiles: beta === 1 ? [d] : [String(beta), d], value: () => each(x => beta * x, d.tensor) }].map(one => ({ between: "", ...one, tiles: by && one.position < 2 ? [String(alpha), ...one.tiles] : one.tiles }));
   },
-  Add: ({ d }) => [{ position: 0, written: "dA = dC", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = dC", tiles: [d], value: () => d.tensor }],
-  Sub: ({ d }) => [{ position: 0, written: "dA = dC", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = − dC", tiles: ["−", d], value: () => each(x => -x, d.tensor) }],
+  Add: ({ d }) => [{ position: 0, written: "dA = dY", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = dY", tiles: [d], value: () => d.tensor }],
+  Sub: ({ d }) => [{ position: 0, written: "dA = dY", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = − dY", tiles: ["−", d], value: () => each(x => -x, d.tensor) }],
   Mul: ({ given: [A, B], d }) => [
-    { position: 0, written: "dA = dC ⊙ B", tiles: [d, B], value: () => each((x, y) => x * y, d.tensor, B.tensor) },
-    { position: 1, written: "dB = dC ⊙ A", tiles: [d, A], value: () => each((x, y) => x * y, d.tensor, A.tensor) },
+    { position: 0, written: "dA = dY ⊙ B", tiles: [d, B], value: () => each((x, y) => x * y, d.tensor, B.tensor) },
+    { position: 1, written: "dB = dY ⊙ A", tiles: [d, A], value: () => each((x, y) => x * y, d.tensor, A.tensor) },
   ],
   Div: ({ given: [A, B], d }) => [
-    { position: 0, written: "dA = {dC}/{B}", tiles: [d, B], between: "÷", value: () => each((x, y) => x / y, d.tensor, B.tensor) },
-    { position: 1, written: "dB = − {dC ⊙ A}/{B^2}", tiles: ["−", d, A, { tensor: B.tensor && each(x => 1 / (x * x), B.tensor), name: B.name, label: "1 / B²" }], value: () => each((x, a, b) => (-x * a) / (b * b), d.tensor, A.tensor, B.tensor) },
+    { position: 0, written: "dA = {dY}/{B}", tiles: [d, B], between: "÷", value: () => each((x, y) => x / y, d.tensor, B.tensor) },
+    { position: 1, written: "dB = − {dY ⊙ A}/{B^2}", tiles: ["−", d, A, { tensor: B.tensor && each(x => 1 / (x * x), B.tensor), name: B.name, label: `1 / ${B.label}²` }], value: () => each((x, a, b) => (-x * a) / (b * b), d.tensor, A.tensor, B.tensor) },
   ],
-  Pow: ({ given: [X, Y], d }) => [{ position: 0, written: "dX = dZ ⊙ Y ⊙ X^{Y − 1}", tiles: [d, { tensor: X.tensor && Y.tensor && each((x, y) => y * x ** (y - 1), X.tensor, Y.tensor), name: X.name, label: "Y·X^(Y−1)" }], value: () => each((g, x, y) => g * y * x ** (y - 1), d.tensor, X.tensor, Y.tensor) }],
-  Softmax: ({ result: [Y], d, attributes }) => [{ position: 0, written: "dX = Y ⊙ ( dY − ∑ dY ⊙ Y )", tiles: [Y, { tensor: Y.tensor && d.tensor && each((g, s) => g - s, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)), name: d.name, label: "dY − ∑ dY⊙Y" }],
+  Pow: ({ given: [A, B], d }) => [{ position: 0, written: "dA = dY ⊙ B ⊙ A^{B − 1}", tiles: [d, { tensor: A.tensor && B.tensor && each((a, b) => b * a ** (b - 1), A.tensor, B.tensor), name: A.name, label: `${B.label}·${A.label}^(${B.label}−1)` }], value: () => each((g, a, b) => g * b * a ** (b - 1), d.tensor, A.tensor, B.tensor) }],
+  Softmax: ({ result: [Y], d, attributes }) => [{ position: 0, written: `dA = Y ⊙ ( dY − ∑_{"${axisText(attributes)}"} dY ⊙ Y )`, tiles: [Y, { tensor: Y.tensor && d.tensor && each((g, s) => g - s, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)), name: d.name, label: `${d.label} − ∑ ${d.label} ⊙ ${Y.label}` }],
     value: () => each((y, g, s) => y * (g - s), Y.tensor, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)) }],
-  LogSoftmax: ({ given: [X], d, attributes }) => [{ position: 0, written: "dX = dY − softmax ( X ) ∑ dY", tiles: [d, "−", { tensor: X.tensor && Interpreter.softmax(X.tensor, attributes.axis ?? -1), name: X.name, label: "softmax(X)" }, "·", { tensor: d.tensor && summed(d.tensor, attributes.axis ?? -1), name: d.name, label: "∑ dY" }], between: "",
+  LogSoftmax: ({ given: [X], d, attributes }) => [{ position: 0, written: `dA = dY − softmax ( A ) ∑_{"${axisText(attributes)}"} dY`, tiles: [d, "−", { tensor: X.tensor && Interpreter.softmax(X.tensor, attributes.axis ?? -1), name: X.name, label: `softmax(${X.label})` }, "·", { tensor: d.tensor && summed(d.tensor, attributes.axis ?? -1), name: d.name, label: `∑ ${d.label}` }], between: "",
     value: () => each((g, p, s) => g - p * s, d.tensor, Interpreter.softmax(X.tensor, attributes.axis ?? -1), summed(d.tensor, attributes.axis ?? -1)) }],
-  ReduceSum: ({ d, given: [X], target }) => [{ position: 0, written: "dX = dY  for every element that was summed", tiles: [d], value: () => spread(d, X, target, 1) }],
-  ReduceMean: ({ d, given: [X], target }) => [{ position: 0, written: "dX = {dY}/{n}", tiles: [d, "÷", String(X.dims && d.dims ? count(X.dims) / Math.max(1, count(d.dims)) : "n")], between: "", value: () => spread(d, X, target, count(d.dims) / count(X.dims)) }],
+  ReduceSum: ({ d, given: [X], target }) => [{ position: 0, written: 'dA = dY " for every element that was summed"', tiles: [d], value: () => spread(d, X, target, 1) }],
+  ReduceMean: ({ d, given: [X], target }) => [{ position: 0, written: 'dA = {dY}/{n} " for every element"', tiles: [d, "÷", String(X.dims && d.dims ? count(X.dims) / Math.max(1, count(d.dims)) : "n")], between: "", value: () => spread(d, X, target, count(d.dims) / count(X.dims)) }],
   SoftmaxCrossEntropyLoss({ given: [scores, labels, weights], d, attributes }) {
     if (weights || attributes.ignore_index !== undefined) return [];
     const how = attributes.reduction ?? "mean", N = labels.dims ? count(labels.dims) : 1;
-    const p = scores.tensor && { tensor: Interpreter.softmax(scores.tensor, 1), label: "p" }, hot = scores.tensor && labels.tensor && { tensor: oneHot(scores.tensor, labels.tensor), label: "onehot" };
-    const written = how === "mean" ? "dX = {p − onehot}/{N} · dL" : "dX = ( p − onehot ) ⊙ dL";
+    const p = scores.tensor && { tensor: Interpreter.softmax(scores.tensor, 1), label: `softmax(${scores.label})` }, hot = scores.tensor && labels.tensor && { tensor: oneHot(scores.tensor, labels.tensor), label: `onehot(${labels.label})` };
+    const written = how === "mean" ? "dA = {softmax ( A ) − onehot ( B )}/{N} · dY" : "dA = ( softmax ( A ) − onehot ( B ) ) ⊙ dY";
     if (!p || !hot || how === "none") return [{ position: 0, written, tiles: [scores, labels] }];
     return [{ position: 0, written, tiles: ["(", p, "−", hot, ")", ...(how === "mean" ? ["÷", String(N)] : []), "·", d], between: "", value: () => each((x, y, g) => ((x - y) * g) / (how === "mean" ? N : 1), p.tensor, hot.tensor, d.tensor) }];
   },
   Conv: ({ given: [X, W], d }) => [
-    { position: 0, written: "dX_{i} = ∑_{o} dY_{o} W_{i − o}", tiles: [d, W], between: "∗" }, { position: 1, written: "dW_{k} = ∑_{o} dY_{o} X_{o + k}", tiles: [d, X], between: "⋆" }, { position: 2, written: "dB = ∑ dY", tiles: [d], between: "" },
+    { position: 0, written: "dA_{i} = ∑_{o} dY_{o} B_{i − o}", tiles: [d, W], between: "∗" }, { position: 1, written: "dB_{k} = ∑_{o} dY_{o} A_{o + k}", tiles: [d, X], between: "⋆" }, { position: 2, written: "dC = ∑ dY", tiles: [d], between: "" },
   ],
   LayerNormalization: ({ given: [X], d }) => [
-    { position: 0, written: "dX = {1}/{σ} ( g − mean ( g ) − x̂ ⊙ mean ( g ⊙ x̂ ) )  ,  g = dY ⊙ γ", tiles: [d, X], between: "," }, { position: 1, written: "dγ = ∑ dY ⊙ x̂", tiles: [d], between: "" }, { position: 2, written: "dβ = ∑ dY", tiles: [d], between: "" },
+    { position: 0, written: "dA = {1}/{σ} ( u − mean ( u ) − x̂ ⊙ mean ( u ⊙ x̂ ) )  ,  u = dY ⊙ B  ,  x̂ = {A − mean ( A )}/{σ}  ,  σ \" the standard deviation of \" A", tiles: [d, X], between: "," }, { position: 1, written: "dB = ∑ dY ⊙ x̂  ,  x̂ = {A − mean ( A )}/{σ}", tiles: [d, X], between: "," }, { position: 2, written: "dC = ∑ dY", tiles: [d], between: "" },
   ],
-  Gather: ({ given: [, indices], d }) => [{ position: 0, written: "dX_{j} = ∑_{i : index_i = j} dY_{i}", tiles: [d, indices], between: "at" }],
-  MaxPool: ({ d }) => [{ position: 0, written: "dX_{i} = dY_{o}  where i is the largest of window o", tiles: [d] }],
-  Concat: ({ d, given }) => given.map((_, position) => ({ position, written: "dX = dY  of its part", tiles: [d] })),
-  Split: ({ d }) => [{ position: 0, written: "dX = dY  side by side", tiles: [d] }], Slice: ({ d }) => [{ position: 0, written: "dX = dY  where it was taken, else 0", tiles: [d] }],
-  Transpose: ({ d, attributes }) => [{ position: 0, written: "dX = dY^T", tiles: [d], value: () => Interpreter.transposed(d.tensor, attributes.perm && attributes.perm.map((_, k) => attributes.perm.indexOf(k))) }],
+  Gather: ({ given: [, indices], d }) => [{ position: 0, written: "dA_{j} = ∑_{i : B_i = j} dY_{i}", tiles: [d, indices], between: "at" }],
+  MaxPool: ({ d }) => [{ position: 0, written: 'dA_{i} = dY_{o} " where " i " is the largest of window " o', tiles: [d] }],
+  Concat: ({ d, given }) => given.map((_, position) => ({ position, written: 'dX = "its part of " dY', tiles: [d] })),
+  Split: ({ d }) => [{ position: 0, written: 'dA = "the parts side by side"', tiles: [d] }], Slice: ({ d }) => [{ position: 0, written: 'dA = dY " where it was taken, else 0"', tiles: [d] }],
+  Transpose: ({ d, attributes }) => [{ position: 0, written: "dA = dY^T", tiles: [d], value: () => Interpreter.transposed(d.tensor, attributes.perm && attributes.perm.map((_, k) => attributes.perm.indexOf(k))) }],
 };
 for (const name of ["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
-  TEXTBOOK[name] = ({ d, given: [X] }) => [{ position: 0, written: "dX = dY  in the shape of X", tiles: [d], value: () => Interpreter.reshaped(d.tensor, X.dims) }];
-TEXTBOOK.Identity = ({ d }) => [{ position: 0, written: "dX = dY", tiles: [d], value: () => d.tensor }];
+  TEXTBOOK[name] = ({ d, given: [X] }) => [{ position: 0, written: 'dA = dY " in the shape of " A', tiles: [d], value: () => Interpreter.reshaped(d.tensor, X.dims) }];
+TEXTBOOK.Identity = ({ d }) => [{ position: 0, written: "dA = dY", tiles: [d], value: () => d.tensor }];
 for (const [name, [written, derivative]] of Object.entries(DERIVATIVES))
   TEXTBOOK[name] = ({ given: [X], result: [Y], d, attributes }) => {
     const slope = X.tensor && Y.tensor && each((x, y) => derivative(x, y, attributes), X.tensor, Y.tensor);
-    return [{ position: 0, written: `dX = dY ⊙ ${written}`, tiles: [d, slope ? { tensor: slope, label: "f′(X)" } : X], value: () => each((g, s) => g * s, d.tensor, slope), factors: slope && [d, { tensor: slope, label: `${name}′(X)` }] }];
+    const label = `${name}′(${X.label})`;
+    return [{ position: 0, written: `dA = dY ⊙ ${written}`, tiles: [d, slope ? { tensor: slope, label } : X], value: () => each((g, s) => g * s, d.tensor, slope), factors: slope && [d, { tensor: slope, label }] }];
   };
 function flipped(one) {
   const order = one.dims && one.dims.map((_, k) => k), rank = order?.length;
-  if (!one.tensor || rank < 2) return one;
+  if (!one.tensor || rank < 2) return { ...one, isTurned: rank > 1 };
   [order[rank - 1], order[rank - 2]] = [order[rank - 2], order[rank - 1]];
   const tensor = Interpreter.transposed(one.tensor, order);
   return { tensor, dims: tensor.dims };
@@ -421,17 +477,17 @@ function oneHot(scores, labels) {
   labels.data.forEach((label, k) => { out.data[(Math.floor(k / spots) * C + label) * spots + (k % spots)] = 1; });
   return out;
 }
+const operand = (name, label) => (!name ? undefined : { name, label, dims: valueOf(name).dims, tensor: valueOf(name).tensor });
+const isStandard = one => one.domain === "" || one.domain === "ai.onnx";
+// A for the first input, B for the second, C for the third, Y for the first output: as the textbook's lines write them
+function lettersOf(inputs, outputs) {
+  const found = [["A", inputs[0]], ["B", inputs[1]], ["C", inputs[2]], ["Y", outputs[0]]].filter(([, name]) => name);
+  return Object.fromEntries(found);
+}
 function textbook(step) {
-  const make = step.domain === "" || step.domain === "ai.onnx" ? TEXTBOOK[step.operator] : undefined;
-  if (!make || !Object.hasOwn(TEXTBOOK, step.operator)) return [];
-  const operand = (name, label) => {
-    const value = name ? valueOf(name) : {};
-    return name && value.dims ? { name, label, dims: value.dims, tensor: value.tensor } : name ? { name, label } : undefined;
-  };
-  const cotangent = data.cotangents[step.incoming[0]];
-  if (!cotangent) return [];
-  const d = operand(cotangent.value, `∂${step.incoming[0]}`), axes = step.inputs[1] && valueOf(step.inputs[1]);
-  const isReduction = step.operator.startsWith("Reduce");
+  const make = isStandard(step) && Object.hasOwn(TEXTBOOK, step.operator) ? TEXTBOOK[step.operator] : undefined, incoming = step.incoming[0], cotangent = data.cotangents[incoming];
+  if (!make || !cotangent) return [];
+  const d = operand(cotangent.value, `∂${incoming}`), axes = step.inputs[1] && valueOf(step.inputs[1]), isReduction = step.operator.startsWith("Reduce");
   const target = { ...step.attributes, axes: isReduction && axes?.isWhole ? range(0, count(axes.dims)).map(axes.at) : step.attributes.axes };
   if (target.axes?.length === 0) delete target.axes;
   let found;
@@ -443,18 +499,38 @@ function textbook(step) {
   return found.flatMap(one => {
     const contribution = step.outgoing.find(part => part.position === one.position);
     if (!contribution) return [];
-    const isTurned = contribution.before && contribution.summed !== contribution.value; // as Sub negates what was summed
-    const name = isTurned ? contribution.value : contribution.before || contribution.value, known = valueOf(name);
+    const { of, value: name, before, axes } = contribution, known = valueOf(name), isPart = isShared(of);
     let isChecked = false;
-    if (one.value && !isTurned && known.isWhole && d.tensor)
+    if (one.value && known.isWhole && d.tensor)
       try {
-        if (!agrees(one.value(), known)) return [];
+        const made = one.value();
+        if (!agrees(before ? Interpreter.reshaped(Interpreter.contracted("ReduceSum", [made], { axes, keepdims: 1 }), known.dims) : made, known)) return [];
         isChecked = true;
       } catch {
         return [];
       }
-    return [{ ...one, contribution, isChecked, result: { name, label: contribution.before && !isTurned ? `∂${contribution.of}, before it is summed` : `∂${contribution.of}` } }];
+    const [left, right] = one.written.split(/ = (.*)/s), sum = before ? `∑_{"${axesText(axes)}"}` : "";
+    return [{ ...one, contribution, isChecked, sum: before ? `∑ over ${axesText(axes)}` : "", letters: { ...lettersOf(step.inputs, [incoming]), X: of },
+      written: `${left} ${isPart ? "+=" : "="} ${sum ? `${sum} ( ${right} )` : right}`, result: { name, label: isPart ? `contribution to ∂${of}` : `∂${of}` } }];
   });
+}
+// What a node computes on the way forward, in the same letters
+const FORWARD = {
+  MatMul: ["A · B", ""], Add: ["A + B", "+"], Sub: ["A − B", "−"], Mul: ["A ⊙ B", "⊙"], Div: ["{A}/{B}", "÷"], Pow: ["A^B", "^"], Relu: ["max ( 0 , A )", ""], Sigmoid: ["σ ( A )", ""],
+  Tanh: ["tanh ( A )", ""], Exp: ["exp ( A )", ""], Log: ["log ( A )", ""], Sqrt: ["√ A", ""], Neg: ["− A", ""], Transpose: ["A^T", ""], Softmax: ["{exp ( A )}/{∑ exp ( A )}", ""],
+  ReduceSum: ["∑ A", ""], ReduceMean: ["{1}/{n} ∑ A", ""], SoftmaxCrossEntropyLoss: ['− {1}/{N} ∑ log softmax ( A ) " at the class " B', ","], Conv: ["A ∗ B + C", ","], Identity: ["A", ""],
+  Reshape: ['A " in another shape"', ""], Flatten: ['A " in another shape"', ""], Gather: ['A " at the indices " B', "at"], MaxPool: ['"the largest of each window of " A', ""],
+  LayerNormalization: ["{A − mean ( A )}/{σ ( A )} ⊙ B + C", ","],
+};
+function forwardLine(node) {
+  const made = isStandard(node) && Object.hasOwn(FORWARD, node.operator) ? FORWARD[node.operator] : undefined, given = node.inputs.map(name => operand(name, name));
+  if (node.operator === "Gemm" && isStandard(node)) {
+    const { transA, transB, alpha = 1, beta = 1 } = node.attributes;
+    const right = `${alpha === 1 ? "" : `${alpha} · `}A${transA ? "^T" : ""} · B${transB ? "^T" : ""}${given[2] ? ` + ${beta === 1 ? "" : `${beta} · `}C` : ""}`;
+    return { written: `Y = ${right}`, tiles: given, between: right === "A · B" ? "" : "," };
+  }
+  if (!made || (node.operator === "SoftmaxCrossEntropyLoss" && (given[2] || (node.attributes.reduction ?? "mean") !== "mean"))) return undefined;
+  return { written: `Y = ${given[2] ? made[0] : made[0].replace(" + C", "")}`, tiles: ["Reshape", "ReduceSum", "ReduceMean"].includes(node.operator) ? given.slice(0, 1) : given, between: made[1] };
 }
 function agrees(made, known) {
   if (!known.tensor || !Interpreter.same(made.dims, known.dims)) return false;
@@ -564,7 +640,7 @@ function madeOf(name, flat, of) {
 }
 function byNode(name, flat) {
   const made = producers.get(name);
-  if (!made) return { how: Object.values(data.seeds).includes(name) ? "The seed: how the output changes with itself." : "Given: an input or a constant." };
+  if (!made) return { how: Object.values(data.seeds).includes(name) ? "Where the way back starts (the seed): how the output changes with itself." : "Given: an input or a constant." };
   const [node, output] = made, inputs = node.inputs.map(one => (one ? valueOf(one) : undefined));
   if (inputs.some(one => one && one.dims === undefined) || valueOf(name).dims === undefined) return { how: `Made by ${node.operator}.`, node };
   let found = {};
@@ -585,14 +661,14 @@ function origin(name, flat) {
   }
   return [name, flat];
 }
+const axisText = ({ axis = -1 }) => (axis === -1 ? "last axis" : `axis ${axis}`);
 const axesText = axes => (axes.length === 1 ? `axis ${axes[0]}` : `axes ${axes.join(", ")}`);
-const contributor = one => (one.step === null ? "the seed" : `step ${one.step}: ${steps[one.step].operator}`);
+const contributor = one => (one.step === null ? "the start" : `step ${one.step}: ${steps[one.step - 1].operator}`);
 
 function inspect(name, flat, of, from = []) {
   inspected = { name, flat, of, trail: from };
   renderInspector();
   render(false);
-  uncover();
 }
 // Scroll the element that is inspected out from under the inspector, where that lies over the page
 function uncover() {
@@ -601,24 +677,39 @@ function uncover() {
   const [a, b] = [cell.getBoundingClientRect(), box.getBoundingClientRect()];
   if (a.bottom > b.top && a.right > b.left) scrollBy(0, a.bottom - b.top + 12);
 }
-// Inspect an element of a table: the step is drawn anew, and the same cell keeps the focus
-function inspectFrom(table, name, flat, of) {
-  const grids = () => [...document.querySelectorAll("#step table.grid")], place = grids().indexOf(table);
+// Inspect an element of a table. The step is drawn anew: the cell stays where it is on the screen. The cursor goes into the field
+// in which the number can be changed; without one, who clicked can step on with the arrows, who came by the keyboard is at the cell.
+let isByKeyboard = false;
+const grids = () => [...document.querySelectorAll("#step table.grid")];
+function inspectFrom(table, name, flat, of, byKeyboard) {
+  const place = grids().indexOf(table), top = table.getBoundingClientRect().top;
+  isByKeyboard = byKeyboard;
   inspect(name, flat, of);
-  grids()[place]?.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
+  const moved = (grids()[place]?.getBoundingClientRect().top ?? top) - top;
+  if (Math.abs(moved) > 1) scrollBy(0, moved);
+  uncover();
+  const field = find("inspector").querySelector(".edit input");
+  if (!field) leave(place);
+  field?.focus({ preventScroll: true });
+  field?.select();
+}
+// Give up the field or the inspector: to the cell for who came by the keyboard, else to the step, where arrows step on
+function leave(place = grids().findIndex(grid => grid.querySelector(".chosen"))) {
+  const cell = isByKeyboard && grids()[place]?.querySelector("td[tabindex='0']");
+  (cell || find("step")).focus({ preventScroll: true });
 }
 function closeInspector() {
-  const grids = () => [...document.querySelectorAll("#step table.grid")], place = grids().findIndex(grid => grid.contains(document.activeElement) || grid.querySelector(".chosen"));
+  const place = grids().findIndex(grid => grid.contains(document.activeElement) || grid.querySelector(".chosen"));
   inspected = null;
   find("inspector").hidden = true;
   find("body").classList.remove("inspecting");
   render(false);
-  grids()[place]?.querySelector("td[tabindex='0']")?.focus({ preventScroll: true });
+  leave(place);
 }
 function reference([given, givenFlat], trail) {
   const [name, flat] = origin(given, givenFlat), value = valueOf(name);
   const index = value.dims ? placeText(indexOf(flat, value.dims)) : "";
-  return button(`${shownName(name)}${index}`, () => { inspect(name, flat, undefined, trail); find("inspector").focus(); }, { class: "link" });
+  return button(`${shownName(name)}${index}`, () => { inspect(name, flat, undefined, trail); uncover(); find("inspector").focus({ preventScroll: true }); }, { class: "link" });
 }
 const numberAt = ([name, flat]) => {
   const one = valueOf(name).at?.(flat);
@@ -654,7 +745,7 @@ function renderInspector() {
   if (made.sum) parts.push(...sumTable(made.sum, number, value, here));
   const times = owner !== undefined && isWholeCotangent(name, owner) ? differenceOf(owner, name, flat, made.sum) : null;
   if (times) parts.push(times);
-  if (made.node) parts.push(element("p", { class: "soft small" }, "emitted as ", element("code", {}, nodeText(made.node))));
+  if (made.node) parts.push(element("p", { class: "soft small" }, "written as ", element("code", {}, nodeText(made.node))));
   if (mayEdit === "" && data.inputs.includes(name) && value.kind !== "b") parts.push(editor(name, flat, number, value, index));
   box.replaceChildren(...parts.filter(Boolean));
 }
@@ -687,7 +778,7 @@ function sumTable(sum, number, value, here) {
 }
 function textbookFactors(name, flat) {
   const part = contributionsOf.get(name)?.find(one => one.step !== null && one.value === name && !one.before);
-  const line = part && textbook(steps[part.step]).find(one => one.contribution.value === name && one.factors && one.isChecked);
+  const line = part && textbook(steps[part.step - 1]).find(one => one.contribution.value === name && one.factors && one.isChecked);
   if (!line) return null;
   const numbers = line.factors.map(one => one.tensor.data[flat]);
   return element("p", { class: "small" }, `${line.factors.map(one => `${one.label}${placeText(indexOf(flat, one.tensor.dims))}`).join(" · ")} = ${numbers.map(x => show(x)).join(" · ")}`);
@@ -712,8 +803,13 @@ function typed(text) {
   const plain = written.replace(",", ".");
   return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(plain) ? Number(plain) : NaN;
 }
+// The shortest way to write a number: 0.1 for the float32 0.10000000149011612
+function shortest(number, type) {
+  if (type !== "float32" || !Number.isFinite(number)) return String(number);
+  return String(range(1, 10).map(digits => Number(number.toPrecision(digits))).find(one => Math.fround(one) === number) ?? number);
+}
 function editor(name, flat, number, value, index) {
-  const input = element("input", { type: "text", inputmode: "decimal", value: String(number), autocomplete: "off" });
+  const input = element("input", { type: "text", inputmode: "decimal", value: shortest(number, value.type), autocomplete: "off" });
   const note = element("p", { class: "small wrong", role: "status" });
   const form = element("form", { class: "edit" }, element("label", {}, `Change ${name}${placeText(index)}`, input), element("button", {}, "Set"), changed.size ? button("Undo all", undo) : "", note);
   form.addEventListener("submit", event => {
@@ -728,7 +824,7 @@ function editor(name, flat, number, value, index) {
       renderInspector();
       render(false);
       say(`${name}${placeText(index)} is ${next}`);
-      find("inspector").querySelector(".edit input").focus();
+      leave();
     }
   });
   return form;
@@ -784,9 +880,9 @@ function reveal(k, text = "") {
 function judgeShape(text, dims) {
   if (!/^\s*[[(]?\s*\d+((\s*[,x×]\s*|\s+)\d+)*\s*,?\s*[\])]?\s*$/i.test(text)) return { text: "Write a shape such as [2, 3]." };
   const given = text.match(/\d+/g).map(Number);
-  if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${shapeText(dims)}. A cotangent has the shape of its value.` };
+  if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${shapeText(dims)}. A gradient has the shape of its value.` };
   if (Interpreter.same([...given].reverse(), dims)) return { text: "Turned around: the axes are in another order." };
-  return { text: given.length === dims.length ? "The number of axes is right, a size is not. A cotangent has the shape of its value." : `It has ${plural(dims.length, "axis").replace("axiss", "axes")}. A cotangent has the shape of its value.` };
+  return { text: given.length === dims.length ? "The number of axes is right, a size is not. A gradient has the shape of its value." : `It has ${plural(dims.length, "axis").replace("axiss", "axes")}. A gradient has the shape of its value.` };
 }
 function judge(text, answer, value) {
   const given = typed(text);
@@ -814,56 +910,54 @@ function attributeText(value) {
   if (value && value.text !== undefined) return value.text;
   return Array.isArray(value) ? `[${value.slice(0, 12).join(", ")}${value.length > 12 ? ", …" : ""}]` : String(value);
 }
-function card(title, name, { of, note, kinks, out = false, level = "h4" } = {}) {
+function card(title, name, { label, of, note, kinks, out = false, level = "h4" } = {}) {
   const isHidden = hiddenNames().has(name);
   return element("div", { class: out ? "card out" : "card" }, element(level, {}, title),
-    isHidden ? element("p", { class: "masked" }, "hidden by the quiz") : [element("p", { class: "meta" }, metaText(valueOf(name))), arrayView(name, { label: title, of, kinks })],
+    isHidden ? element("p", { class: "masked" }, "hidden by the quiz") : [element("p", { class: "meta" }, metaText(valueOf(name))), arrayView(name, { label, of, kinks })],
     note ? element("p", { class: "more soft" }, note) : "");
 }
-function link(k, text = `step ${k}`) {
-  return button(text, () => go(k + 1), { class: "link" });
-}
+const link = number => button(`step ${number}`, () => go(number), { class: "link" });
 function sumNote(of) {
   const { contributions, alias } = data.cotangents[of];
-  if (contributions.length < 2) return alias ? `Unchanged: it is also the cotangent of ${alias}.` : "";
-  return ["The sum of ", contributions.flatMap((one, k) => [k ? " + " : "", one.step === null ? "the seed" : [link(one.step), ` (${steps[one.step].operator}${hiddenNames().has(one.value) ? "" : sizeNote(one.value)})`]]), ": the value is read more than once, and contributions add."];
+  if (contributions.length < 2) return alias ? `Unchanged: it equals ∂${alias}.` : "";
+  return ["The sum of ", contributions.flatMap((one, k) => [k ? " + " : "", one.step === null ? "the start" : [link(one.step), ` (${steps[one.step - 1].operator}${hiddenNames().has(one.value) ? "" : sizeNote(one.value)})`]]), `: ${of} is read more than once, and contributions add.`];
 }
 function sizeNote(name) {
   const value = valueOf(name);
   return value.dims && value.dims.length === 0 && value.isWhole ? ` ${show(value.at(0))}` : "";
 }
-function outgoing(step, k, one) {
+function outgoing(step, one) {
   const cotangent = data.cotangents[one.of], total = cotangent?.contributions.length ?? 1, notes = [];
   const through = step.incoming.find(of => data.cotangents[of]?.value === (one.before || one.value));
-  if (through !== undefined) notes.push(`Nothing is emitted: the cotangent of ${through} passes through unchanged${one.before ? ", and is summed" : ""}. `);
-  if (one.before) notes.push(`${one.of} was broadcast: ∂ is summed over ${axesText(one.axes)}, from ${shapeText(valueOf(one.before).dims ?? [])} to ${shapeText(valueOf(one.value).dims ?? [])}. `);
+  if (through !== undefined) notes.push(`∂${through} passes through unchanged${one.before ? ", and is summed" : ""}: no node is written for it. `);
+  if (one.before) notes.push(`${one.of} was repeated (broadcast) along ${axesText(one.axes)}, so its gradient is summed over ${axesText(one.axes)}: ${shapeText(valueOf(one.before).dims ?? [])} becomes ${shapeText(valueOf(one.value).dims ?? [])}. `);
   if (total > 1) {
-    const others = cotangent.contributions.filter(part => part !== one && !(part.step === k && part.position === one.position));
-    notes.push(`One of ${total} contributions to ∂${one.of}; the others come from `, others.flatMap((part, at) => [at ? ", " : "", part.step === null ? "the seed" : link(part.step)]), ".");
+    const others = cotangent.contributions.filter(part => part !== one && !(part.step === step.number && part.position === one.position));
+    notes.push(`One of ${total} contributions to ∂${one.of}; the others come from `, others.flatMap((part, at) => [at ? ", " : "", part.step === null ? "the start" : link(part.step)]), ".");
   }
-  const cards = [card(total > 1 ? `contribution to ∂${one.of}` : `∂${one.of}`, one.value, { of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: kinksOf(step, one.of).flatMap(kink => kink.elements) })];
-  const isLast = total > 1 && cotangent.contributions.every(part => part.step === null || part.step <= k) && step.outgoing.filter(part => part.of === one.of).at(-1) === one;
-  if (isLast) cards.push(card(`∂${one.of}, the sum`, cotangent.value, { of: one.of, note: sumNote(one.of), out: true }));
+  const cards = [card([total > 1 ? "contribution to " : "", gradientName(one.of)], one.value, { label: `∂${one.of}`, of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: kinksOf(step, one.of).flatMap(kink => kink.elements) })];
+  const isLast = total > 1 && cotangent.contributions.every(part => part.step === null || part.step <= step.number) && step.outgoing.filter(part => part.of === one.of).at(-1) === one;
+  if (isLast) cards.push(card([gradientName(one.of), ", the sum"], cotangent.value, { label: `∂${one.of}`, of: one.of, note: sumNote(one.of), out: true }));
   return cards;
 }
 function lineOf(one, isHidden) {
-  const symbols = math("math", { display: "block" }, formula(one.written));
+  const symbols = math("math", { display: "block" }, formula(one.written, one.letters));
   if (isHidden) return element("div", { class: "line" }, symbols);
   const between = one.between ?? "⊙", tiles = [];
   one.tiles.filter(Boolean).forEach(part => {
     if (tiles.length && typeof part !== "string" && typeof tiles.at(-1) !== "string" && between) tiles.push(between);
     tiles.push(part);
   });
-  return element("div", { class: "line", tabindex: "0", role: "group", "aria-label": `Textbook line: ${one.written}` }, symbols,
-    element("div", { class: "numbers" }, tile(one.result), element("span", { class: "op" }, one.value ? "=" : "from"), tiles.map(tile)),
+  return element("div", { class: "line", tabindex: "0", role: "group", "aria-label": `Formula with numbers: ${symbols.textContent}` }, symbols,
+    element("div", { class: "numbers" }, tile(one.result), element("span", { class: "op" }, one.value ? "=" : "from"), one.sum ? element("span", { class: "op" }, one.sum) : "", tiles.map(tile)),
     one.isChecked ? element("p", { class: "soft small" }, "Computed here by this formula: the model's numbers agree.") : "");
 }
 let unfolded = false;
 function emittedView(step, k) {
   const isHidden = quiz && step.question && !solved.has(k);
   const numbers = step.emitted.filter(at => !nodes[at].shape).length, total = step.emitted.length;
-  if (!total) return element("p", { class: "soft" }, "No node is emitted for this step.");
-  const details = element("details", { class: "fold", id: "emitted", open: unfolded && !isHidden }, element("summary", {}, `Emitted: ${plural(total, "node")}${numbers < total ? `, ${total - numbers} of them for sizes and indices` : ""}`));
+  if (!total) return element("p", { class: "soft" }, "No node is written for this step.");
+  const details = element("details", { class: "fold", id: "emitted", open: unfolded && !isHidden }, element("summary", { title: TERMS.written }, `Nodes written: ${total}${numbers < total ? `, ${total - numbers} of them for sizes and indices` : ""}`));
   const fillIn = () => {
     if (details.open && details.children.length === 1)
       details.append(isHidden ? element("p", { class: "masked" }, "hidden by the quiz") : element("ol", { class: "nodes" }, step.emitted.map(at => emittedNode(nodes[at]))));
@@ -881,38 +975,80 @@ function emittedNode(node) {
 function kinksOf(step, name) { // those of the recorded numbers: none are known of changed ones
   return changed.size ? [] : step.kinks.filter(kink => name === undefined || kink.input === name);
 }
+// The literature's words, in tooltips and in the help
+const TERMS = {
+  incoming: "Incoming gradient: how the result changes with what this node made. The literature says cotangent or adjoint.",
+  outgoing: "Outgoing gradients: how the result changes with what this node read. Incoming to outgoing is a vector–Jacobian product (VJP), or pullback.",
+  read: "Values of the forward pass that the rule of this operator needs.",
+  written: "The nodes of the gradient model that compute this step.",
+};
+const heading = (text, term) => element("h3", { title: TERMS[term] }, text);
+const listOf = parts => parts.flatMap((part, k) => [k === 0 ? "" : k === parts.length - 1 ? " and " : ", ", part]);
+const tensorName = name => named({ name, isGradient: false }), gradientName = name => named({ name, isGradient: true });
+const isShared = of => data.cotangents[of].contributions.length > 1;
+const inline = (line, node) => math("math", {}, formula(line.written, lettersOf(node.inputs, node.outputs)));
+// "h = MatMul(x, W1)", whose names lead to the node that made each value
+function callOf(node) {
+  const maker = name => {
+    const row = rowOf.get(name);
+    return row === undefined ? tensorName(name) : button(tensorName(name), () => go(forwardAt(row)), { class: "link", title: `See how ${name} is made` });
+  };
+  const attributes = Object.entries(node.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`).join(", ");
+  return element("p", { class: "soft small" }, listOf(node.outputs.filter(name => name && !data.extra.includes(name)).map(tensorName)), ` = ${node.domain ? `${node.domain}.` : ""}${node.operator}(`, node.inputs.flatMap((name, k) => [k ? ", " : "", name ? maker(name) : "–"]), ")", attributes ? ` with ${attributes}` : "");
+}
+const title = (text, node) => element("h2", {}, text, node && node !== text.split(": ")[1] ? element("span", { class: "soft" }, ` · ${node}`) : "");
+function forwardView(row) {
+  const node = nodes[data.forward[row]], line = forwardLine(node), read = [...new Set(node.inputs.filter(Boolean))], made = node.outputs.filter(name => name && !data.extra.includes(name));
+  return [
+    title(`Forward ${row + 1} of ${data.forward.length}: ${node.operator}`, node.name),
+    callOf(node),
+    element("p", {}, `${node.operator} makes `, listOf(made.map(tensorName)), read.length ? [" from ", listOf(read.map(tensorName))] : "", "."),
+    picture(node.operator, read, made, null),
+    line ? lineOf({ ...line, value: line.between !== ",", letters: lettersOf(node.inputs, node.outputs), result: { name: made[0], label: made[0] } }, false) : "",
+    element("h3", {}, "Made"), element("div", { class: "cards" }, made.map(name => card(tensorName(name), name, { label: name, out: true }))),
+    read.length ? [element("h3", {}, "Read"), element("div", { class: "cards" }, read.map(name => card(tensorName(name), name, { label: name })))] : "",
+  ];
+}
 function stepView(k) {
-  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step);
-  const attributes = Object.entries(step.attributes).map(([name, value]) => `${name} = ${attributeText(value)}`).join(", ");
+  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step), targets = [...new Set(step.outgoing.map(one => one.of))], made = step.outputs.filter(Boolean), forward = forwardLine(step);
   const parts = [
-    element("h2", {}, `Step ${k}: ${step.operator}`, step.node ? element("span", { class: "soft" }, ` · ${step.node}`) : ""),
-    element("p", { class: "soft small" }, `${step.outputs.filter(Boolean).join(", ")} = ${step.domain ? `${step.domain}.` : ""}${step.operator}(${step.inputs.map(name => name || "–").join(", ")})`, attributes ? ` with ${attributes}` : ""),
-    step.formula ? element("div", { class: "formula" }, step.formula) : "",
+    title(`Step ${step.number}: ${step.operator}`, step.node),
+    callOf(step),
+    step.incoming.length && targets.length ? element("p", {}, "Forward: ", forward ? inline(forward, step) : [step.operator, " made ", listOf(made.map(tensorName))], ". Going back, it takes ", listOf(step.incoming.map(gradientName)), " and gives ", listOf(targets.map(of => [isShared(of) ? "a part of " : "", gradientName(of)])), ".") : "",
+    picture(step.operator, [...new Set(step.inputs.filter(Boolean))], made, step),
+    step.formula && lines.length < step.outgoing.length ? element("div", { class: "formula" }, filled(step.formula, step.letters)) : "",
     lines.map(one => lineOf(one, isHidden)),
     kinksOf(step).map(one => element("p", { class: "note" }, `Kink: ${one.text}${one.elements.length ? ` (${one.input}${one.elements.slice(0, 5).map(placeText).join(", ")}${one.elements.length > 5 ? ` and ${one.elements.length - 5} more` : ""})` : ""}`)),
-    element("h3", {}, "Comes in"),
-    step.incoming.length ? element("div", { class: "cards" }, step.incoming.map(of => card(`∂${of}`, data.cotangents[of]?.value ?? "", { of, note: sumNote(of) }))) : element("p", { class: "soft" }, "No cotangent."),
-    step.read.length ? [element("h3", {}, "The rule reads"), element("div", { class: "cards" }, step.read.map(name => card(name, name, { kinks: kinksOf(step, name).flatMap(kink => kink.elements) })))] : "",
-    element("h3", {}, "Goes out"),
+    heading("Incoming gradient", "incoming"),
+    step.incoming.length ? element("div", { class: "cards" }, step.incoming.map(of => card(gradientName(of), data.cotangents[of]?.value ?? "", { label: `∂${of}`, of, note: sumNote(of) }))) : element("p", { class: "soft" }, "None."),
+    heading("Outgoing gradients", "outgoing"),
     isHidden ? guess(k) : "",
-    isHidden ? "" : step.outgoing.length ? element("div", { class: "cards" }, step.outgoing.map(one => outgoing(step, k, one))) : element("p", { class: "soft" }, "It contributes to no cotangent that is asked for."),
+    isHidden ? "" : step.outgoing.length ? element("div", { class: "cards" }, step.outgoing.map(one => outgoing(step, one))) : element("p", { class: "soft" }, "None that is asked for."),
     step.difference && !changed.size && !isHidden ? checkText(step.difference) : "",
+    step.read.length ? [heading("Values it needs", "read"), element("div", { class: "cards" }, step.read.map(name => card(tensorName(name), name, { label: name, kinks: kinksOf(step, name).flatMap(kink => kink.elements) })))] : "",
     emittedView(step, k),
   ];
   return parts;
 }
 function checkText(one) {
-  return element("p", { class: "small" }, `Checked by a finite difference: by ${one.of}${placeText(one.element)} it is ${show(numberOf(one.difference), 6)}, the gradient says ${show(numberOf(one.gradient), 6)} (error ${show(numberOf(one.error), 2)}).`);
+  return element("p", { class: "small" }, `Checked by a finite difference: ${data.of} moved with ${one.of}${placeText(one.element)} by ${show(numberOf(one.difference), 6)} per unit; the gradient says ${show(numberOf(one.gradient), 6)} (error ${show(numberOf(one.error), 2)}).`);
 }
+const derivative = (of, by) => math("math", { displaystyle: "true" }, math("mfrac", {}, math("mrow", {}, math("mo", {}, "∂"), math("mi", { mathvariant: "normal" }, of)), math("mrow", {}, math("mo", {}, "∂"), math("mi", { mathvariant: "normal" }, by))));
 function startView() {
-  const outputs = Object.entries(data.seeds);
   return [
-    element("h2", {}, "Start: the output and its cotangent"),
-    element("p", {}, `Question: how does ${data.of} change with each number before it? The way goes back through ${plural(steps.length, "node")}, the last one first. The cotangent ∂v of a value v says how much ${data.of} changes with each element of v.`),
-    element("div", { class: "cards" }, outputs.map(([name, seed]) => [card(name, name, { level: "h3" }), card(`∂${name}, the seed`, seed, { of: name, out: true, level: "h3" })])),
+    element("h2", {}, `How does ${data.of} change with each number before it?`),
+    element("p", {}, `First forward: ${plural(data.forward.length, "node")} from the inputs to ${data.of}. Then back through ${plural(steps.length, "node")}, the last one first: each step multiplies by one derivative more (the chain rule). `, gradientName("v"), ` is short for `, derivative(data.of, "v"), `: how much ${data.of} changes with each element of `, tensorName("v"), "."),
+    element("p", { class: "choices" }, button("Forward, node by node →", () => go(forwardAt(0))), button("Straight to the way back", () => go(0))),
     element("h3", {}, "Inputs and weights"),
     mayEdit === "" ? element("p", { class: "soft" }, "Click a number to change it: everything follows.") : element("p", { class: "soft", id: "why-not" }, mayEdit ?? ""),
-    listed("inputs", data.inputs, name => card(name, name)),
+    listed("inputs", data.inputs, name => card(tensorName(name), name, { label: name, level: "h4" })),
+  ];
+}
+function turnView() {
+  return [
+    element("h2", {}, `The way back starts at ${data.of}`),
+    element("p", {}, "A number changes with itself by 1: that is the first gradient. Every step back takes an incoming gradient and gives outgoing ones."),
+    element("div", { class: "cards" }, Object.entries(data.seeds).map(([name, seed]) => [card(tensorName(name), name, { label: name, level: "h3" }), card([gradientName(name), ", the start"], seed, { label: `∂${name}`, of: name, out: true, level: "h3" })])),
   ];
 }
 function endView() {
@@ -921,7 +1057,7 @@ function endView() {
     element("p", {}, `How ${data.of} changes with ${data.wrt.length === 1 ? "what was asked" : "each that was asked"}.`),
     listed("gradients", data.wrt, name => {
       const one = data.cotangents[name];
-      return one ? card(`∂${name}`, one.value, { of: name, note: sumNote(name), out: true, level: "h3" }) : element("div", { class: "card" }, element("h3", {}, `∂${name}`), element("p", { class: "soft" }, "zero: no path leads from it to the output"));
+      return one ? card(gradientName(name), one.value, { label: `∂${name}`, of: name, note: sumNote(name), out: true, level: "h3" }) : element("div", { class: "card" }, element("h3", {}, gradientName(name)), element("p", { class: "soft" }, "zero: no path leads from it to the output"));
     }),
   ];
 }
@@ -935,19 +1071,71 @@ function listed(what, names, cardOf) {
   return [element("div", { class: "cards" }, shown.map(cardOf)), shown.length < names.length ? element("p", {}, more) : ""];
 }
 
+// The picture of a node: what it reads on the left, what it makes on the right; values go right, gradients come back
+
+const GAP = 10, MOST_BOXES = 6;
+// The largest magnitude of a gradient that is known so far; undefined before its step, and while the quiz hides it
+function sizeOf(name) {
+  const value = valueOf(name);
+  return value.dims && value.kind === "f" && count(value.dims) && !hiddenNames().has(name) ? largestOf(value) : undefined;
+}
+function picture(operator, read, made, step) {
+  const width = Math.min(680, Math.max(300, find("step").clientWidth || 680)), isNarrow = width < 480, gap = isNarrow ? 26 : 56, high = isNarrow ? 62 : 46, box = (width - 2 * gap) / 3, letters = 2 * Math.floor((box - 14) / 15);
+  const given = read.slice(0, MOST_BOXES), results = made.slice(0, MOST_BOXES), tall = Math.max(given.length, results.length, 1), height = tall * (high + GAP) + GAP;
+  const place = (k, of) => GAP + (k + (tall - of) / 2) * (high + GAP), middle = height / 2, parts = [];
+  const arrow = (x1, y1, x2, y2, kind, strength = 1) => {
+    const bend = (x1 + x2) / 2;
+    parts.push(svg("path", { class: kind, d: `M${x1} ${y1}C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`, "marker-end": `url(#to-${kind})`, "stroke-width": strength.toFixed(1) }));
+  };
+  const value = (name, x, y, gradient, size) => {
+    const { dims } = valueOf(name), row = rowOf.get(name), known = size === undefined ? "" : `max ${show(size, 2)}`;
+    const symbol = `${gradient && step.outgoing.some(one => one.of === name) && isShared(name) ? "part of " : ""}∂`;
+    const texts = gradient ? (isNarrow ? [`${symbol}${name}`, known] : [[`${symbol}${cut(name, letters - 2 * Math.floor((known.length + symbol.length) / 2))}`, known].filter(Boolean).join(", ")]) : [dims ? shapeText(dims) : ""];
+    const lines = [svg("text", { class: "tensor", x: x + 7, y: y + 18 }, cut(name, letters)), texts.map((text, k) => svg("text", { class: gradient ? "gradient" : "soft", x: x + 7, y: y + 36 + 17 * k }, isNarrow ? cut(text, letters) : text))];
+    const made = svg("g", { class: row === undefined ? "box" : "box live" }, svg("title", {}, gradient ? `${name}, and ∂${name}${size === undefined ? "" : `: its largest element is ${show(size, 2)} in size`}` : row === undefined ? name : `${name}: see how it is made`), svg("rect", { x, y, width: box, height: high, rx: 6 }), lines);
+    if (row !== undefined) made.addEventListener("click", () => go(forwardAt(row)));
+    parts.push(made);
+  };
+  const sizes = new Map((step?.outgoing ?? []).map(one => [one.of, sizeOf(one.value)])), coming = new Map((step?.incoming ?? []).map(of => [of, data.cotangents[of] && sizeOf(data.cotangents[of].value)]));
+  const most = largest([...sizes.values(), ...coming.values()].filter(one => one !== undefined)), strength = size => 1.5 + 2.5 * (most && size ? Math.max(0, 1 + Math.log10(size / most) / 4) : 0);
+  const [left, right] = [box + gap, 2 * box + gap];
+  given.forEach((name, k) => {
+    const y = place(k, given.length) + high / 2, at = middle + (k - (given.length - 1) / 2) * 16;
+    arrow(box, y - 7, left - 6, at - 4, "value");
+    if (sizes.has(name)) arrow(left, at + 6, box + 6, y + 9, "gradient", strength(sizes.get(name)));
+    value(name, 0, y - high / 2, sizes.has(name), sizes.get(name));
+  });
+  results.forEach((name, k) => {
+    const y = place(k, results.length) + high / 2;
+    arrow(right, middle - 5, right + gap - 6, y - 7, "value");
+    if (coming.has(name)) arrow(right + gap, y + 9, right + 6, middle + 7, "gradient", strength(coming.get(name)));
+    value(name, right + gap, y - high / 2, coming.has(name), coming.get(name));
+  });
+  parts.push(svg("g", { class: "node" }, svg("title", {}, operator), svg("rect", { x: left, y: middle - 22, width: box, height: 44, rx: 22 }), svg("text", { x: left + box / 2, y: middle + 5, "text-anchor": "middle" }, cut(operator, 2 * Math.floor(box / 17)))));
+  const heads = ["value", "gradient"].map(kind => svg("marker", { id: `to-${kind}`, class: kind, viewBox: "0 0 8 8", refX: 4, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0 0L8 4L0 8z" })));
+  const text = `${read.join(", ") || "Nothing"} into ${operator}, which makes ${made.join(", ")}.${step ? ` ${[...coming.keys()].map(of => `∂${of}`).join(", ") || "No gradient"} comes back and becomes ${[...sizes.keys()].map(of => `∂${of}`).join(", ") || "none that is asked for"}.` : ""}`;
+  const more = read.length - given.length + made.length - results.length;
+  return element("div", { class: "picture" }, svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": text }, svg("defs", {}, heads), parts), more ? element("p", { class: "soft small" }, `and ${more} more`) : "");
+}
+
 // The map
 
 const ROW = 26, LANE = 12;
-let rowElements = [], visibleRows = [], shownCopies = "";
+let rowElements = [], shownCopies = "";
+const rowOf = new Map(), stepAt = new Map(), flows = new Map(); // the row of a value's node; the step of a row; the size of the gradient along an edge
+// Positions: -(rows + 1) is the beginning, -rows to -1 go forward, 0 is the output, 1 is the first step back, the last are the gradients
+const firstPosition = () => -(data.forward.length + 1), lastPosition = () => steps.length + 1, forwardAt = row => row - data.forward.length;
 function foldOf(row) { return data.folds.findIndex(([start, length, copies]) => row >= start && row < start + length * copies); }
-function currentRow() { return position >= 1 && position <= steps.length ? steps[position - 1].row : -1; }
+function currentRow() {
+  if (position < 0) return Math.max(-1, position + data.forward.length);
+  return position >= 1 && position <= steps.length ? steps[position - 1].row : -1;
+}
 function copyShown(fold) {
   const [start, length, copies] = data.folds[fold], row = currentRow();
   return row >= start && row < start + length * copies ? Math.floor((row - start) / length) : 1;
 }
 function renderMap() {
-  const lanes = Math.max(0, ...data.lanes) + 1, items = [], place = new Map(), stepOf = new Map(steps.map((step, k) => [step.row, k]));
-  visibleRows = [];
+  const lanes = Math.max(0, ...data.lanes) + 1, items = [], place = new Map();
   rowElements = [];
   for (let row = 0; row < data.forward.length; row++) {
     const fold = foldOf(row), isOpen = openFolds.has(fold);
@@ -960,20 +1148,18 @@ function renderMap() {
           find("list").querySelector(`[data-fold="${fold}"]`).focus();
         }, { "aria-expanded": String(isOpen), "data-fold": fold });
         items.push(element("li", { class: "fold" }, toggle));
-        visibleRows.push(-1);
       }
       if (!isOpen && Math.floor((row - start) / length) !== copy) continue;
     }
-    const node = nodes[data.forward[row]], step = stepOf.get(row), label = node.name && node.name !== node.operator ? node.name : node.outputs[0];
+    const node = nodes[data.forward[row]], step = stepAt.get(row), label = node.name && node.name !== node.operator ? node.name : node.outputs[0];
     const dot = element("span", { class: "dot" });
     const item = element("li", { class: [step === undefined && "off", fold >= 0 && "inside"].filter(Boolean).join(" "), "data-row": row },
-      button([dot, element("span", {}, node.operator), element("span", { class: "name" }, label)], () => go(step + 1), { disabled: step === undefined, title: step === undefined ? `${nodeText(node)}: not on the way back` : nodeText(node) }));
+      button([dot, element("span", {}, node.operator), element("span", { class: "name" }, label)], () => go(position < 0 || step === undefined ? forwardAt(row) : step), { title: step === undefined ? `${nodeText(node)}: not on the way back` : nodeText(node) }));
     dot.style.marginLeft = `${data.lanes[row] * LANE}px`;
     dot.style.marginRight = `${(lanes - 1 - data.lanes[row]) * LANE}px`;
     place.set(row, items.length);
     rowElements.push([row, item]);
     items.push(item);
-    visibleRows.push(row);
   }
   find("list").replaceChildren(...items);
   const y = row => place.get(row) * ROW + ROW / 2, x = row => 10 + data.lanes[row] * LANE + (foldOf(row) >= 0 ? 2 : 0), paths = [];
@@ -981,6 +1167,8 @@ function renderMap() {
     if (!place.has(row)) return;
     for (const maker of makers) {
       if (!place.has(maker)) continue;
+      const values = nodes[data.forward[maker]].outputs, kept = steps[stepAt.get(row) - 1]?.outgoing.filter(one => values.includes(one.of)).map(one => one.value) ?? [];
+      flows.set(`${maker} ${row}`, kept);
       const [x1, y1, x2, y2] = [x(maker), y(maker), x(row), y(row)], path = document.createElementNS(SVG, "path");
       const isFar = place.get(row) - place.get(maker) > 1;
       path.setAttribute("d", x1 === x2 && isFar ? `M${x1} ${y1}C${x1 + 9} ${y1 + 12} ${x1 + 9} ${y2 - 12} ${x2} ${y2}` : x1 === x2 ? `M${x1} ${y1}L${x2} ${y2}` : `M${x1} ${y1}C${x1} ${y2 - 8} ${x2} ${y1 + 8} ${x2} ${y2}`);
@@ -1001,14 +1189,26 @@ function markMap() {
     renderMap();
     return;
   }
-  const now = currentRow(), behind = new Set(steps.slice(0, Math.max(0, position - 1)).map(step => step.row));
+  const now = currentRow(), isForward = position < 0, behind = new Set(isForward ? range(0, now) : steps.slice(0, Math.max(0, position - 1)).map(step => step.row));
   for (const [row, item] of rowElements) {
-    item.classList.toggle("done", behind.has(row));
+    item.classList.toggle("done", !isForward && behind.has(row));
+    item.classList.toggle("seen", isForward && behind.has(row));
     item.classList.toggle("now", row === now);
     if (row === now) item.firstChild.setAttribute("aria-current", "step");
     else item.firstChild.removeAttribute("aria-current");
   }
-  for (const path of find("edges").children) path.classList.toggle("back", Number(path.dataset.to) === now);
+  const sizes = [...find("edges").children].map(path => {
+    const at = Number(path.dataset.to), isPassed = !isForward && (at === now || behind.has(at));
+    return isPassed ? largest(flows.get(`${path.dataset.from} ${at}`).map(sizeOf).filter(one => one !== undefined)) : 0;
+  });
+  const most = largest(sizes);
+  [...find("edges").children].forEach((path, k) => { // the gradient that has flowed so far: the larger, the stronger its colour
+    const share = sizes[k] ? Math.max(0.15, 1 + Math.log10(sizes[k] / most) / 4) : 0;
+    path.classList.toggle("flow", share > 0);
+    path.classList.toggle("back", Number(path.dataset.to) === now);
+    path.style.strokeWidth = share ? `${1.2 + 2 * share}px` : "";
+    path.style.opacity = share ? String(0.35 + 0.65 * share) : "";
+  });
   const here = rowElements.find(([row]) => row === now)?.[1];
   if (here) requestAnimationFrame(() => scrollMapTo(here)); // to measure sooner would lay the page out twice
 }
@@ -1037,14 +1237,15 @@ function renderNotes() {
   find("notes").replaceChildren(...about, ...data.notes.map(text => element("p", { class: "note" }, text)));
 }
 function render(isNew = true) {
-  const isStart = position === 0, isEnd = position === steps.length + 1, scrolled = scrollY;
+  const isStart = position === firstPosition(), isEnd = position === lastPosition(), scrolled = scrollY, rows = data.forward.length, now = currentRow();
+  const [where, view] = isStart ? ["start", startView] : isEnd ? ["end", endView] : position === 0 ? ["output", turnView] : position < 0 ? [`forward ${now + 1} of ${rows}`, () => forwardView(now)] : [`step ${position} of ${steps.length}`, () => stepView(position - 1)];
   renderNotes();
-  find("step").replaceChildren(...(isStart ? startView() : isEnd ? endView() : stepView(position - 1)).flat(Infinity).filter(Boolean));
+  find("step").replaceChildren(...view().flat(Infinity).filter(Boolean));
   if (changed.size) find("step").prepend(element("p", { class: "note" }, `${plural([...changed.keys()].length, "tensor")} changed (${[...changed.keys()].join(", ")}): everything is computed here, in float64. `, button("Undo all", undo, { class: "link" })));
-  find("position").textContent = isStart ? "start" : isEnd ? "end" : `${position} of ${steps.length}`;
+  find("position").textContent = where;
   const slider = find("slider");
   slider.value = String(position);
-  slider.setAttribute("aria-valuetext", isStart ? "start" : isEnd ? "the gradients" : plain(`step ${position} of ${steps.length}, ${steps[position - 1].operator}`));
+  slider.setAttribute("aria-valuetext", plain(now < 0 ? where : `${where}, ${nodes[data.forward[now]].operator}`));
   find("first").disabled = find("previous").disabled = isStart;
   find("next").disabled = find("last").disabled = isEnd;
   markMap();
@@ -1052,11 +1253,11 @@ function render(isNew = true) {
   else if (scrollY !== scrolled) scrollTo(0, scrolled);
 }
 function go(to) {
-  const next = Math.max(0, Math.min(to, steps.length + 1));
+  const next = Math.max(firstPosition(), Math.min(to, lastPosition()));
   if (next === position) return;
   position = next;
-  if (position === steps.length + 1) stop();
-  history.replaceState(null, "", `#step=${position}`);
+  if (position === lastPosition()) stop();
+  history.replaceState(null, "", position < 0 ? `#forward=${position - firstPosition()}` : `#step=${position}`);
   render();
 }
 function stop() {
@@ -1070,7 +1271,7 @@ function play() {
     stop();
     return;
   }
-  if (position > steps.length) go(0);
+  if (position > steps.length) go(firstPosition());
   playing = setInterval(() => go(position + 1), PLAY_MS);
   find("play").textContent = "⏸ Pause";
   find("play").setAttribute("aria-label", "Pause (space)");
@@ -1101,7 +1302,7 @@ function keys(event) {
   if (isText) return;
   const isRange = event.target.matches("input[type=range]");
   const action = {
-    ArrowRight: () => go(position + 1), ArrowLeft: () => go(position - 1), Home: () => go(0), End: () => go(steps.length + 1), "/": () => { find("map-details").open = true; find("search").focus(); find("search").select(); },
+    ArrowRight: () => go(position + 1), ArrowLeft: () => go(position - 1), Home: () => go(firstPosition()), End: () => go(lastPosition()), b: () => go(0), "/": () => { find("map-details").open = true; find("search").focus(); find("search").select(); },
     "?": () => find("keys").showModal(), q: () => setQuiz(!quiz), d: switchTheme, e: () => { const one = find("emitted"); if (one) one.open = !one.open; }, " ": isControl ? undefined : play,
   }[event.key];
   if (!action || (isRange && event.key.startsWith("Arrow"))) return;
@@ -1109,8 +1310,9 @@ function keys(event) {
   action();
 }
 function fromHash() {
-  const found = /step=(\d+)/.exec(location.hash);
-  return found ? Math.min(Number(found[1]), steps.length + 1) : position;
+  const [, way, number] = /(step|forward)=(\d+)/.exec(location.hash) ?? [];
+  if (!way) return position;
+  return way === "step" ? Math.min(Number(number), lastPosition()) : Math.min(firstPosition() + Number(number), -1);
 }
 
 async function start() {
@@ -1123,13 +1325,15 @@ async function start() {
   document.title = plain(`${data.title} · backward pass`);
   put("title", data.title);
   put("summary", `The gradient of ${data.of}, step by step · ${plural(data.forward.length, "node")} forward, ${plural(steps.length, "step")} back`);
-  find("slider").max = String(steps.length + 1);
+  find("slider").min = String(firstPosition());
+  find("slider").max = String(lastPosition());
   quiz = data.quiz;
   find("quiz").setAttribute("aria-pressed", String(quiz));
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (innerWidth <= 760) find("map-details").open = false;
+  position = firstPosition();
   position = fromHash();
-  for (const [id, action] of Object.entries({ first: () => go(0), previous: () => go(position - 1), next: () => go(position + 1), last: () => go(steps.length + 1), play, theme: switchTheme, quiz: () => setQuiz(!quiz), help: () => find("keys").showModal() }))
+  for (const [id, action] of Object.entries({ first: () => go(firstPosition()), previous: () => go(position - 1), next: () => go(position + 1), last: () => go(lastPosition()), play, theme: switchTheme, quiz: () => setQuiz(!quiz), help: () => find("keys").showModal() }))
     find(id).addEventListener("click", action);
   find("slider").addEventListener("input", event => go(Number(event.target.value)));
   find("search").addEventListener("input", () => search(false));
@@ -1146,7 +1350,7 @@ async function start() {
   setTimeout(() => {
     mayEdit = whyNot();
     document.documentElement.dataset.editable = mayEdit === "" ? "yes" : "no";
-    if (position === 0) render(false);
+    if (position === firstPosition()) render(false);
     if (inspected) renderInspector();
   }, 30);
 }

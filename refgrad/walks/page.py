@@ -17,16 +17,20 @@ from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.defs import OpSchema
 
 from refgrad.escaping import csv_cell
 from refgrad.model.external import array_of
 from refgrad.show.folding import folds
 from refgrad.show.lanes import lanes
-from refgrad.walks.records import Contribution, Element, Walk
+from refgrad.tables.schemas import find_schema
+from refgrad.walks.records import Contribution, Element, Step, Walk
 
 WHOLE = 4096  # elements of a tensor that is in the page as a whole
 _SIDE = 32  # rows and columns of the part of a larger tensor
 _PLANES = 32  # of its last two axes that are in the page, at most
+_WINDOW = 64  # elements that the page shows at once: more have a histogram
+_BINS = 24
 _ROOM = 3 << 20  # bytes of numbers in a page
 _EXACT = 1 << 53  # integers above are not exact in JavaScript
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
@@ -50,8 +54,9 @@ class QuizQuestion:
 def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
     """Return a walk as an HTML page that loads nothing.
 
-    Tensors of up to 4,096 elements are in it as they are; of a larger one its extremes, its norm and a part. Where the
-    model has up to 50 nodes of common operators, the page computes anew what follows from a number that is changed in it.
+    Tensors of up to 4,096 elements are in it as they are; of a larger one its extremes, a histogram, an overview and the part
+    around the largest element. Where the model has up to 50 nodes of common operators, a number can be changed in the page,
+    which computes what follows.
 
     :param title: what the page is called, such as the name of the file of the model.
     :param quiz: hide what a step contributes until the reader has guessed an element of it.
@@ -163,6 +168,7 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
     by_output = {name: k for k in forward for name in nodes[k]["outputs"] if name}
     own = {value.name for value in walk.model.graph.input} | {item.name for item in walk.model.graph.initializer}
     own |= {item.values.name for item in walk.model.graph.sparse_initializer}
+    made = {name for node in walk.model.graph.node for name in node.output}
     names = [value.name for value in walk.gradient.graph.input] + [
         item.name for item in walk.gradient.graph.initializer
     ]
@@ -174,6 +180,13 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
         "quiz": quiz,
         "nodes": nodes,
         "forward": forward,
+        # outputs of forward nodes that the gradient alone reads, such as the deviation of a LayerNormalization
+        "extra": [
+            name
+            for k in forward
+            for name in nodes[k]["outputs"]
+            if name and not made.isdisjoint(nodes[k]["outputs"]) and name not in made
+        ],
         "lanes": lanes(reads),
         "reads": reads,
         "folds": [[item.start, item.length, item.copies] for item in folds(alike, reads)],
@@ -189,10 +202,12 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
         },
         "steps": [
             {
+                "number": step.number,
                 "node": step.node,
                 "operator": step.operator,
                 "domain": step.domain,
                 "formula": step.formula,
+                "letters": _letters(step),
                 "inputs": list(step.inputs),
                 "outputs": list(step.outputs),
                 "attributes": _plain_attributes(step.attributes),
@@ -221,6 +236,22 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
             for step in walk.steps
         ],
     }
+
+
+def _letters(step: Step) -> dict[str, str]:
+    """The names of the step's tensors by the letters of its formula: the schema's names, and x and y for one operand."""
+    schema = find_schema(step.operator, step.domain)
+    if schema is None:
+        return {}
+    letters: dict[str, str] = {}
+    for formal, names in ((schema.inputs, step.inputs), (schema.outputs, step.outputs)):
+        for parameter, name in zip(formal, names, strict=False):
+            if name and parameter.option != OpSchema.FormalParameterOption.Variadic:
+                letters[parameter.name] = name
+    for letter, names in (("x", step.inputs), ("y", step.outputs)):
+        if names and names[0] and f"with {letter} =" not in step.formula:
+            letters = {letter: names[0], letter.upper(): names[0]} | letters
+    return letters
 
 
 def _contribution(contribution: Contribution) -> dict[str, Any]:
@@ -363,8 +394,8 @@ def _values(walk: Walk, numbers: bytearray) -> list[dict[str, Any]]:
     large = [array for array in arrays.values() if isinstance(array, np.ndarray) and array.size > WHOLE]
     small = sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray) and array.size <= WHOLE)
     side = _SIDE
-    while side > 4 and len(large) * 4 * (side * side + min(side, 16) ** 2) > max(_ROOM - small, 0):
-        side //= 2
+    while side > 4 and len(large) * 4 * 3 * side * side > max(_ROOM - small, 0):  # the overview and two parts
+        side -= 4
     return [_value(name, array, side, numbers) for name, array in arrays.items() if name]
 
 
@@ -378,7 +409,7 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
         "kind": _kind(array),
         "shape": list(array.shape),
     }
-    if array.size <= WHOLE:
+    if array.size <= _WINDOW:
         return document | _stored(array, numbers)
     wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
     least, most = wide.min(), wide.max()
@@ -389,6 +420,12 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
         least, most = wide.min(), wide.max()
     largest = int(wide.argmax() if most >= -least else wide.argmin())
     at = _within(np.unravel_index(largest, array.shape), array)
+    if document["kind"] == "f":
+        counts = np.histogram(wide, _BINS, (least, most))[0].tolist()
+        document["histogram"] = {"counts": counts, "least": float(least), "most": float(most)} if least < most else None
+        document["top"] = _top(wide) if array.ndim > 1 else None
+    if array.size <= WHOLE:
+        return document | _stored(array, numbers)
     document["statistics"] = {
         "least": float(least),
         "most": float(most),
@@ -397,13 +434,40 @@ def _value(name: str, array: Any, side: int, numbers: bytearray) -> dict[str, An
         "infinite": infinite,
         "largest": list(at),
     }
+    document["overview"] = _overview(wide, at, side, numbers)
+    around = _part(array, at, side, numbers)
     planes = max(1, min(_PLANES, side * side // max(1, math.prod(array.shape[-2:]))))
     leads = [np.unravel_index(k, array.shape[:-2]) for k in range(min(planes, math.prod(array.shape[:-2])))]
     shown = [(*_within(lead, array[..., 0, 0]), 0, 0) if array.ndim > 1 else (0,) for lead in leads]
-    parts = [_part(array, element, side, numbers) for element in shown]
-    around = _part(array, at, min(side, 16), numbers)
-    known = {(tuple(part["lead"]), tuple(part["from"])) for part in parts}
-    return document | {"parts": parts if (tuple(around["lead"]), tuple(around["from"])) in known else [*parts, around]}
+    others = [_part(array, element, side, numbers) for element in shown]
+    where = around["lead"], around["from"]
+    return document | {"parts": [around, *(part for part in others if (part["lead"], part["from"]) != where)]}
+
+
+def _top(wide: np.ndarray) -> dict[str, Any]:
+    """The channel of images, or the row of another tensor, with the largest norm; and the norms of it and of the tensor."""
+    is_image = wide.ndim > 3
+    norms = np.sqrt(np.square(wide, dtype=np.float64).sum(axis=tuple(range(2, wide.ndim)) if is_image else -1))
+    index = [int(k) for k in np.unravel_index(int(norms.argmax()), norms.shape)]
+    whole = float(np.linalg.norm(norms))
+    return {
+        "what": "channel" if is_image else "row",
+        "index": index,
+        "norm": _number(norms[tuple(index)]),
+        "whole": _number(whole),
+    }
+
+
+def _overview(wide: np.ndarray, at: Element, side: int, numbers: bytearray) -> dict[str, Any]:
+    """The plane of the last two axes that has the element `at`; of each block of it the element of largest magnitude."""
+    plane = wide[at[:-2]] if wide.ndim > 1 else wide[None]
+    least = most = plane
+    for axis in range(2):
+        size = plane.shape[axis]
+        starts = np.arange(min(side, size)) * size // min(side, size)
+        most, least = np.maximum.reduceat(most, starts, axis), np.minimum.reduceat(least, starts, axis)
+    blocks = np.where(most >= -least, most, least)
+    return {"lead": list(at[:-2]), "size": list(blocks.shape)} | _stored(blocks, numbers)
 
 
 def _part(array: np.ndarray, at: Element, side: int, numbers: bytearray) -> dict[str, Any]:

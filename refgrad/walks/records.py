@@ -82,7 +82,7 @@ class Difference:
 class Step:
     """A step back over one forward node."""
 
-    number: int  # from 0, for the last node
+    number: int  # from 1, for the last node
     node: str
     operator: str
     domain: str

@@ -37,10 +37,10 @@ def step_of(walk: Walk, number: int) -> Step:
 
     :raises OptionError: there is none.
     """
-    if 0 <= number < len(walk.steps):
-        return walk.steps[number]
+    if 1 <= number <= len(walk.steps):
+        return walk.steps[number - 1]
     raise OptionError(
-        f"There is no step {number}: the steps are 0 to {len(walk.steps) - 1}, the last forward node first."
+        f"There is no step {number}: the steps are 1 to {len(walk.steps)}, the last forward node first."
         if walk.steps
         else f"There is no step {number}: no derivative passes through a node of the model."
     )
@@ -88,7 +88,7 @@ def _of_cotangent(walk: Walk, cotangent: Cotangent, title: str, width: int) -> I
     yield from _array(walk, title + named + (f", {said}" if said else ""), cotangent.value, width)
     if len(cotangent.contributions) > 1:
         for part in cotangent.contributions:
-            made_by = "the seed" if part.step is None else f"step {part.step}, {walk.steps[part.step].operator}"
+            made_by = "the seed" if part.step is None else f"step {part.step}, {walk.steps[part.step - 1].operator}"
             yield f"        + {inline(walk.values.get(part.value))}  {part.value} ({made_by})", ""
 
 
@@ -111,7 +111,7 @@ def _of_contribution(walk: Walk, part: Contribution, width: int) -> Iterator[tup
 def _values(walk: Walk, steps: Sequence[Step], part: Contribution) -> Iterator[str]:
     """The outputs of the step's node whose cotangent goes out as it came in."""
     if part.step is not None:
-        yield from (one.of for one in steps[part.step].incoming if one.value == part.value)
+        yield from (one.of for one in steps[part.step - 1].incoming if one.value == part.value)
 
 
 def _of_nodes(nodes: Sequence[Emitted], title: str) -> Iterator[tuple[str, str]]:

@@ -66,13 +66,13 @@ def walk(
         random; the notes say so.
     :param wrt: as in `refgrad.gradient`; by default every float input, and the parameters that `refgrad.weights` finds and the
         output depends on. Constants, such as an exponent, count where `wrt` names them or they are fed.
-    :param of: the output to differentiate: the name of an output with one element, "loss", or one element of an output,
-        "logits[0, 3]". By default the only float output.
+    :param of: the output to differentiate, "loss", or one element of it, "logits[0, 3]". By default the only float output.
+        Of an output with several elements, the walk starts from the largest one, and the notes say so.
     :param seed: of the random feeds.
     :param differences: take a central difference beside each step, in float64, as far as that takes little time.
     :param size: the number of elements of random feeds along dimensions that are not declared; `sizes` has it by symbol.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
-    :raises OptionError: `of` is missing and there are several float outputs, or the output has several elements, or none;
+    :raises OptionError: `of` is missing and there are several float outputs, or the output has no element;
         `seed` is no integer, or negative.
     :raises UnknownNameError: an output or a name in `wrt` that the model does not have.
     :raises FeedError: feeds that do not fit.
@@ -94,6 +94,16 @@ def walk(
     proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
+    title = (
+        output
+        if element is None and shown.size == 1
+        else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
+    )
+    if element is None and shown.size > 1:
+        notes.append(
+            f"The output {output!r} has {shown.size} elements: the walk starts from the largest, {title}. "
+            "Another one is chosen with of (--of)."
+        )
     names = _sources(proto, output, given, chosen.quantization) if wrt is None else wrt
     written = recorded(proto, names, [output], chosen)
     gradient, swept = written.model, written.sweep_results
@@ -109,7 +119,6 @@ def walk(
     every = [name for node in whole.graph.node for name in node.output if name]  # the values of constants too
     values = NumpyBackend().prepare(whole).run({**fed, **seeds}, list(dict.fromkeys(every))) | fed | seeds
     values |= {t.name: array_of(t) for t in whole.graph.initializer if t.name not in values}
-    title = output if element is None else f"{output}[{', '.join(map(str, np.unravel_index(place, shown.shape)))}]"
     more = tuple(whole.graph.node[len(gradient.graph.node) :])
     return _Reading(gradient, more, swept, values).walk(proto, given, title, output, place, notes, differences, useless)
 
@@ -164,7 +173,7 @@ def _may_be_float(value: Value) -> bool:
 
 
 def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> int:
-    """The element of an output as a position in its flattened array."""
+    """The element of an output as a position in its flattened array; by default the largest element."""
     if not is_float(value):
         raise OptionError(
             f"The output {output!r} is {value.dtype.name}: it has no derivative. Choose a float output with of=NAME."
@@ -173,13 +182,8 @@ def _place(output: str, element: tuple[int, ...] | None, value: np.ndarray) -> i
     if not value.size:
         raise OptionError(f"The output {output!r} has the shape {sizes}, and no element. Feed something larger.")
     if element is None:
-        if value.size > 1:
-            first = ", ".join("0" for _ in sizes)
-            raise OptionError(
-                f"The output {output!r} has the shape {sizes}: {value.size} elements. Say which one is walked back from: "
-                f"of={f'{output}[{first}]'!r}. Or add a loss to the model (refgrad.add_loss_output)."
-            )
-        return 0
+        wide = value.astype(np.float64)
+        return int(np.where(np.isnan(wide), -np.inf, wide).argmax())
     if len(element) != value.ndim or any(not -n <= k < n for k, n in zip(element, value.shape, strict=True)):
         last = ", ".join(str(n - 1) for n in sizes)
         raise OptionError(
@@ -290,7 +294,7 @@ class _Reading:
         """The steps of the walk."""
         totals = self.sweep.totals
         visited = [n for n in reversed(self.found.path.active) if not totals.keys().isdisjoint(filter(None, n.outputs))]
-        numbers = {node.name: number for number, node in enumerate(visited)}
+        numbers = {node.name: number for number, node in enumerate(visited, 1)}
         by_owner: dict[tuple[bool, str], list[NodeProto]] = {}
         for node in self.backward:
             rule, owner = _owner(node)

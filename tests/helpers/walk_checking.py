@@ -113,7 +113,7 @@ def check_readers(found: Walk) -> None:
     # a rule gives no adjoint where the derivative is zero for this form of the operator
     assert set(plain_ones) <= set(expected)
     for name, number, place in set(expected) - set(plain_ones):
-        assert found.steps[number].operator in ZERO_FORMS, (found.steps[number].operator, name, place)
+        assert found.steps[number - 1].operator in ZERO_FORMS, (found.steps[number - 1].operator, name, place)
     seeds = [part for one in found.cotangents.values() for part in one.contributions if part.step is None]
     assert len(seeds) == 1
 

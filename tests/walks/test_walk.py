@@ -108,7 +108,7 @@ def test_an_mlp_by_hand():
     np.testing.assert_allclose(found.values[found.cotangents["x"].value], da @ w.T)
     by_operator = {step.operator: step for step in found.steps}
     assert [step.operator for step in found.steps] == ["ReduceSum", "Mul", "Relu", "Add", "MatMul"]
-    assert [part.step for part in found.cotangents["a"].contributions] == [2, 1]
+    assert [part.step for part in found.cotangents["a"].contributions] == [3, 2]
     assert found.cotangents["h"].alias == "a"
     [to_h, to_b] = by_operator["Add"].outgoing
     assert (to_h.before, to_b.before, to_b.axes) == ("", "a_grad", (0,))
@@ -356,8 +356,6 @@ def test_no_loss_or_several_outputs():
     two = graph("y = Exp(x) z = Sin(x)", "float[2] x", "float[2] y, float[2] z")
     with pytest.raises(OptionError, match=r"2 float outputs: 'y', 'z'\. Say which one is walked back from: of='y', or"):
         walk(two)
-    with pytest.raises(OptionError, match=r"has the shape \[2\]: 2 elements\. Say which one .* of='y\[0\]'\. Or"):
-        walk(two, of="y")
     whole = graph("y = Cast <to = 7> (x)", "float[2] x", "int64[2] y")
     with pytest.raises(
         OptionError, match=r"no float output that could be walked back from; its outputs: 'y'\. Add a loss"
@@ -365,6 +363,20 @@ def test_no_loss_or_several_outputs():
         walk(whole)
     with pytest.raises(OptionError, match="'y' is int64: it has no derivative"):
         walk(whole, of="y[0]")
+
+
+@pytest.mark.parametrize("of", [None, "y"])
+def test_of_several_elements_the_largest_is_walked_back_from(of):
+    found = walk(
+        graph("y = Exp(x)", "float[2, 2] x", "float[2, 2] y"), {"x": np.float32([[0, np.nan], [2, -9]])}, of=of
+    )
+    assert found.of == "y[1, 0]"
+    assert found.notes[0] == (
+        "The output 'y' has 4 elements: the walk starts from the largest, y[1, 0]. Another one is chosen with of (--of)."
+    )
+    np.testing.assert_array_equal(found.values["y_grad"], [[0, 0], [1, 0]])
+    alone = walk(graph("y = Exp(x)", "float[1] x", "float[1] y"), {"x": np.zeros(1, np.float32)})
+    assert (alone.of, alone.notes) == ("y", ())
 
 
 def test_an_element_that_does_not_exist():
@@ -493,7 +505,7 @@ def test_a_gradient_that_is_zero_everywhere():
     assert "The gradient of 'x' is 0 whatever is fed: no derivative passes through Floor" in stopped.notes[-1]
     check(stopped)
     dead = walk(graph("r = Relu(x) loss = ReduceSum <keepdims = 0> (r)", "float[2] x"), {"x": np.float32([-1, -2])})
-    assert "is 0 in every element at these feeds. The derivative becomes 0 in step 1, Relu" in dead.notes[-1]
+    assert "is 0 in every element at these feeds. The derivative becomes 0 in step 2, Relu" in dead.notes[-1]
     check(dead)
     check_text(stopped)
 
@@ -531,7 +543,7 @@ def test_the_text_has_every_number():
     check_text(found)
     shown = text.text_of(found)
     for words in (
-        "step 0  ReduceSum", "step 4  MatMul", "dA = dC·B, dB = dC·A", "the sum of a_grad_0 + a_grad_1", "(step 1, Mul)",
+        "step 1  ReduceSum", "step 5  MatMul", "dA = dC·B, dB = dC·A", "the sum of a_grad_0 + a_grad_1", "(step 2, Mul)",
         "a_grad summed over axis 0", "unchanged: the cotangent of a", "read  w: float32[3, 4]",
         "emits ", "check by ", "the seed",
     ):  # fmt: skip
@@ -591,14 +603,14 @@ def test_the_command(saved, tmp_path, capsys):
     assert (code, err) == (0, "")
     assert "note: 'x', 'b' were not fed" in out
     assert "the gradients" in out
-    code, out, _ = command("walk", saved, "--step", 2, capsys=capsys)
+    code, out, _ = command("walk", saved, "--step", 3, capsys=capsys)
     assert code == 0
-    assert out.startswith("step 2  Relu")
+    assert out.startswith("step 3  Relu")
     write_arrays(tmp_path / "feeds.npz", {"x": np.ones((2, 3), np.float32)})
     code, out, _ = command("walk", saved, "--feeds", tmp_path / "feeds.npz", "--json", capsys=capsys)
     assert json.loads(out)["notes"] == ["'b' was not fed: it is random, drawn with seed 0."]
     assert json.loads(out) == json.loads(json.dumps(walk(mlp(), {"x": np.ones((2, 3), np.float32)}).to_dict()))
-    code, out, _ = command("walk", saved, "--step", 0, "--json", "--no-differences", "--wrt", "w", capsys=capsys)
+    code, out, _ = command("walk", saved, "--step", 1, "--json", "--no-differences", "--wrt", "w", capsys=capsys)
     assert json.loads(out)["difference"] is None
     assert json.loads(out)["values"]["loss_grad"]["elements"] == 1.0
 
@@ -606,7 +618,7 @@ def test_the_command(saved, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--step", "9"], "There is no step 9: the steps are 0 to 4"),
+        (["--step", "9"], "There is no step 9: the steps are 1 to 5"),
         (["--of", "y"], "of='y': the model has no output 'y'. Its outputs are 'loss'."),
         (["--of", "loss[0]"], "has the shape [], and no element [0]"),
         (["--feeds", "nowhere.npz"], "nowhere.npz"),

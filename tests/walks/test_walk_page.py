@@ -119,11 +119,47 @@ def test_a_large_tensor_is_there_in_part():
     assert value["statistics"]["least"] == -9
     assert value["statistics"]["most"] == x.max()
     np.testing.assert_allclose(value["statistics"]["mean"], x.astype(np.float64).mean())
+    assert sum(value["histogram"]["counts"]) == x.size
+    norms = np.linalg.norm(x, axis=-1)
+    assert value["top"]["what"] == "row"
+    assert value["top"]["index"] == [2, 60]
+    np.testing.assert_allclose(
+        [value["top"]["norm"], value["top"]["whole"]], [norms.max(), np.linalg.norm(x)], rtol=1e-6
+    )
+    overview = value["overview"]
+    blocks = np.frombuffer(raw, np.float32, overview["count"], overview["at"]).reshape(overview["size"])
+    assert (overview["lead"], blocks.min()) == ([2], -9)
+    assert blocks.max() == x[2].max()
     for part in value["parts"]:
         (r, c), (rows, columns) = part["from"], part["size"]
         there = np.frombuffer(raw, np.float32, part["count"], part["at"]).reshape(rows, columns)
         np.testing.assert_array_equal(there, x[tuple(part["lead"])][r : r + rows, c : c + columns])
-    assert value["parts"][-1]["lead"] == [2]
+    assert value["parts"][0]["lead"] == [2]
+
+
+def test_the_channel_with_the_largest_gradient_is_named():
+    images = np.zeros((2, 5, 4, 4), np.float32)
+    images[1, 3] = 1
+    model = parsed("(float[2, 5, 4, 4] x) => (float y) { y = ReduceSumSquare <keepdims=0>(x) }")
+    document, _ = data_of(page(refgrad.walk(model, {"x": images})))
+    top = next(one for one in document["values"] if one["name"] == "x_grad")["top"]
+    assert top == {"what": "channel", "index": [1, 3], "norm": 8.0, "whole": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("graph", "letters"),
+    [
+        ("(float[2] a) => (float[2] c) { c = Celu(a) }", {"x": "a", "X": "a", "y": "c", "Y": "c"}),
+        (
+            "(bool[2] q, float[2] a, float[2] b) => (float[2] c) { c = Where(q, a, b) }",
+            {"x": "q", "condition": "q", "X": "a", "Y": "b", "y": "c", "output": "c"},
+        ),
+        ("(float[2] a, float[2] b) => (float[4] c) { c = Concat <axis=0> (a, b) }", {"concat_result": "c"}),
+    ],
+)
+def test_the_letters_of_a_formula_are_the_names_of_the_step(graph, letters):
+    document, _ = data_of(page(refgrad.walk(parsed(graph))))
+    assert document["steps"][0]["letters"].items() >= letters.items()
 
 
 def test_an_integer_that_javascript_lacks_is_text():
@@ -160,7 +196,7 @@ def test_the_sheet_of_answers():
         csv.DictReader(answers({"a.html": questions(walked("mlp")), "=b": questions(walked("mlp", 1))}).splitlines())
     )
     assert [row["page"] for row in rows] == ["a.html"] * 5 + ["'=b"] * 5  # no spreadsheet takes it for a formula
-    assert [row["step"] for row in rows[:5]] == list("01234")
+    assert [row["step"] for row in rows[:5]] == list("12345")
     for row, one in zip(rows, questions(walked("mlp")), strict=False):
         assert float(row["value"]) == pytest.approx(one.answer, rel=1e-5)
         assert row["shape"] == " ".join(map(str, one.shape))
@@ -186,7 +222,9 @@ def model(tmp_path, monkeypatch):
 
 def test_the_command_writes_a_page(model, capsys):
     assert main(["walk", model, "--html", "p.html"]) == 0
-    assert capsys.readouterr().out == "p.html: written\n"
+    assert capsys.readouterr().out == (
+        "note: 'x', 'label' were not fed: they are random, drawn with seed 0.\np.html: written\n"
+    )
     document, _ = data_of(Path("p.html").read_text(encoding="utf-8"))
     assert document["title"] == "m"
     assert not document["quiz"]
@@ -257,13 +295,14 @@ def test_no_page_of_a_class_replaces_the_model(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_whole_way_back_is_shown(opened, name):
     walk = walked(name)
-    shown = opened(walk)
+    shown = opened(walk, "#step=0")
     for k, step in enumerate(walk.steps, 1):
         shown.keyboard.press("ArrowRight")
-        assert shown.locator("#position").inner_text() == f"{k} of {len(walk.steps)}"
-        assert shown.locator("#step h2").inner_text().startswith(f"Step {step.number}: {step.operator}")
-        if step.formula:
-            assert shown.locator(".formula").inner_text().split() == step.formula.split()
+        assert step.number == k
+        assert shown.locator("#position").inner_text() == f"step {k} of {len(walk.steps)}"
+        assert shown.locator("#step h2").inner_text().startswith(f"Step {k}: {step.operator}")
+        lines = shown.locator(".line").count()
+        assert shown.locator(".formula").count() == (lines < len(step.outgoing))
         for one in step.outgoing:
             compare_card(shown, walk, f"∂{one.of}", f"contribution to ∂{one.of}", one.value)
         for one in step.incoming:
@@ -275,6 +314,87 @@ def test_the_whole_way_back_is_shown(opened, name):
     for name in walk.wrt:
         compare_card(shown, walk, f"∂{name}", f"∂{name}", walk.cotangents[name].value)
     assert shown.locator("#list li.done").count() == len(walk.steps)
+
+
+@pytest.mark.parametrize("name", ["regression", "mlp", "attention"])
+def test_the_way_forward_is_shown_first(opened, name):
+    walk = walked(name)
+    shown = opened(walk)
+    assert shown.locator("#step h2").inner_text().startswith(f"How does {walk.of} change")
+    shown.get_by_role("button", name="Forward, node by node").click()
+    known = {name for node in walk.model.graph.node for name in (*node.input, *node.output)}
+    for k, node in enumerate(walk.forward, 1):
+        assert shown.locator("#position").inner_text() == f"forward {k} of {len(walk.forward)}"
+        assert shown.locator("#step h2").inner_text().startswith(f"Forward {k} of {len(walk.forward)}: {node.operator}")
+        for value in {*node.inputs, *node.outputs} & known:
+            compare_card(shown, walk, value, value)
+        assert "InvStdDev" not in shown.locator("#step").inner_text()  # an output that the model itself has not
+        assert shown.locator("#list li.now").count() == 1
+        shown.keyboard.press("ArrowRight")
+    assert shown.locator("#step h2").inner_text() == f"The way back starts at {walk.of}"
+
+
+def test_the_name_of_a_value_leads_to_the_node_that_made_it(opened):
+    shown = opened(walked("mlp"), "#step=2")
+    shown.get_by_role("button", name="a", exact=True).click()
+    assert shown.locator("#step h2").inner_text().startswith("Forward 3 of 5: Relu")
+    assert shown.url.endswith("#forward=3")
+
+
+def test_a_formula_has_the_names_of_the_tensors(opened):
+    shown = opened(walked("mlp"), "#step=5")
+    written = [line.text_content() for line in shown.locator(".line > math").all()]
+    assert written == ["∂x=∂h·W1T", "∂W1=xT·∂h"]
+    shown.locator(".card.out", has_text="∂W1").locator("td[data-row]").first.click()
+    assert "∂h[0, 0]" in shown.locator("#inspector").inner_text()  # it equals ∂hb, which is not what this step reads
+    shown.evaluate("walkPage.go(4)")
+    assert shown.locator(".line > math").last.text_content() == "∂b1=∑axis\u00a00(∂hb)"
+    model = parsed("(float[2] a, float[2] d) => (float y) { c = Celu(a) p = Mul(c, d) y = ReduceSum <keepdims=0> (p) }")
+    shown = opened(refgrad.walk(model), "#step=3")
+    assert shown.locator(".formula").inner_text() == "∂a = ∂c where a > 0, else ∂c·exp(a/α)"
+
+
+def test_the_picture_shows_where_the_gradient_goes(opened):
+    walk = walked("mlp")
+    shown = opened(walk, "#step=5")
+    picture = shown.locator(".picture > svg")
+    assert picture.get_attribute("aria-label") == (
+        "x, W1 into MatMul, which makes h. ∂h comes back and becomes ∂x, ∂W1."
+    )
+    assert picture.locator("path.gradient").count() == 3
+    size = f"{np.abs(walk.values['W1_grad']).max():.2g}"
+    assert picture.locator("text.gradient").nth(1).text_content() == f"∂W1, max {size}"
+    assert shown.locator("#edges path.flow").count() == 4
+    shown.keyboard.press("q")
+    assert picture.locator("text.gradient").nth(1).text_content() == "∂W1"
+    assert shown.locator("#edges path.flow").count() == 0
+    shown.evaluate("walkPage.go(-1)")
+    assert picture.locator("path.gradient").count() == 0
+
+
+def test_a_part_of_a_gradient_is_called_so(opened):
+    shown = opened(walked("attention"), "#step=12")
+    assert shown.locator(".line > math").first.text_content() == "∂x+=∂q·QT"
+    assert shown.locator(".picture text.gradient").first.text_content().startswith("part of ∂x, max")
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+def test_a_large_gradient_with_one_large_element_is_seen(opened, width):
+    x = np.full((3, 70, 80), 1e-3, np.float32)
+    x[2, 60, 70] = -9
+    model = parsed("(float[3, 70, 80] x) => (float y) { s = Mul(x, x) y = ReduceSum <keepdims=0>(s) }")
+    shown = opened(refgrad.walk(model, {"x": x}), "#step=3", width=width)
+    card = shown.locator(".card.out")
+    coloured = """canvas => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return data.filter((x, k) => k % 4 === 3 && x > 12).length / (data.length / 4);
+    }"""
+    for canvas in card.locator("canvas").all():
+        assert canvas.evaluate(coloured) > 0.9
+        assert "log scale" in canvas.get_attribute("title")
+    assert "−18" in card.locator("td[data-row]").all_inner_texts()
+    assert "Largest row: [2, 60], with norm 18" in card.inner_text()
+    assert card.locator(".histogram rect").count() == 24
 
 
 def compare_card(shown, walk, *titles):
@@ -311,8 +431,11 @@ def test_the_textbook_lines_are_the_numbers_of_the_model(opened, name):
 def test_softmax_with_cross_entropy_is_p_minus_onehot(opened):
     shown = opened(walked("mlp"), "#step=1")
     line = shown.locator(".line")
-    assert line.locator("mfrac").first.text_content() == "p−onehotN"
-    p, hot = (line.locator(".tile", has_text=name).locator("mn").all_text_contents() for name in ("p", "onehot"))
+    assert line.locator("mfrac").first.text_content() == "softmax(s)−onehot(label)N"
+    p, hot = (
+        line.locator(".tile", has_text=name).locator("mn").all_text_contents()
+        for name in ("softmax(s)", "onehot(label)")
+    )
     s = walked("mlp").values["s"].astype(np.float64)
     softmax = np.exp(s) / np.exp(s).sum(1, keepdims=True)
     np.testing.assert_allclose([number(x) for x in p], softmax.ravel(), rtol=1e-2)
@@ -453,7 +576,7 @@ def test_the_body_of_a_loop_is_told(opened):
 def test_a_hostile_name_is_only_text(opened):
     walk = refgrad.walk(hostile())
     shown = opened(walk, title=HOSTILE)
-    for k in range(len(walk.steps) + 2):
+    for k in range(-len(walk.forward) - 1, len(walk.steps) + 2):
         shown.evaluate(f"walkPage.go({k})")
     assert shown.title().startswith(HOSTILE)
     assert shown.locator("h1").inner_text() == HOSTILE
@@ -522,6 +645,38 @@ def test_a_number_is_changed_by_hand(opened):
     shown.keyboard.press("End")
     cells = shown.locator(".card", has_text="∂coefficient").locator("td[data-row]").all_inner_texts()
     np.testing.assert_allclose([number(x) for x in cells], (before["X"].T @ (2 * error)).ravel(), rtol=1e-3)
+
+
+def test_a_click_on_a_number_puts_the_cursor_into_it(opened):
+    """Nothing moves, and the arrows step again once the number is set."""
+    shown = opened(walked("mlp"), height=500)
+    cell = shown.locator(".card", has_text="W2").locator("td[data-row='1'][data-column='1']")
+    cell.scroll_into_view_if_needed()
+    before = cell.bounding_box()
+    cell.click()
+    assert cell.bounding_box() == before
+    assert shown.evaluate("document.activeElement.matches('.edit input')")
+    assert shown.locator(".edit input").input_value() == "-2.44"  # in float32
+    shown.keyboard.type("0.5")  # the old number is selected, and replaced
+    shown.keyboard.press("Enter")
+    assert cell.inner_text() == "0.5"
+    shown.keyboard.press("ArrowRight")
+    assert shown.locator("#position").inner_text() == "forward 1 of 5"
+    shown.evaluate("walkPage.go(5)")
+    shown.locator(".card.out td[data-row]").first.click()  # a gradient follows, and cannot be set
+    shown.keyboard.press("ArrowLeft")
+    assert shown.locator("#position").inner_text() == "step 4 of 5"
+
+
+def test_who_comes_by_the_keyboard_stays_in_the_tensor(opened):
+    shown = opened(walked("regression"))
+    shown.locator(".card", has_text="coefficient").locator("td[data-row]").first.focus()
+    shown.keyboard.press("Enter")
+    shown.keyboard.type("2.5")
+    shown.keyboard.press("Enter")
+    assert shown.evaluate("document.activeElement.getAttribute('aria-label')") == "[0, 0] 2.5"
+    shown.keyboard.press("ArrowDown")
+    assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("[1, 0]")
 
 
 def test_a_label_that_there_is_not_is_refused(opened):
@@ -659,7 +814,7 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     shown.locator("h1").click()
     shown.keyboard.press("ArrowRight")  # the second question is about a shape
     assert "Turned around" in says("5, 4")
-    assert "A cotangent has the shape of its value." in says("4")
+    assert "A gradient has the shape of its value." in says("4")
     assert "a size is not" in says("4, 6")
     for text in ("", "abc", "1e999", "-1", "4.5"):
         assert says(text) == "Write a shape such as [2, 3]."
@@ -690,7 +845,7 @@ def test_a_guess_stays_while_it_is_typed(opened):
     field = shown.locator(".guess input")
     field.fill("0.5")
     shown.clock.run_for(5000)
-    assert shown.locator("#position").inner_text().startswith("1 of")
+    assert shown.locator("#position").inner_text().startswith("step 1 of")
     shown.locator("#theme").click()
     assert shown.locator("html").get_attribute("data-theme") == "dark"
     assert field.input_value() == "0.5"
@@ -741,9 +896,13 @@ def test_keyboard_only(opened):
     steps = len(walk.steps)
     for key, expected in (
         ("End", "end"),
-        ("ArrowLeft", f"{steps} of {steps}"),
+        ("ArrowLeft", f"step {steps} of {steps}"),
         ("Home", "start"),
-        ("ArrowRight", f"1 of {steps}"),
+        ("ArrowRight", f"forward 1 of {steps}"),
+        ("b", "output"),
+        ("ArrowLeft", f"forward {steps} of {steps}"),
+        ("ArrowRight", "output"),
+        ("ArrowRight", f"step 1 of {steps}"),
     ):
         shown.keyboard.press(key)
         assert shown.locator("#position").inner_text() == expected
@@ -766,7 +925,7 @@ def test_keyboard_only(opened):
     shown.keyboard.press("ArrowLeft")
     shown.keyboard.press("Enter")
     assert shown.locator("#inspector h2").inner_text() == "∂s[1, 0]"
-    assert shown.locator("#position").inner_text() == f"1 of {steps}"  # the arrows moved in the tensor
+    assert shown.locator("#position").inner_text() == f"step 1 of {steps}"  # the arrows moved in the tensor
     shown.keyboard.press("Escape")
     assert not shown.locator("#inspector").is_visible()
     assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("[1, 0]")
@@ -777,11 +936,11 @@ def test_a_hash_without_a_step_keeps_the_position(opened):
     shown.locator(".skip").focus()
     shown.keyboard.press("Enter")
     assert shown.evaluate("document.activeElement.id") == "step"
-    assert shown.locator("#position").inner_text().startswith("3 of")
+    assert shown.locator("#position").inner_text().startswith("step 3 of")
     shown.evaluate("location.hash = '#elsewhere'")
     shown.wait_for_function("location.hash === '#elsewhere'")
     shown.evaluate("() => new Promise(done => setTimeout(done, 50))")
-    assert shown.locator("#position").inner_text().startswith("3 of")
+    assert shown.locator("#position").inner_text().startswith("step 3 of")
 
 
 def test_it_plays(opened):
@@ -790,10 +949,10 @@ def test_it_plays(opened):
     shown.locator("h1").click()
     shown.keyboard.press(" ")
     shown.clock.run_for(3500)
-    assert shown.locator("#position").inner_text().startswith("2 of")
+    assert shown.locator("#position").inner_text().startswith("forward 2 of")
     shown.keyboard.press(" ")
     shown.clock.run_for(5000)
-    assert shown.locator("#position").inner_text().startswith("2 of")
+    assert shown.locator("#position").inner_text().startswith("forward 2 of")
     shown.get_by_role("button", name="Play").click()
     shown.clock.run_for(60000)
     assert shown.locator("#position").inner_text() == "end"
@@ -802,8 +961,10 @@ def test_it_plays(opened):
 def test_the_slider_and_the_map(opened):
     walk = walked("mlp")
     shown = opened(walk)
+    shown.locator("#list button", has_text="Relu").click()
+    assert shown.locator("#step h2").inner_text().startswith("Forward 3 of 5: Relu")
     shown.locator("#slider").fill("3")
-    assert shown.locator("#position").inner_text() == f"3 of {len(walk.steps)}"
+    assert shown.locator("#position").inner_text() == f"step 3 of {len(walk.steps)}"
     shown.locator("#list button", has_text="MatMul").click()
     assert shown.locator("#step h2").inner_text().partition(": ")[2].startswith("MatMul")
     assert shown.url.endswith(f"#step={len(walk.steps)}")
@@ -837,7 +998,7 @@ def test_rules_of_accessibility(opened, name, scheme):
     shown = opened(walk, scheme=scheme)
     assert shown.locator("html").get_attribute("data-theme") == scheme
     shown.evaluate(AXE.read_text(encoding="utf-8"))
-    for k in range(len(walk.steps) + 2):
+    for k in (-len(walk.forward) - 1, -1, *range(len(walk.steps) + 2)):
         shown.evaluate(f"walkPage.go({k})")
         if k == 1:
             shown.keyboard.press("e")
@@ -860,13 +1021,24 @@ def violations(shown, part="document"):
 def test_it_fits_a_phone(opened, name):
     walk = walked(name)
     shown = opened(walk, width=375)
-    for k in range(len(walk.steps) + 2):
+    for k in range(-len(walk.forward) - 1, len(walk.steps) + 2):
         shown.evaluate(f"walkPage.go({k})")
         assert shown.evaluate("document.documentElement.scrollWidth") <= 375, k
+    assert shown.locator("#controls").bounding_box()["height"] < 60  # what stays in sight while the page scrolls
     shown.evaluate("walkPage.go(1)")
     shown.locator("#step td[data-row]").last.click()
     assert shown.locator("#inspector").is_visible()
     assert shown.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+def test_a_wide_tensor_is_turned_by_buttons(opened):
+    shown = opened(walked("convolution"), "#forward=1", width=375)
+    card = shown.locator("#step .card").first
+    assert "columns 0 to 3 of 6" in card.inner_text()
+    card.get_by_role("button", name="Next columns").press("Enter")
+    assert "columns 2 to 5 of 6" in card.inner_text()
+    assert card.locator("thead th").all_inner_texts() == ["2", "3", "4", "5"]
+    assert shown.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Next columns")
 
 
 @pytest.mark.parametrize(("width", "height"), [(375, 667), (1000, 700)])
@@ -877,7 +1049,7 @@ def test_the_inspector_does_not_cover_what_it_is_about(opened, width, height):
     for k in (0, cells.count() // 2, cells.count() - 1):
         cells.nth(k).click()
         cell, sheet = (shown.locator(one).first.bounding_box() for one in ("#step td.chosen", "#inspector"))
-        below, beside = cell["y"] + cell["height"] <= sheet["y"], cell["x"] + cell["width"] <= sheet["x"]
+        below, beside = cell["y"] + cell["height"] <= sheet["y"], cell["x"] >= sheet["x"] + sheet["width"]
         assert below or beside
         assert cell["y"] >= 0
         shown.locator("#inspector .close").click()
