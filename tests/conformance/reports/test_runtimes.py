@@ -331,7 +331,7 @@ def test_no_name_of_a_distribution_is_asked_for(suite, tmp_path):
     command = [sys.executable, str(suite / "runners" / "run.py"), "tract", str(suite / "gradients")]
     for distribution, version in ((None, ""), ("tract-gpu", "1.5")):
         if distribution:
-            about = tmp_path / f"{distribution}-{version}.dist-info"
+            about = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
             about.mkdir()
             (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
             (about / "top_level.txt").write_text("tract\n")
