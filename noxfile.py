@@ -305,7 +305,7 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def distributions(session: nox.Session) -> None:
-    """What a release publishes, in dist/; `nox -s distributions -- v0.2.0` refuses the tag of another version."""
+    """What a release publishes, in dist/, tried from an empty folder; with `-- v0.2.0` only for the tag of its version."""
     version = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["version"]
     if session.posargs not in ([], [f"v{version}"]):
         session.error(
@@ -314,11 +314,26 @@ def distributions(session: nox.Session) -> None:
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     session.install("build", "twine")
     session.run("python", "-m", "build")  # the wheel from the source distribution: both are whole
-    files = sorted(map(str, (ROOT / "dist").iterdir()))
-    session.run("twine", "check", "--strict", *files)
-    session.install("--force-reinstall", *(file for file in files if file.endswith(".whl")))
-    with session.chdir(session.create_tmp()):
+    [wheel], [archive] = (list((ROOT / "dist").glob(ending)) for ending in ("*.whl", "*.tar.gz"))
+    session.run("twine", "check", "--strict", str(wheel), str(archive))
+    session.install("--force-reinstall", f"refgrad[ort,test] @ {wheel.as_uri()}")
+    empty = Path(session.create_tmp()).resolve() / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    empty.mkdir()
+    shutil.unpack_archive(archive, empty)
+    [source] = empty.iterdir()
+    with session.chdir(empty):
         session.run("refgrad", "demo")
+        written = "import onnx, refgrad.show.demo as demo; onnx.save(demo.regression(), 'model.onnx')"
+        session.run("python", "-c", written)
+        session.run("refgrad", "check", "model.onnx")
+        session.run(
+            "refgrad", "conformance", "run", "--ops", "Conv,Softmax", "--backend", "numpy,ort-cpu", "--every", "4"
+        )
+    with session.chdir(source):
+        found = [str(file) for name in RELEASES for file in Path("tests").rglob(f"test_{name}.py")]
+        session.run("pytest", "-q", *QUICK, *found)  # of the wheel
+        session.run("python", "-m", "pytest", "-q", *QUICK, *found, "tests/project")  # of the source distribution
 
 
 RELEASES = (  # the test files that fail first when a dependency changes

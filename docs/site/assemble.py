@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 
 import navigation
+import notebooks
 import operators
 import scripts
 import text
@@ -97,7 +98,8 @@ def sources(root: Path = ROOT) -> dict[str, str]:
         if path.parent != root / "docs" / "site"
     }
     reports = (path.relative_to(root).as_posix() for path in sorted((root / "reports").rglob("*.md")))
-    return found | {path: path for path in reports} | PAGES
+    books = {f"docs/notebooks/{name}.ipynb": f"notebooks/{name}.md" for name in notebooks.names()}
+    return found | {path: path for path in reports} | books | PAGES
 
 
 def moved(page: str, source: str, places: Mapping[str, str], files: dict[str, bytes], root: Path = ROOT) -> str:
@@ -205,7 +207,11 @@ def assemble(names: Iterable[str] | None = None) -> Site:
     site = Site()
     places = sources()
     for source, place in places.items():
-        page = (ROOT / source).read_text(encoding="utf-8")
+        if source.endswith(".ipynb"):
+            page, drawn = notebooks.page(notebooks.read(Path(source).stem), Path(source).stem)
+            site.files |= {f"notebooks/{path}": picture.encode() for path, picture in drawn.items()}
+        else:
+            page = (ROOT / source).read_text(encoding="utf-8")
         page = executed(page, source) if source in EXECUTED else page
         site.pages[place] = moved(page, source, places, site.files)
     site.files |= {"conf.py": (HERE / "conf.py").read_bytes(), "_static/site.css": (HERE / "site.css").read_bytes()}

@@ -8,6 +8,13 @@ from collections.abc import Collection, Iterable
 SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Start", (("overview", "What refgrad is"), ("contents", "Every page, by question"))),
     (
+        "Notebooks",
+        tuple(
+            (f"notebooks/{name}", "")
+            for name in ("debug_a_gradient", "test_a_runtime", "teach_backprop", "train_and_explain")
+        ),
+    ),
+    (
         "Guides",
         (
             ("given_model", "The gradient of a model you were given"),

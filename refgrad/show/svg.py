@@ -73,7 +73,14 @@ class _Row:
 
 
 @explained
-def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
+class Svg(str):
+    """A picture as SVG. It is a text; a notebook shows the picture."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
+def to_svg(model: ModelProto | str | os.PathLike[str]) -> Svg:
     """Return `model` as SVG, for browsers and notebooks: nothing else is needed, and it takes seconds for thousands of nodes.
 
     Each node of the forward pass (blue) has a row, in the order of the model. Beside it stand the nodes of its derivative
@@ -121,7 +128,7 @@ def drawn(model: ModelProto, marked: Collection[str] = (), mark: str = "", label
         f'height="{y:.0f}"{role}><style>{_STYLE}</style><defs>{_arrow("f", "#2f6fb7")}{_arrow("b", "#c2681c")}'
         f'{_arrow("c", "#9aa4af")}</defs><rect width="100%" height="100%" fill="#fff"/>'
     )
-    return "\n".join([head, *parts, "</svg>"])
+    return Svg("\n".join([head, *parts, "</svg>"]))
 
 
 class _Section:

@@ -1,4 +1,4 @@
-"""The name of an exported test tells what its case has: `test_grad_conv_group2_empty_batch`."""
+"""The name of an exported test tells what its case has: `test_grad_conv_opset22_group2_empty_batch_0x4x5x5_4x2x3x3`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _WORD = re.compile(r"(?!none$|scalar$|true$|false$)[a-z][a-z_ ]*", re.IGNORECASE
 
 
 def named_tests(cases: Iterable[Case]) -> dict[str, Case]:
-    """The cases by a name for a test: the operator, then the features of the case.
+    """The cases by a name for a test: the operator, the opset of the model, the features of the case, the shapes of its inputs.
 
-    The features are its title where it has one; else attributes that are not the default, optional inputs that are given,
-    inputs that are constant, and whether tensors are empty, scalars or broadcast. Where the name is taken the rank follows, or
-    the shapes, the opset or a checksum. A name depends on the cases before, so it stays when others are added behind.
+    The features are its title where it has one; else attributes that are not the default, whether tensors are empty or
+    broadcast, optional inputs that are given, and inputs that are constant. Shapes that make a name too long give way to
+    the rank. A name with a title has them only where another case has the name without. A checksum tells the others apart. A
+    name depends on the cases before, so it stays when others are added behind.
     """
     found: dict[str, Case] = {}
     for case in cases:
         plain = f"test_grad_{'_'.join(_parts(case))}"
         shapes = "_".join("x".join(map(str, np.shape(v))) or "scalar" for v in case.feeds.values())
-        rank = f"_{max((np.ndim(v) for v in case.feeds.values()), default=0)}d"
-        opset = f"_opset{case.opset}"
-        longer = (f"{plain}{more}" for more in ("", rank, f"_{shapes}", opset, rank + opset, f"_{shapes}{opset}"))
+        rank = f"{max((np.ndim(v) for v in case.feeds.values()), default=0)}d"
+        titled = case.subject is None or bool(_title(case))
+        endings = ("", rank, shapes) if titled else (shapes, rank, "")
+        longer = ("_".join(filter(None, (plain, ending))) for ending in endings)
         last = f"{plain[: _LONGEST - 9]}_{zlib.crc32(case.name.encode()):08x}"
         found[next((name for name in longer if name not in found and len(name) <= _LONGEST), last)] = case
     return found
@@ -44,9 +46,11 @@ def named_tests(cases: Iterable[Case]) -> dict[str, Case]:
 def _parts(case: Case) -> Iterator[str]:
     node = case.subject
     if node is None:
-        yield safe(case.name)
+        first, _, rest = case.name.partition("-")
+        yield from filter(None, (safe(first), f"opset{case.opset}", safe(rest)))
         return
     yield safe(case.operator)
+    yield f"opset{case.opset}"
     title = _title(case)
     if title:
         yield title
@@ -57,8 +61,8 @@ def _parts(case: Case) -> Iterator[str]:
             value = helper.get_attribute_value(attribute)
             if not (formal and formal.default_value.name and value == helper.get_attribute_value(formal.default_value)):
                 yield _valued(attribute, value)
-        yield from _inputs(case, node, schema)
         yield from _sizes(case)
+        yield from _inputs(case, node, schema)
     if case.dtype != "float32":
         yield case.dtype
     if not case.static:
@@ -113,9 +117,7 @@ def _sizes(case: Case) -> Iterator[str]:
     if any(0 in shape for shape in shapes):
         first = shapes[0]
         yield "empty_batch" if len(first) > 1 and first[0] == 0 and 0 not in first[1:] else "empty"
-    if all(shape == () for shape in shapes):
-        yield "scalar"
-    elif len(set(shapes)) > 1 and (rule := RULES.get(_key(case))) and rule.broadcast:
+    if len(set(shapes)) > 1 and (rule := RULES.get(_key(case))) and rule.broadcast:
         yield "broadcast"
 
 

@@ -471,23 +471,26 @@ def test_the_selection_has_every_operator_and_every_attribute():
 @pytest.mark.parametrize(
     ("case", "name"),
     [
-        (node_case("Exp", NUMBERS), "test_grad_exp"),
-        (node_case("Exp", NUMBERS.astype(np.float64)), "test_grad_exp_float64"),
-        (node_case("LeakyRelu", NUMBERS, alpha=-0.5), "test_grad_leakyrelu_alphaminus0_5"),
-        (node_case("LeakyRelu", NUMBERS, alpha=0.01), "test_grad_leakyrelu"),  # the default
-        (node_case("Gelu", NUMBERS, approximate="tanh"), "test_grad_gelu_tanh"),
-        (node_case("Transpose", NUMBERS, perm=[1, 0]), "test_grad_transpose_perm1x0"),
-        (node_case("Cast", NUMBERS, to=11), "test_grad_cast_to_float64"),
-        (node_case("Add", NUMBERS, NUMBERS[0]), "test_grad_add_broadcast"),
-        (node_case("Exp", NUMBERS[0, 0]), "test_grad_exp_scalar"),
-        (node_case("Exp", NUMBERS[:0]), "test_grad_exp_empty_batch"),
-        (node_case("Exp", NUMBERS[:, :0]), "test_grad_exp_empty"),
-        (node_case("Exp", NUMBERS, shapes="symbolic"), "test_grad_exp_symbolic"),
-        (node_case("Gemm", NUMBERS, NUMBERS.T, NUMBERS[0, 0], constant=["B"]), "test_grad_gemm_constant_b_with_c"),
-        (node_case("Exp", NUMBERS, name="Exp-of-a-matrix-static-opset22"), "test_grad_exp_of_a_matrix"),
+        (node_case("Exp", NUMBERS), "test_grad_exp_opset22_2x3"),
+        (node_case("Exp", NUMBERS.astype(np.float64)), "test_grad_exp_opset22_float64_2x3"),
+        (node_case("LeakyRelu", NUMBERS, alpha=-0.5), "test_grad_leakyrelu_opset22_alphaminus0_5_2x3"),
+        (node_case("LeakyRelu", NUMBERS, alpha=0.01), "test_grad_leakyrelu_opset22_2x3"),  # the default
+        (node_case("Gelu", NUMBERS, approximate="tanh"), "test_grad_gelu_opset22_tanh_2x3"),
+        (node_case("Transpose", NUMBERS, perm=[1, 0]), "test_grad_transpose_opset22_perm1x0_2x3"),
+        (node_case("Cast", NUMBERS, to=11), "test_grad_cast_opset22_to_float64_2x3"),
+        (node_case("Add", NUMBERS, NUMBERS[0]), "test_grad_add_opset22_broadcast_2x3_3"),
+        (node_case("Exp", NUMBERS[0, 0]), "test_grad_exp_opset22_scalar"),
+        (node_case("Exp", NUMBERS[:0]), "test_grad_exp_opset22_empty_batch_0x3"),
+        (node_case("Exp", NUMBERS[:, :0]), "test_grad_exp_opset22_empty_2x0"),
+        (node_case("Exp", NUMBERS, shapes="symbolic"), "test_grad_exp_opset22_symbolic_2x3"),
+        (
+            node_case("Gemm", NUMBERS, NUMBERS.T, NUMBERS[0, 0], constant=["B"]),
+            "test_grad_gemm_opset22_constant_b_with_c_2x3_3",
+        ),
+        (node_case("Exp", NUMBERS, name="Exp-of-a-matrix-static-opset22"), "test_grad_exp_opset22_of_a_matrix"),
         (
             Case("Two nodes", onnx.ModelProto(graph=onnx.GraphProto(node=[onnx.NodeProto()] * 2)), {}),
-            "test_grad_two_nodes",
+            "test_grad_two_nodes_opset1",
         ),
     ],
 )
@@ -498,9 +501,16 @@ def test_names_say_what_a_case_has(case, name):
 def test_names_are_told_apart():
     one, two, old = node_case("Exp", NUMBERS), node_case("Exp", NUMBERS[0]), node_case("Exp", NUMBERS, opset=13)
     names = list(named_tests([one, two, old, replace(one, name="Exp-2x3-1")]))
-    assert names[:3] == ["test_grad_exp", "test_grad_exp_1d", "test_grad_exp_2d"]
-    assert names[3] == "test_grad_exp_2x3"
+    assert names[:3] == ["test_grad_exp_opset22_2x3", "test_grad_exp_opset22_3", "test_grad_exp_opset13_2x3"]
+    assert names[3] == "test_grad_exp_opset22_2d"
+    titled = [replace(case, name="Exp-of-numbers-static") for case in (one, two)]
+    assert list(named_tests(titled)) == ["test_grad_exp_opset22_of_numbers", "test_grad_exp_opset22_of_numbers_1d"]
     assert all(len(name) <= 100 and name.replace("_", "").isalnum() for name in curated())
+
+
+def test_every_name_tells_the_opset():
+    for name, case in (curated() | symbolic()).items():
+        assert f"_opset{case.opset}" in name
 
 
 @pytest.mark.parametrize("table", [curated, symbolic], ids=["curated", "symbolic"])

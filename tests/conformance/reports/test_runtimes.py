@@ -95,15 +95,13 @@ def planted(path, inputs, outputs):
             raise ValueError("planted")
         return arrays
     return run
-RUNTIMES["planted"] = (planted, "numpy")
 """
 
 
 def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
     shutil.copytree(suite, tmp_path / "suite")
-    with (tmp_path / "suite" / "runners" / "runtimes.py").open("a") as file:
-        file.write(RUNTIME)
-    found, summary, code = run(tmp_path / "suite", "planted", "gradients", "--seconds", "5")
+    (tmp_path / "suite" / "mine.py").write_text(RUNTIME)
+    found, summary, code = run(tmp_path / "suite", "mine:planted", "gradients", "--seconds", "5")
     assert found == {
         "test_grad_exp": ("failed", "crashed: the process ended with code 7"),
         "test_grad_mul": ("failed", "timed out: no answer in 5 s"),
@@ -117,6 +115,8 @@ def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
 
 PRINTING = """
 import os
+import numpy as np
+from runtimes import onnx_reference
 class Odd(NotImplementedError): pass
 class Silent(Exception):
     def __str__(self): raise RuntimeError("no words")
@@ -154,15 +154,14 @@ def acting(act):
         runs = onnx_reference(path, inputs, outputs)
         return lambda arrays: act(runs, arrays)
     return load
-RUNTIMES |= {name: (acting(act), "numpy") for name, act in ACTS.items()}
+globals().update({name: acting(act) for name, act in ACTS.items()})
 """
 
 
 @pytest.fixture(scope="module")
 def printing(suite, tmp_path_factory):
     folder = shutil.copytree(suite, tmp_path_factory.mktemp("printing") / "suite")
-    with (folder / "runners" / "runtimes.py").open("a") as file:
-        file.write(PRINTING)
+    (folder / "mine.py").write_text(PRINTING)
     return folder
 
 
@@ -186,7 +185,7 @@ def printing(suite, tmp_path_factory):
     ],
 )
 def test_whatever_a_runtime_prints_or_returns_has_its_verdict(printing, runtime, verdict, why):
-    found, summary, _ = run(printing, runtime, "gradients", "--only", "test_grad_exp*")
+    found, summary, _ = run(printing, f"mine:{runtime}", "gradients", "--only", "exp")
     empty = found.pop("test_grad_exp_empty")
     assert {what for what, _ in found.values()} == {verdict}, found
     assert all(said.startswith(why) for _, said in found.values()), found
@@ -216,6 +215,14 @@ def test_what_a_runtime_prints_in_node_is_no_verdict(suite, tmp_path):
     found, summary, code = run(suite, "onnxruntime-node", "gradients", program=program)
     assert found == dict.fromkeys(CASES, ("failed", "crashed: planted"))
     assert (summary["failed"], code) == (len(CASES), 1)
+    here = subprocess.run(
+        [*program[:2], "onnxruntime-node", str(suite / "gradients")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert json.loads(here.stdout.splitlines()[-1])["failed"] == len(CASES)  # found in the current folder
 
 
 def _cut(path, letters):
@@ -293,14 +300,54 @@ def test_every_wrong_use_is_refused(suite, tmp_path):
 
 
 def test_tests_can_be_chosen(suite):
-    found, *_ = run(suite, "onnx.reference", "gradients", "--only", "test_grad_exp*", "--skip", "2")
-    assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
+    for text in ("exp", "test_grad_exp*", "*d_exp"):
+        found, *_ = run(suite, "onnx.reference", "gradients", "--only", text, "--skip", "2")
+        assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
+
+
+OWN = """
+from onnx.reference import ReferenceEvaluator
+__version__ = "0.7"
+def load(path, inputs, outputs):
+    model = ReferenceEvaluator(str(path))
+    return lambda arrays: model.run(outputs, dict(zip(inputs, arrays)))
+"""
+
+
+def test_a_function_of_the_current_folder_is_a_runtime(suite, tmp_path):
+    """From any folder, with a version where the module has one; nothing of it is installed."""
+    (tmp_path / "mine.py").write_text(OWN)
+    command = [sys.executable, str(suite / "runners" / "run.py"), "mine:load", str(suite / "gradients")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["runtime"], summary["version"], summary["passed"]) == ("mine:load", "0.7", len(CASES))
+
+
+def test_no_name_of_a_distribution_is_asked_for(suite, tmp_path):
+    """The module of a runtime may come from a distribution with another name, as that of onnxruntime-gpu does, or from none."""
+    package = tmp_path / "tract"
+    package.mkdir()
+    (package / "__init__.py").write_text("def onnx(): raise NotImplementedError")
+    command = [sys.executable, str(suite / "runners" / "run.py"), "tract", str(suite / "gradients")]
+    for distribution, version in ((None, ""), ("tract-gpu", "1.5")):
+        if distribution:
+            about = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+            (about / "top_level.txt").write_text("tract\n")
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        summary = json.loads(done.stdout.splitlines()[-1])
+        assert (summary["version"], summary["unsupported"]) == (version, len(CASES))
 
 
 def test_wrong_use_of_the_runner(suite):
     command = [sys.executable, str(suite / "runners" / "run.py")]
     for arguments, told in (
-        (["no", "gradients"], "invalid choice: 'no'"),
+        (["no", "gradients"], "there is no runtime 'no': give one of "),
+        (["no:load", "gradients"], "No module named 'no'"),
+        (["json:load_it", "gradients"], "the module json has no function load_it"),
+        (["json:", "gradients"], "there is no runtime 'json:'"),
         (["onnx.reference", "schema"], "there is no tests.tsv in 'schema'"),
     ):
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=suite)
@@ -406,9 +453,13 @@ def test_onnxruntime_in_c(suite, tmp_path):
         ([str(library), "schema"], "there is no tests.tsv in 'schema'"),
         ([str(library), "gradients", "--only", "nothing"], "there is no test to run"),
         ([runner, "gradients"], "is not a library of ONNX Runtime"),
+        (["libonnxruntime.so", "gradients"], "Give its path."),
     ):
         done = subprocess.run([runner, *arguments], capture_output=True, text=True, check=False, cwd=suite)
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    (tmp_path / "suite" / "libonnxruntime.so").symlink_to(library)
+    _, summary, _ = run(tmp_path / "suite", "libonnxruntime.so", "forward", program=[runner])  # a file of this folder
+    assert summary["passed"] == len(CASES)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@
  *   ./run LIBRARY FOLDER [--only TEXT] [--seconds 60] [--skip N]
  *   ./run /usr/lib/libonnxruntime.so ../gradients
  *
+ * A release of ONNX Runtime has both, in include/ and lib/. So has Debian: apt-get install libonnxruntime-dev, with the header
+ * in /usr/include/onnxruntime. The library may be newer than the header; the one of the Python package is onnxruntime/capi/
+ * libonnxruntime.so.* (.dylib on macOS).
+ *
  * A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
  *
  *   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
@@ -96,7 +100,6 @@ static void *owned(void *pointer) {
     return pointer;
 }
 
-/* Whether a call of the runtime worked; if not, `why` has its words. */
 /* What runtimes say of something that they do not support. */
 static const char *const PHRASES[] = {
     "not implemented",
@@ -134,6 +137,7 @@ static int says_unsupported(const char *text) {
     return 0;
 }
 
+/* Whether a call of the runtime worked; if not, `why` has its words. */
 static int fine(OrtStatus *status) {
     if (!status) return 1;
     unsupported = says_unsupported(ort->GetErrorMessage(status));
@@ -390,12 +394,16 @@ static Test *read_tests(const char *folder, const char *only, size_t *count) {
     return tests ? tests : owned(calloc(1, sizeof *tests));
 }
 
+/* The API of a library; a file of this folder comes before a library of the system with its name. */
 static const OrtApi *load(const char *library, const char **version) {
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    char *here = path_in(".", library);
+    void *handle = dlopen(strchr(library, '/') || access(here, R_OK) ? library : here, RTLD_NOW | RTLD_LOCAL);
+    free(here);
     const OrtApiBase *(*base)(void) = NULL;
     if (handle) *(void **)&base = dlsym(handle, "OrtGetApiBase");
     if (!base) {
         fprintf(stderr, "%s is not a library of ONNX Runtime: %s\n", library, dlerror());
+        fprintf(stderr, "Give its path. The Python package has it: onnxruntime/capi/libonnxruntime.so.*\n");
         return NULL;
     }
     *version = base()->GetVersionString();

@@ -13,7 +13,8 @@
 //
 // The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
 // failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
-// failed, and 2 where there was none to run. --modules is the folder that has node_modules, where it is not above this file.
+// failed, and 2 where there was none to run. The runtime is looked for above this file and above the current folder; --modules
+// names another folder that has node_modules.
 
 import { spawn } from 'node:child_process';
 import { existsSync, readFileSync, writeSync } from 'node:fs';
@@ -236,7 +237,18 @@ if (!RUNTIMES.includes(runtime) || positionals.length !== 2) {
 if (!(Number(values.seconds) > 0) || !/^\d+$/.test(values.skip)) {
   refuse('--seconds takes a number above 0, and --skip a number of tests');
 }
-const require = createRequire(values.modules ? join(resolve(values.modules), 'node_modules', '_') : import.meta.url);
+/** What resolves a runtime: from the folder of --modules, else from this file upwards, else from the current folder upwards. */
+function resolving() {
+  if (values.modules) return createRequire(join(resolve(values.modules), 'node_modules', '_'));
+  const above = createRequire(import.meta.url);
+  try {
+    above.resolve(runtime);
+    return above;
+  } catch {
+    return createRequire(join(process.cwd(), '_'));
+  }
+}
+const require = resolving();
 let version;
 try {
   require.resolve(runtime);

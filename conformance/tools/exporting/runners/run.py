@@ -1,7 +1,8 @@
 """Run the tests of a folder on a runtime that Python can call. It needs NumPy and the runtime, nothing else.
 
-    python run.py RUNTIME FOLDER [--only PATTERN] [--seconds 60] [--skip N]
+    python run.py RUNTIME FOLDER [--only TEXT] [--seconds 60] [--skip N]
     python run.py tract ../gradients
+    python run.py mine:load ../gradients        the function `load` of mine.py in the current folder
 
 A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
 
@@ -14,7 +15,8 @@ The last line is the summary. The tests run in a process of their own. When it e
 failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
 failed, and 2 where there was none to run.
 
-A runtime of yours: add a function to runtimes.py.
+A runtime of yours is one function. It takes the path of a model and the names of its inputs and outputs, and returns a function
+from the arrays of the inputs to those of the outputs. runtimes.py has examples.
 """
 
 from __future__ import annotations
@@ -195,7 +197,7 @@ def _kind(value: Any) -> str:
 
 def child(name: str, folder: Path, tests: list[tuple[str, list[list[str]]]], skip: int) -> None:
     """Run the tests from `skip` on, and write a line for each: its place, its verdict and why."""
-    runtime, _ = runtimes.get(name)
+    runtime = runtimes.get(name)
     for place, (_, rows) in enumerate(tests[skip:], skip):
         print(json.dumps([place, *verdict(runtime, folder, rows)]), file=OUT)
 
@@ -236,9 +238,14 @@ def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]
         done, late = done + 1, 0.0
     if process is not None:
         process.wait()
-    _, version = runtimes.get(arguments.runtime)
     seconds = round(time.perf_counter() - start, 1)
-    print(json.dumps({"runtime": arguments.runtime, "version": version, **counts, "seconds": seconds}), file=OUT)
+    summary = {
+        "runtime": arguments.runtime,
+        "version": runtimes.version(arguments.runtime),
+        **counts,
+        "seconds": seconds,
+    }
+    print(json.dumps(summary), file=OUT)
     return not counts["failed"]
 
 
@@ -261,9 +268,9 @@ def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runtime", choices=sorted(runtimes.RUNTIMES))
+    parser.add_argument("runtime", help=f"{', '.join(runtimes.RUNTIMES)}, or a function of yours as MODULE:FUNCTION")
     parser.add_argument("folder", type=Path, help="a folder with tests.tsv")
-    parser.add_argument("--only", default="*", help="the tests whose name matches this pattern")
+    parser.add_argument("--only", default="*", help="the tests with this text in their name; * stands for any letters")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long a test may take")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first tests")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -277,16 +284,18 @@ def main() -> int:
         listed = read_tests(arguments.folder)
     except ValueError as error:
         parser.error(f"tests.tsv in {str(arguments.folder)!r} is damaged: {error}")
-    tests = [(name, rows) for name, rows in listed if fnmatch.fnmatch(name, arguments.only)]
+    tests = [(name, rows) for name, rows in listed if fnmatch.fnmatchcase(name, f"*{arguments.only}*")]
     if not tests[arguments.skip :]:
-        parser.error(f"there is no test to run: {len(listed)} are listed, {len(tests)} match --only {arguments.only!r}")
+        parser.error(
+            f"there is no test to run: {len(listed)} are listed, {len(tests)} have {arguments.only!r} in their name"
+        )
     if arguments.child:
         child(arguments.runtime, arguments.folder, tests, arguments.skip)
         return 0
     try:
         runtimes.get(arguments.runtime)
-    except ImportError as error:
-        parser.error(f"{arguments.runtime} is not installed: {error}")
+    except Exception as error:  # a module of the caller's raises anything
+        parser.error(str(error) if isinstance(error, ImportError | ValueError) else _told(error))
     return 0 if parent(arguments, tests) else 1
 
 

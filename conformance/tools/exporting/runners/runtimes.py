@@ -2,10 +2,15 @@
 
 It returns a function that takes the arrays of the inputs and returns the arrays of the outputs. An error that says that
 something is not supported means just that; every other one is a crash.
+
+A runtime of yours is one function, in a module of the current folder or an installed one: `python run.py mine:load FOLDER`.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -187,21 +192,50 @@ def openvino(path: Path, inputs: list[str], outputs: list[str]) -> Run:
     return run
 
 
-RUNTIMES: dict[str, tuple[Runtime, str]] = {  # with the package whose version counts
-    "jaxonnxruntime": (jaxonnxruntime, "jaxonnxruntime"),
-    "onnx.reference": (onnx_reference, "onnx"),
-    "onnx2torch": (onnx2torch, "onnx2torch"),
-    "onnxruntime": (onnxruntime, "onnxruntime"),
-    "openvino": (openvino, "openvino"),
-    "tinygrad": (tinygrad, "tinygrad"),
-    "tract": (tract, "tract"),
+RUNTIMES: dict[str, Runtime] = {  # by the name of the module that is imported
+    "jaxonnxruntime": jaxonnxruntime,
+    "onnx.reference": onnx_reference,
+    "onnx2torch": onnx2torch,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+    "tinygrad": tinygrad,
+    "tract": tract,
 }
 
 
-def get(name: str) -> tuple[Runtime, str]:
-    """A runtime, and the version that is installed.
+def get(name: str) -> Runtime:
+    """The function of a runtime: one of RUNTIMES, or `MODULE:FUNCTION`. The current folder is looked at first for the module.
 
-    :raises ImportError: it is not installed.
+    :raises ImportError: it is not installed, or there is no such module or function.
+    :raises ValueError: the name is neither.
     """
-    runtime, package = RUNTIMES[name]
-    return runtime, metadata.version(package)
+    if name in RUNTIMES:
+        if importlib.util.find_spec(_top(name)) is None:
+            raise ImportError(f"{name} is not installed")
+        return RUNTIMES[name]
+    module, colon, function = name.partition(":")
+    if not (colon and module and function):
+        listed = ", ".join(RUNTIMES)
+        raise ValueError(
+            f"there is no runtime {name!r}: give one of {listed}, or a function of yours as MODULE:FUNCTION"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(1, os.getcwd())  # behind the folder of this file
+    found = getattr(importlib.import_module(module), function, None)
+    if not callable(found):
+        raise ImportError(f"the module {module} has no function {function}")
+    runtime: Runtime = found
+    return runtime
+
+
+def version(name: str) -> str:
+    """The version of a runtime: of the distribution that installed its module, else its `__version__`, else ""."""
+    top = _top(name)
+    distributions = metadata.packages_distributions().get(top, [])
+    if distributions:
+        return metadata.version(distributions[0])
+    return str(getattr(sys.modules.get(top), "__version__", ""))
+
+
+def _top(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0]
