@@ -32,7 +32,9 @@ def test_the_code_asks_for_it_in_one_place():
     code = [file for top in ("refgrad", "backends", "conformance") for file in (ROOT / top).rglob("*.py")]
     found = [file.name for file in code if "pip install 'refgrad" in file.read_text(encoding="utf-8")]
     assert found == []
-    asked = {extra for file in code for extra in re.findall(r"\binstall\('([\w-]+)'\)", file.read_text(encoding="utf-8"))}
+    asked = {
+        extra for file in code for extra in re.findall(r"\binstall\('([\w-]+)'\)", file.read_text(encoding="utf-8"))
+    }
     assert asked <= EXTRAS
     assert "torch" in asked
 
