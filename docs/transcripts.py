@@ -98,7 +98,7 @@ def run(page: str) -> list[Command]:
     done = []
     programs = Path(sys.executable).parent
     path = os.pathsep.join((str(programs), os.environ.get("PATH", "")))
-    env = os.environ | {"PATH": path, "NO_COLOR": "1", "COLUMNS": "120", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PATH": path, "NO_COLOR": "1", "COLUMNS": "120", "TERM": "dumb"}
     with tempfile.TemporaryDirectory() as folder:
         for kind, text in blocks(page):
             if kind == "file":
