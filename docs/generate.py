@@ -525,13 +525,9 @@ def speed() -> str:
 def comparisons() -> str:
     """Return the table of docs/comparisons.md, from the results that benchmarks/comparisons.py wrote."""
     results = json.loads((RESULTS / "comparisons.json").read_text())
-    ours, *others = results
-    said = [
-        [name, "right", *(_answer(results[tool][name]) for tool in others)]
-        for name in results[ours]
-        if name != "version"
-    ]
-    return table(("model", ours, *(f"{tool} {results[tool]['version']}" for tool in others)), said)
+    tools = [name for name in results if name != "gradients"]
+    rows = [[name, *(_answer(results[tool][name]) for tool in tools)] for name in results["gradients"]]
+    return table(("model", *(f"{tool} {results[tool]['version']}" for tool in tools)), rows)
 
 
 _SHOWN = 120  # characters of what a tool says
