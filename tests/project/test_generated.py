@@ -45,6 +45,20 @@ def test_a_stale_page_is_noticed(monkeypatch, module):
     assert module.fresh(page, text.replace(other, reason))
 
 
+def test_the_picture_of_the_readme_shows_what_a_gradient_reads_and_returns(module):
+    picture = (ROOT / "docs" / "pictures" / "in_and_out.svg").read_text(encoding="utf-8")
+    assert picture == module.pictures.in_and_out()
+    named = re.findall(r">(\w+)</text>", picture)
+    assert named == ["x", "w", "y", "x", "w", "y_grad", "x_grad", "w_grad"]
+
+
+def test_what_the_readme_and_the_contents_say_of_themselves_is_fresh(module):
+    """The figures of README.md, and the comparison with other tools."""
+    assert module.fill(README, "speed", module.speed()) == README
+    assert module.fill(DOCS["comparisons"], "comparisons", module.comparisons()) == DOCS["comparisons"]
+    assert module.fill(DOCS["README"], "operators", module.operators_summary()) == DOCS["README"]
+
+
 @pytest.mark.parametrize("code", re.findall(r"```python\n((?!>>>).*?)```", DOCS["training"], re.DOTALL))
 def test_a_python_example_prints_what_it_says(code):
     for name in re.findall(r"^from (\w+)", code, re.MULTILINE):
