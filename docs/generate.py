@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: in reports/, the first screen of each in docs/, and the README's numbers.
+"""Write the tables that the project prints of itself: in reports/, the first screen of each in docs/, the numbers of README.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import kink_pages
 import numpy as np
 import onnx
 import onnx.printer
+import pictures
 import precision_page
 import stubs
 import summaries
@@ -488,16 +490,55 @@ def parity_summary() -> str:
 
 
 def operators_summary() -> str:
-    """Return the README's sentences on operators."""
+    """Return the sentences of docs/README.md on operators."""
     count = Counter(o.derivative for o in every_operator())
     return (
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
-        f"{count['zero']} have a derivative that is zero. The operators of\nai.onnx.ml and those that ONNX Runtime's optimizer "
-        f"writes are among them. {count['none']} have no derivative; a model with one of them on the way is\nrefused. "
-        "[docs/operators.md](docs/operators.md) has the formula or the reason of each, [docs/kinks.md](docs/kinks.md) the "
-        "choices where a derivative\ndoes not exist, [docs/node_models.md](docs/node_models.md) what the node tests of onnx "
-        "say.\n"
+        f"{count['zero']} have a derivative that is zero. {count['none']} have no\nderivative: a model with one of them on "
+        "the way is refused. The operators of ai.onnx.ml and those that ONNX Runtime's optimizer\nwrites are among them.\n"
     )
+
+
+def speed() -> str:
+    """Return the three figures of README.md."""
+    on_gpu = json.loads((RESULTS / "run_time_cuda.json").read_text())
+    exports = json.loads((RESULTS / "training_exports_time.json").read_text())
+    [built] = [
+        row
+        for row in json.loads((RESULTS / "build_time.json").read_text())
+        if (row["nodes"], row["dialect"]) == (1000, "onnx")
+    ]
+    of_torch = sorted(row["of torch"] for row in exports)
+    ratios = sorted(row["ratio"] for row in on_gpu)
+    link = "reports/benchmarks.md"
+    return (
+        f"- A training step on ONNX Runtime takes **{median(of_torch):.2g} of the time** of torch eager with two CPU cores: "
+        f"the median of {len(of_torch)}\n  exports, from {of_torch[0]} to {of_torch[-1]} "
+        f"([rows]({link}#training-of-torchs-exports-time-of-a-step)).\n"
+        f"- Forward and backward on an H200 take **{median(ratios):.2g} of the time** of torch eager: the median of "
+        f"{len(ratios)} models, from {ratios[0]}\n  to {ratios[-1]} ([rows]({link}#forward-and-backward-on-a-gpu)).\n"
+        f"- Building the gradient of a model of {built['nodes']:,} nodes takes **{built['refgrad ms'] / 1e3:.2g} s**, "
+        f"{built['ratio']} of the time of ONNX Runtime's\n  builder in C++ ([rows]({link}#building-the-gradient)).\n"
+    )
+
+
+def comparisons() -> str:
+    """Return the table of docs/comparisons.md, from the results that benchmarks/comparisons.py wrote."""
+    results = json.loads((RESULTS / "comparisons.json").read_text())
+    tools = [name for name in results if name != "gradients"]
+    rows = [[name, *(_answer(results[tool][name]) for tool in tools)] for name in results["gradients"]]
+    return table(("model", *(f"{tool} {results[tool]['version']}" for tool in tools)), rows)
+
+
+_SHOWN = 120  # characters of what a tool says
+
+
+def _answer(answer: str) -> str:
+    """An answer of a tool for a table: one word, or what it said when it did not answer."""
+    if answer in ("right", "wrong"):
+        return answer
+    said = re.sub(r"([<>*_`\[\]])", r"\\\1", answer[:_SHOWN])
+    return f"no: {said}{'…' if len(answer) > _SHOWN else ''}"
 
 
 def models() -> str:
@@ -698,9 +739,13 @@ def fill(text: str, section: str, body: str) -> str:
 def generated() -> dict[Path, str]:
     """Every generated file with its content."""
     readme, deployed_page = ROOT / "README.md", ROOT / "docs" / "deployed.md"
+    contents, compared = ROOT / "docs" / "README.md", ROOT / "docs" / "comparisons.md"
     export_page, nan_page = ROOT / "docs" / "export.md", ROOT / "docs" / "nan_in_a_gradient.md"
     return {
-        readme: fill(readme.read_text(), "operators", operators_summary()),
+        readme: fill(readme.read_text(), "speed", speed()),
+        ROOT / "docs" / "pictures" / "in_and_out.svg": pictures.in_and_out(),
+        contents: fill(contents.read_text(), "operators", operators_summary()),
+        compared: fill(compared.read_text(), "comparisons", comparisons()),
         **benchmarks(),
         ROOT / "docs" / "operators.md": operators(),
         ROOT / "refgrad" / "builder" / "operators.pyi": stubs.operators(),

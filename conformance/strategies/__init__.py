@@ -21,6 +21,7 @@ import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.errors import OptionError, choices, did_you_mean
+from refgrad.installing import install
 from refgrad.tables import extensions, plugins
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _registry() -> dict[str, StrategyEntry]:
         if error.name != "hypothesis":
             raise
         raise OptionError(
-            "The strategies need hypothesis, which is not installed: pip install 'refgrad[conformance]'."
+            f"The strategies need hypothesis, which is not installed: {install('conformance')}."
         ) from error
     return REGISTRY | of_packages()
 

@@ -6,7 +6,18 @@ from collections.abc import Collection, Iterable
 
 # A section: its title, and its entries, each a page of the site with the title that the navigation shows ("": its own).
 SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Start", (("overview", "What refgrad is"), ("contents", "Every page, by question"))),
+    (
+        "Start",
+        (
+            ("overview", "What refgrad is"),
+            ("start/debug", ""),
+            ("start/test_a_runtime", ""),
+            ("start/teach", ""),
+            ("start/train", ""),
+            ("troubleshooting", ""),
+            ("comparisons", ""),
+        ),
+    ),
     (
         "Notebooks",
         tuple(
@@ -51,7 +62,9 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("kinks", ""),
             ("api", ""),
             ("reference/index", "Functions and classes"),
+            ("cheat_sheet", ""),
             ("commands", ""),
+            ("glossary", ""),
             ("executors", ""),
             ("check", ""),
             ("showing", ""),

@@ -19,6 +19,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from refgrad.errors import BuilderError, WorkerError
+from refgrad.installing import install
 from refgrad.model import native
 from refgrad.model.normalise import normalise
 from refgrad.protos.traverse import versions_of
@@ -46,7 +47,7 @@ def require() -> None:
         raise BuilderError(
             "missing",
             "This onnxruntime has no gradient builder. Install onnxruntime-training-cpu==1.19.2 in an environment "
-            "without any other onnxruntime (pip install 'refgrad[ort-training]').",
+            f"without any other onnxruntime: {install('ort-training')}.",
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.errors import OptionError
+from refgrad.installing import install
 from refgrad.model.reading import read
 from refgrad.show.text import shown
 
@@ -22,7 +23,7 @@ def plot_losses(
 ) -> Any:
     """Draw the loss by epoch, and that on validation data: the axes.
 
-    It needs Matplotlib (`pip install 'refgrad[plot]'`).
+    It needs Matplotlib (the extra `plot`).
 
     :raises OptionError: there is no loss, or no Matplotlib.
     """
@@ -43,14 +44,14 @@ def _pyplot(what: str) -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise OptionError(f"{what} draws with Matplotlib. Install it: pip install 'refgrad[plot]'.") from error
+        raise OptionError(f"{what} draws with Matplotlib. Install it: {install('plot')}.") from error
     return plt
 
 
 def plot_onnxs(*onx: ModelProto | str | os.PathLike[str], ax: Any = None, title: Any = None, show: bool = False) -> Any:
     """Draw models side by side: inputs (red), initializers (grey), nodes (orange) and outputs (green), from top to bottom.
 
-    It needs Matplotlib (`pip install 'refgrad[plot]'`). `refgrad.to_svg` draws larger models.
+    It needs Matplotlib (the extra `plot`). `refgrad.to_svg` draws larger models.
 
     :param onx: models, or their paths.
     :param ax: axes to draw on, one for each model; by default the axes of a new figure.

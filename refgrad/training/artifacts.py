@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError
+from refgrad.installing import install
 from refgrad.model.checks.malformed import explained
 from refgrad.model.reading import read
 from refgrad.model.writing import new_folder
@@ -193,7 +194,7 @@ def _checkpoint(values: Mapping[str, np.ndarray]) -> bytes:
         import flatbuffers
     except ImportError as error:
         raise OptionError(
-            "A checkpoint of onnxruntime is a flatbuffer. Install flatbuffers: pip install 'refgrad[train]'."
+            f"A checkpoint of onnxruntime is a flatbuffer. Install flatbuffers: {install('train')}."
         ) from error
     size = sum(value.nbytes for value in values.values())
     if size > _LARGEST:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refgrad.errors import FeedError, OptionError
+from refgrad.installing import install
 from refgrad.model.writing import replacing
 from refgrad.protos.documents import parse_json, record_of, typed
 from refgrad.protos.safetensors import read_safetensors
@@ -166,5 +167,5 @@ def _safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError as error:
-        raise OptionError("Checkpoints are safetensors files. Install it: pip install 'refgrad[train]'.") from error
+        raise OptionError(f"Checkpoints are safetensors files. Install safetensors: {install('train')}.") from error
     return safetensors.numpy

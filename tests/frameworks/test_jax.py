@@ -727,7 +727,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run(code, tmp_path) == "refgrad.jax needs JAX. Install it: pip install 'refgrad[jax]'.\n"
+    assert run(code, tmp_path) == "refgrad.jax needs JAX. Install it: pip install '.[jax]' in a checkout of refgrad.\n"
 
 
 @pytest.mark.parametrize("arrays", sorted(MODELS.glob("*.npz")), ids=lambda file: file.stem)

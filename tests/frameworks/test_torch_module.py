@@ -638,7 +638,7 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "refgrad.torch needs torch. Install it: pip install 'refgrad[torch]'.\n"
+    assert done.stdout == "refgrad.torch needs torch. Install it: pip install '.[torch]' in a checkout of refgrad.\n"
 
 
 def test_the_examples_of_docstrings_run() -> None:

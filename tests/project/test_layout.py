@@ -20,7 +20,7 @@ TOPS = ("refgrad", "backends", "conformance")
 # From the lowest step up. Packages on one step may not import from each other either.
 STAIRCASE = (
     # the differentiator
-    ("refgrad.escaping", "refgrad.traits"),
+    ("refgrad.escaping", "refgrad.installing", "refgrad.traits"),
     ("refgrad.checkout", "refgrad.errors", "refgrad.interruption", "refgrad.markup"),
     ("refgrad.links", "refgrad.notices", "refgrad.ranges", "refgrad.sizes"),
     ("refgrad.protos", "refgrad.worker"),

@@ -189,10 +189,13 @@ def test_examples_have_what_they_print_and_their_pictures(site, modules):
     assert {path.stem for path in (ROOT / "examples" / "training").glob("*.py")} == set(modules["scripts"].EXAMPLES)
 
 
-def test_examples_of_the_start_page_and_the_guide_are_executed(site):
+def test_the_examples_of_the_guide_are_executed(site):
     assert "x_grad" in site.pages["given_model.md"]
     assert "```text\nright\n```" in site.pages["given_model.md"]
-    assert site.pages["index.md"].count("```text") == 1
+
+
+def test_the_site_begins_with_the_contents(site):
+    assert "| you have | you want | read |" in site.pages["index.md"]
 
 
 def test_an_example_that_fails_fails_the_site(modules):

@@ -13,6 +13,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.runner import Plan, run_case
 from refgrad.conformance.judge.verdicts import CRASHED, ResultRow
 from refgrad.errors import OptionError
+from refgrad.installing import install
 from refgrad.tables import plugins
 from refgrad.worker import Worker
 
@@ -30,7 +31,7 @@ def run_on_cluster(
     :raises OptionError: dask.distributed is not installed; no scheduler answers there, or it has no workers.
     """
     if util.find_spec("distributed") is None:
-        raise OptionError("A cluster needs dask.distributed: pip install 'refgrad[conformance]'.")
+        raise OptionError(f"A cluster needs dask.distributed: {install('conformance')}.")
     from distributed import Client, KilledWorker, as_completed
 
     try:
