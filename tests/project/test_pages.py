@@ -16,8 +16,8 @@ OUTCOME = re.compile(r"\s*# exit code (\d)$")
 
 
 def words(text: str) -> str:
-    """A text with one space between words."""
-    return " ".join(text.split())
+    """A text with one space between words, and without errors: rounding differs between machines."""
+    return " ".join(re.sub(r"\d[\d.]*e[-+]\d+", "#", text).split())
 
 
 @pytest.mark.parametrize("page", PAGES)
