@@ -71,17 +71,18 @@ def opsets() -> str:
     """Return docs/opsets.md."""
     rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
     return (
-        "# Older opsets\n\nA gradient has the opset of the model, from 16 on. `onnx.version_converter` first converts a model "
-        "of opset 7 to 15 to\n16, one with sequences to 17, with its subgraphs. Local functions are inlined before; other "
-        "domains stay as they are.\nEvery operator of those opsets was compared before and after, in ONNX "
-        "Runtime, and its gradient with float64\ndifferences (`tests/model/test_opsets.py`). What the converter gets wrong is "
-        "rewritten (`refgrad/model/upgrading/upgrade.py`):\n\n"
+        "# Older opsets\n\nrefgrad converts a model of opset 7 to 15 before it differentiates it. This page says to what, and what "
+        "it corrects.\n\n| model | becomes |\n| --- | --- |\n| opset 7 to 15 | opset 16, by `onnx.version_converter`, with its "
+        "subgraphs |\n| opset 7 to 15, with sequences | opset 17 |\n| opset 16 or later | the gradient has the opset of the model "
+        "|\n\nLocal functions are inlined before. Other domains stay as they are. Every operator of those opsets was compared "
+        "before and\nafter in ONNX Runtime, and its gradient with float64 differences (`tests/model/test_opsets.py`).\n\nrefgrad "
+        "rewrites the nodes that the converter gets wrong (`refgrad/model/upgrading/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
-        + "\nThese are refused, with the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in "
-        "training whose\n`saved_mean` or `saved_var` is read, or with `spatial=0`; sparse constants and initializers. onnx "
-        "refuses a model with a local\nfunction of another opset where an operator in it differs between the two. Models "
-        "before opset 7 are converted as far as onnx\ncan; nothing about them is tested. The mask of Dropout in inference, "
-        "which these versions leave open, is 1.\n"
+        + "\nThese are refused, with the name of the node:\n\n- Scan of opset 8 with `sequence_lens`;\n- BatchNormalization in "
+        "training if its `saved_mean` or `saved_var` is read, or with `spatial=0`;\n- sparse constants and "
+        "initializers.\n\nonnx refuses a model with a local function of another opset if an operator in it differs between the "
+        "two. Models before opset 7\nare converted as far as onnx can, but nothing about them is tested. The mask of Dropout in "
+        "inference, which these versions leave\nopen, is 1.\n"
     )
 
 
@@ -504,13 +505,14 @@ def models() -> str:
     """Return docs/models.md, from the results that `nox -s models` wrote."""
     rows = json.loads((RESULTS / "models.json").read_text())
     return (
-        "# Models\n\nWhole models as torch's exporter writes them, against torch.autograd in float64: the largest error of "
-        "the gradient of a\nfloat input and of any weight, relative to the largest entry of the tensor (`nox -s models`). The "
-        "bound is 2e-5. A tensor\ncounts as no smaller than a ten-thousandth of the largest gradient of the model. A gradient "
-        "that is 0 in exact\narithmetic, such as the one of the bias of attention's keys, shows only rounding in float32: "
-        "there it is compared with\nautograd's own rounding, and `numpy float64: all` leaves nothing out. `torch float32` is "
-        "the error of autograd itself.\nSeconds: the time to build the gradient, and to run it once on both executors. Every "
-        "change is tested with the models of\nsession `torch`.\n\n"
+        "# Models\n\nThis page compares gradients of whole models, as torch's exporter writes them, with torch.autograd in "
+        "float64. `nox -s models`\nmeasures it anew.\n\n| column | meaning |\n| --- | --- |\n| an executor | the largest error "
+        "of the gradient of a float input and of any weight, relative to the largest entry of the tensor; the bound is 2e-5 "
+        "|\n| `numpy float64: all` | the same in double, with nothing left out |\n| `torch float32` | the error of autograd itself "
+        "|\n| seconds | the time to build the gradient, and to run it once on both executors |\n\nA tensor counts as no smaller than "
+        "a ten-thousandth of the largest gradient of the model. A gradient that is 0 in exact\narithmetic, such as the gradient "
+        "of the bias of attention's keys, shows only rounding in float32. There it is compared with\nautograd's own rounding. Every "
+        "change is tested with the models of session `torch`.\n\n"
         + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
     )
 
