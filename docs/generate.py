@@ -60,10 +60,10 @@ def operators() -> str:
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
     names = ", ".join(sorted({name for _, name in (*RULES, *CONTROL_FLOW_RULES)}, key=str.lower))
     return (
-        "# Operators\n\nThe derivative of every operator of ONNX, and of ONNX Runtime's own operators: a rule; the derivative "
-        "of the function\nbody; zero; none, with the reason; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
-        + table(("operator", "derivative", "formula, body or reason"), rows)
-        + f"\nRules: {names}.\n"
+        "# Operators\n\nThe derivative of every operator of ONNX, and of ONNX Runtime's own operators: a rule; the "
+        "derivative "
+        "of the function\nbody; zero; none, with the reason; or missing, because nobody has written it yet (`refgrad "
+        "ops`).\n\n" + table(("operator", "derivative", "formula, body or reason"), rows) + f"\nRules: {names}.\n"
     )
 
 
@@ -71,17 +71,25 @@ def opsets() -> str:
     """Return docs/opsets.md."""
     rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
     return (
-        "# Older opsets\n\nrefgrad converts a model of opset 7 to 15 before it differentiates it. This page says to what, and what "
-        "it corrects.\n\n| model | becomes |\n| --- | --- |\n| opset 7 to 15 | opset 16, by `onnx.version_converter`, with its "
-        "subgraphs |\n| opset 7 to 15, with sequences | opset 17 |\n| opset 16 or later | the gradient has the opset of the model "
-        "|\n\nLocal functions are inlined before. Other domains stay as they are. Every operator of those opsets was compared "
-        "before and\nafter in ONNX Runtime, and its gradient with float64 differences (`tests/model/test_opsets.py`).\n\nrefgrad "
+        "# Older opsets\n\nrefgrad converts a model of opset 7 to 15 before it differentiates it. This page says to what, "
+        "and what "
+        "it corrects.\n\n| model | becomes |\n| --- | --- |\n| opset 7 to 15 | opset 16, by `onnx.version_converter`, with "
+        "its "
+        "subgraphs |\n| opset 7 to 15, with sequences | opset 17 |\n| opset 16 or later | the gradient has the opset of "
+        "the model "
+        "|\n\nLocal functions are inlined before. Other domains stay as they are. Every operator of those opsets was "
+        "compared "
+        "before and\nafter in ONNX Runtime, and its gradient with float64 differences "
+        "(`tests/model/test_opsets.py`).\n\nrefgrad "
         "rewrites the nodes that the converter gets wrong (`refgrad/model/upgrading/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
-        + "\nThese are refused, with the name of the node:\n\n- Scan of opset 8 with `sequence_lens`;\n- BatchNormalization in "
+        + "\nThese are refused, with the name of the node:\n\n- Scan of opset 8 with `sequence_lens`;\n- "
+        "BatchNormalization in "
         "training if its `saved_mean` or `saved_var` is read, or with `spatial=0`;\n- sparse constants and "
-        "initializers.\n\nonnx refuses a model with a local function of another opset if an operator in it differs between the "
-        "two. Models before opset 7\nare converted as far as onnx can, but nothing about them is tested. The mask of Dropout in "
+        "initializers.\n\nonnx refuses a model with a local function of another opset if an operator in it differs between "
+        "the "
+        "two. Models before opset 7\nare converted as far as onnx can, but nothing about them is tested. The mask of "
+        "Dropout in "
         "inference, which these versions leave\nopen, is 1.\n"
     )
 
@@ -104,7 +112,8 @@ def models_of_nodes() -> str:
     judged = len(models) - sum(map(len, reasons.values()))
     return (
         f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a "
-        f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and with "
+        f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and "
+        "with "
         "everything else folded\ninto constants. Each gradient runs on the interpreter in float64 and has to equal central "
         "differences along a\nrandom direction for a random cotangent within 1e-4\n"
         "(`tests/conformance/cases/test_node_models.py`). "
@@ -130,7 +139,8 @@ def tests_of_onnx() -> str:
         (kind, str(len(tests[kind]) - left_out[kind]), str(left_out[kind]), str(len(tests[kind]))) for kind in KINDS
     ]
     return (
-        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for programs that run its models. The interpreter "
+        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for programs that run its models. The "
+        "interpreter "
         "passes all except those below\n(`tests/backends/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`). "
         "The tests of ImageDecoder need Pillow.\nModels with the operator Gradient go through "
         "`refgrad.expand_gradients` first.\n\n"
@@ -269,7 +279,8 @@ def parity() -> dict[Path, str]:
     lines = [
         "# Parity with ONNX Runtime's gradient builder, operator by operator\n",
         f"Dialect `ort` against GradientGraphBuilder of onnxruntime-training-cpu {VERSIONS[TRAINING]}, over {total['cases']} "
-        f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient is "
+        f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient "
+        "is "
         f"right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node by "
         "node. [Parity](../docs/parity.md) says what the columns count.\n"
         "Every graph of the last columns is explained below. What the builder writes wrongly is shown on models of a "
@@ -402,15 +413,18 @@ def _of_tests() -> str:
     of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, "
     missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
     return (
-        "CI samples the largest matrices of tests ([development](development.md)), but not those that find a wrong rule in one "
+        "CI samples the largest matrices of tests ([development](development.md)), but not those that find a wrong rule in "
+        "one "
         "case:\nthe gradient against differences, the body of an operator of ONNX Runtime against its kernel, the judge on "
         "control flow and\nsequences. These tests were given the mutants that the suite catches "
         "(`python benchmarks/mutants.py --tests`):\n"
         f"{of_all}{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
         f"{row['noticed'] / row['caught']:.2%}.{f' Of {rest} operators no mutant was tried.' if rest else ''}\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
-        + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
-        "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "
+        + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the "
+        "wrong "
+        "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, "
+        "the "
         "faults in\n`test_locating.py` and `test_locating_known_bugs.py`.\n"
     )
 
@@ -440,14 +454,17 @@ def training_artifacts() -> str:
     return (
         "## Training artifacts\n\nThree steps by the models of `generate_artifacts`, lowered by `refgrad.lower`, against the "
         f"training API of ONNX Runtime {VERSIONS[TRAINING]}.\nResNet-18 has BatchNormalization in training: its running "
-        f"statistics are compared as its weights are. Three figures each,\n{' / '.join(kinds.values())}: the largest relative "
-        "error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and the norm of a "
+        f"statistics are compared as its weights are. Three figures each,\n{' / '.join(kinds.values())}: the largest "
+        "relative "
+        "error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and the norm "
+        "of a "
         "tensor's errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is nearly 0 but not "
         f"0, which rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what the\ntraining API "
         "itself loses. The shifts of BatchNormalization are set to ±2.5 and the batches chosen so that no Relu comes near "
-        "its kink:\nelsewhere one argument that rounds to the other side makes two right gradients differ by 1e-3 to 1e-1. The "
-        "weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 (`benchmarks/artifacts.py`).\n\n"
-        + table((*settings, *runs.values()), rows)
+        "its kink:\nelsewhere one argument that rounds to the other side makes two right gradients differ by 1e-3 to 1e-1. "
+        "The "
+        "weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 "
+        "(`benchmarks/artifacts.py`).\n\n" + table((*settings, *runs.values()), rows)
     )
 
 
@@ -461,8 +478,10 @@ def beaten_kernels() -> str:
         return "; ".join(found) or "nowhere"
 
     return (
-        "## Which of its kernels plain operators beat\n\nForward and backward in dialect `ort` against dialect `onnx`, both on "
-        f"onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that in `onnx`;\n"
+        "## Which of its kernels plain operators beat\n\nForward and backward in dialect `ort` against dialect `onnx`, "
+        "both on "
+        f"onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that in "
+        "`onnx`;\n"
         "[the table](benchmarks.md#operators-in-both-dialects) has them all.\n\n"
         f"- Plain operators are faster: {listed(1.1, float('inf'))}.\n- Its kernels are faster: {listed(0, 0.9)}.\n"
     )
@@ -478,7 +497,8 @@ def parity_summary() -> str:
     models = {model["name"] for model in results["models"]}
     same = models - {m["name"] for m in results["models"] if m["row"]["verdict"] != "isomorphic"}
     return (
-        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of them "
+        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of "
+        "them "
         f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it "
         f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
         f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
@@ -493,7 +513,8 @@ def operators_summary() -> str:
     count = Counter(o.derivative for o in every_operator())
     return (
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
-        f"{count['zero']} have a derivative that is zero. The operators of\nai.onnx.ml and those that ONNX Runtime's optimizer "
+        f"{count['zero']} have a derivative that is zero. The operators of\nai.onnx.ml and those that ONNX Runtime's "
+        "optimizer "
         f"writes are among them. {count['none']} have no derivative; a model with one of them on the way is\nrefused. "
         "[docs/operators.md](docs/operators.md) has the formula or the reason of each, [docs/kinks.md](docs/kinks.md) the "
         "choices where a derivative\ndoes not exist, [docs/node_models.md](docs/node_models.md) what the node tests of onnx "
@@ -501,20 +522,14 @@ def operators_summary() -> str:
     )
 
 
-def models() -> str:
-    """Return docs/models.md, from the results that `nox -s models` wrote."""
+def models() -> dict[Path, str]:
+    """Return reports/models.md and docs/models.md, from the results that `nox -s models` wrote."""
     rows = json.loads((RESULTS / "models.json").read_text())
-    return (
-        "# Models\n\nThis page compares gradients of whole models, as torch's exporter writes them, with torch.autograd in "
-        "float64. `nox -s models`\nmeasures it anew.\n\n| column | meaning |\n| --- | --- |\n| an executor | the largest error "
-        "of the gradient of a float input and of any weight, relative to the largest entry of the tensor; the bound is 2e-5 "
-        "|\n| `numpy float64: all` | the same in double, with nothing left out |\n| `torch float32` | the error of autograd itself "
-        "|\n| seconds | the time to build the gradient, and to run it once on both executors |\n\nA tensor counts as no smaller than "
-        "a ten-thousandth of the largest gradient of the model. A gradient that is 0 in exact\narithmetic, such as the gradient "
-        "of the bias of attention's keys, shows only rounding in float32. There it is compared with\nautograd's own rounding. Every "
-        "change is tested with the models of session `torch`.\n\n"
-        + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    )
+    return {
+        REPORTS / "models.md": "# Models, one by one\n\n[Models](../docs/models.md) says what the columns mean.\n\n"
+        + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]),
+        ROOT / "docs" / "models.md": summaries.models(rows, table),
+    }
 
 
 def deployed() -> str:
@@ -553,6 +568,15 @@ def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         f"disagrees: {', '.join(wrong)}" if wrong else "ok",
         *errors,
     )
+
+
+def special_points() -> dict[Path, str]:
+    """Return reports/special_points.md and docs/special_points.md, from the results that `nox -s jets` compares with."""
+    found = json.loads((RESULTS / "special_points.json").read_text())
+    return {
+        REPORTS / "special_points.md": kink_pages.report_of_special_points(found, table),
+        ROOT / "docs" / "special_points.md": kink_pages.special_points(found, table),
+    }
 
 
 def precision() -> dict[Path, str]:
@@ -707,14 +731,12 @@ def generated() -> dict[Path, str]:
         **runtimes(),
         nan_page: fill(nan_page.read_text(), "strong_zero", "\n" + rows_of("strong_zero")[1]),
         deployed_page: fill(deployed_page.read_text(), "results", deployed()),
-        ROOT / "docs" / "models.md": models(),
+        **models(),
         **mutants(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
         **parity(),
-        ROOT / "docs" / "special_points.md": kink_pages.special_points(
-            json.loads((RESULTS / "special_points.json").read_text()), table
-        ),
+        **special_points(),
         **precision(),
         **scoreboard(),
     }
