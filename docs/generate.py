@@ -60,10 +60,13 @@ def operators() -> str:
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
     names = ", ".join(sorted({name for _, name in (*RULES, *CONTROL_FLOW_RULES)}, key=str.lower))
     return (
-        "# Operators\n\nThe derivative of every operator of ONNX, and of ONNX Runtime's own operators: a rule; the "
-        "derivative "
-        "of the function\nbody; zero; none, with the reason; or missing, because nobody has written it yet (`refgrad "
-        "ops`).\n\n" + table(("operator", "derivative", "formula, body or reason"), rows) + f"\nRules: {names}.\n"
+        "# Operators\n\nThis table has the derivative of every operator of ONNX, and of ONNX Runtime's own operators. "
+        "`refgrad ops` prints it.\n`refgrad explain Softmax` prints one operator.\n\n| derivative | meaning |\n| --- | --- |\n"
+        "| rule | refgrad has a rule; its formula is given |\n| function | the function body of the operator is differentiated "
+        "|\n| zero | the derivative is zero |\n| none | no derivative exists, for the given reason |\n| missing | nobody has "
+        "written it yet |\n\n"
+        + table(("operator", "derivative", "formula, body or reason"), rows)
+        + f"\nRules: {names}.\n"
     )
 
 
@@ -72,25 +75,19 @@ def opsets() -> str:
     rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
     return (
         "# Older opsets\n\nrefgrad converts a model of opset 7 to 15 before it differentiates it. This page says to what, "
-        "and what "
-        "it corrects.\n\n| model | becomes |\n| --- | --- |\n| opset 7 to 15 | opset 16, by `onnx.version_converter`, with "
-        "its "
-        "subgraphs |\n| opset 7 to 15, with sequences | opset 17 |\n| opset 16 or later | the gradient has the opset of "
-        "the model "
-        "|\n\nLocal functions are inlined before. Other domains stay as they are. Every operator of those opsets was "
-        "compared "
-        "before and\nafter in ONNX Runtime, and its gradient with float64 differences "
-        "(`tests/model/test_opsets.py`).\n\nrefgrad "
-        "rewrites the nodes that the converter gets wrong (`refgrad/model/upgrading/upgrade.py`):\n\n"
+        "and what it corrects.\n\n| model | becomes |\n| --- | --- |\n| opset 7 to 15 | opset 16, by "
+        "`onnx.version_converter`, with its subgraphs |\n| opset 7 to 15, with sequences | opset 17 |\n| opset 16 or later "
+        "| the gradient has the opset of the model |\n\nLocal functions are inlined before. Other domains stay as they "
+        "are. Every operator of those opsets was compared before and\nafter in ONNX Runtime, and its gradient with float64 "
+        "differences (`tests/model/test_opsets.py`).\n\nrefgrad rewrites the nodes that the converter gets wrong "
+        "(`refgrad/model/upgrading/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
         + "\nThese are refused, with the name of the node:\n\n- Scan of opset 8 with `sequence_lens`;\n- "
         "BatchNormalization in "
         "training if its `saved_mean` or `saved_var` is read, or with `spatial=0`;\n- sparse constants and "
         "initializers.\n\nonnx refuses a model with a local function of another opset if an operator in it differs between "
-        "the "
-        "two. Models before opset 7\nare converted as far as onnx can, but nothing about them is tested. The mask of "
-        "Dropout in "
-        "inference, which these versions leave\nopen, is 1.\n"
+        "the two. Models before opset 7\nare converted as far as onnx can, but nothing about them is tested. The mask of "
+        "Dropout in inference, which these versions leave\nopen, is 1.\n"
     )
 
 
@@ -111,19 +108,18 @@ def models_of_nodes() -> str:
     fixed = [(f"{name} of {operator}", reason) for (operator, name), reason in FIXED.items()]
     judged = len(models) - sum(map(len, reasons.values()))
     return (
-        f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a "
-        f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and "
-        "with "
-        "everything else folded\ninto constants. Each gradient runs on the interpreter in float64 and has to equal central "
-        "differences along a\nrandom direction for a random cotangent within 1e-4\n"
-        "(`tests/conformance/cases/test_node_models.py`). "
+        "# The node tests of onnx\n\nDoes refgrad differentiate the models of onnx's own tests? onnx "
+        f"{onnx.__version__} ships {len(models)} models of one operator each\nwith a float input and a float output. refgrad "
+        f"differentiates {judged} of them by every float input, as they are and with everything else\nfolded into "
+        "constants.\n\nEach gradient runs on the interpreter in float64. It has to equal central differences within 1e-4, "
+        "along a random direction and for a\nrandom cotangent (`tests/conformance/cases/test_node_models.py`). "
         + (f"These are left out:\n\n{table(('models', 'why'), left_out)}" if left_out else "None is left out.\n")
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
-        + f"\n## Structure\n\n{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or "
-        "optionals. A sequence is judged tensor by tensor.\nONNX Runtime has to compute these gradients too, where it runs "
-        "the model: within 1e-4 in the model's own types, or one unit in\nthe last place of float16 and bfloat16.\n"
-        "A gradient is zero where no output depends on the values of an "
-        "input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
+        + "\n## Control flow, recurrences, sequences and optionals\n\n"
+        + f"{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or optionals. A sequence is "
+        "judged tensor by tensor.\n\nONNX Runtime has to compute these gradients too, if it runs the model: within 1e-4 in the "
+        "model's own types, or one unit in the last\nplace of float16 and bfloat16. A gradient is zero if no output depends on "
+        "the values of an input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
     )
 
 
@@ -139,11 +135,10 @@ def tests_of_onnx() -> str:
         (kind, str(len(tests[kind]) - left_out[kind]), str(left_out[kind]), str(len(tests[kind]))) for kind in KINDS
     ]
     return (
-        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for programs that run its models. The "
-        "interpreter "
-        "passes all except those below\n(`tests/backends/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`). "
-        "The tests of ImageDecoder need Pillow.\nModels with the operator Gradient go through "
-        "`refgrad.expand_gradients` first.\n\n"
+        "# The backend tests of onnx\n\nDoes the [interpreter](interpreter.md) pass onnx's own tests? "
+        f"onnx {onnx.__version__} ships tests for programs that run its models, and the\ninterpreter passes all except those "
+        "below (`tests/backends/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`).\n\nThe tests of ImageDecoder "
+        "need Pillow. Models with the operator Gradient go through `refgrad.expand_gradients` first.\n\n"
         + table(("kind", "passed", "left out", "in all"), rows)
         + "\nLeft out:\n\n"
         + table(("tests", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
@@ -280,12 +275,9 @@ def parity() -> dict[Path, str]:
         "# Parity with ONNX Runtime's gradient builder, operator by operator\n",
         f"Dialect `ort` against GradientGraphBuilder of onnxruntime-training-cpu {VERSIONS[TRAINING]}, over {total['cases']} "
         f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient "
-        "is "
-        f"right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node by "
-        "node. [Parity](../docs/parity.md) says what the columns count.\n"
-        "Every graph of the last columns is explained below. What the builder writes wrongly is shown on models of a "
-        "few elements "
-        "in\n[findings.md](findings.md).\n",
+        f"is right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node "
+        "by node. [Parity](../docs/parity.md) says what the columns count.\nEvery graph of the last columns is explained "
+        "below. What the builder writes wrongly is shown on models of a few elements in\n[findings.md](findings.md).\n",
         table(("operator", *columns), rows),
         "## Whole models\n",
         table(
@@ -394,8 +386,8 @@ def _caught(rows: Mapping[str, Counter[str]], equal: int, what: str) -> str:
     total = sum(rows.values(), Counter[str]())
     caught, rest = total["mutants"] - total["survived"], total["mutants"] - equal
     return (
-        f"Of {total['mutants']} mutants of {what} {equal} are equivalent: they do not change a gradient. Of the other {rest} "
-        f"the suite catches\n{caught}, {caught / rest:.1%}."
+        f"There are {total['mutants']} mutants of {what}. {equal} are equivalent: they do not change a gradient. Of the "
+        f"other {rest}\nthe suite catches {caught}, {caught / rest:.1%}."
     )
 
 
@@ -413,19 +405,16 @@ def _of_tests() -> str:
     of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, "
     missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
     return (
-        "CI samples the largest matrices of tests ([development](development.md)), but not those that find a wrong rule in "
-        "one "
-        "case:\nthe gradient against differences, the body of an operator of ONNX Runtime against its kernel, the judge on "
-        "control flow and\nsequences. These tests were given the mutants that the suite catches "
-        "(`python benchmarks/mutants.py --tests`):\n"
-        f"{of_all}{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
-        f"{row['noticed'] / row['caught']:.2%}.{f' Of {rest} operators no mutant was tried.' if rest else ''}\n"
+        "CI samples the largest matrices of tests ([development](development.md#samples)). It always runs the tests that "
+        "find a wrong rule in one\ncase: the gradient against differences, the body of an operator of ONNX Runtime against "
+        "its kernel, and the judge on control flow and\nsequences.\n\nThese tests ran on mutants that the suite catches "
+        f"(`python benchmarks/mutants.py --tests`): {of_all}{row['caught']} of {row['operators']}\noperators. They notice "
+        f"{row['noticed']}, "
+        f"{row['noticed'] / row['caught']:.2%}.{f' No mutant of the other {rest} operators was tried.' if rest else ''}\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
-        + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the "
-        "wrong "
-        "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, "
-        "the "
-        "faults in\n`test_locating.py` and `test_locating_known_bugs.py`.\n"
+        + "\nCI also runs every test with a planted fault, without sampling: the wrong rules of `test_planted.py`, the wrong "
+        "structures of\n`test_planted_structures.py`, the guards of `test_jets.py`, the faults in `test_locating.py` and "
+        "`test_locating_known_bugs.py`.\n"
     )
 
 
@@ -434,8 +423,8 @@ def _of_seeds() -> str:
     rows = json.loads((RESULTS / "conformance_seeds.json").read_text())
     asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "inconclusive"))
     return (
-        f"With {len(rows)} seeds, each of which draws other cotangents and directions, {asked} questions were asked of the "
-        f"rules as they are\n(`python benchmarks/seeds.py`): {wrong} were called wrong, {unsettled} were inconclusive.\n"
+        f"`python benchmarks/seeds.py` asks the suite about the unchanged rules, with {len(rows)} seeds. Each seed draws "
+        f"other cotangents and directions.\nOf {asked} verdicts {wrong} were wrong, and {unsettled} inconclusive.\n"
     )
 
 
@@ -455,15 +444,12 @@ def training_artifacts() -> str:
         "## Training artifacts\n\nThree steps by the models of `generate_artifacts`, lowered by `refgrad.lower`, against the "
         f"training API of ONNX Runtime {VERSIONS[TRAINING]}.\nResNet-18 has BatchNormalization in training: its running "
         f"statistics are compared as its weights are. Three figures each,\n{' / '.join(kinds.values())}: the largest "
-        "relative "
-        "error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and the norm "
-        "of a "
-        "tensor's errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is nearly 0 but not "
-        f"0, which rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what the\ntraining API "
-        "itself loses. The shifts of BatchNormalization are set to ±2.5 and the batches chosen so that no Relu comes near "
-        "its kink:\nelsewhere one argument that rounds to the other side makes two right gradients differ by 1e-3 to 1e-1. "
-        "The "
-        "weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 "
+        "relative error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and "
+        "the norm of a tensor's errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is "
+        f"nearly 0 but not 0, which rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what "
+        "the\ntraining API itself loses. The shifts of BatchNormalization are set to ±2.5 and the batches chosen so that "
+        "no Relu comes near its kink:\nelsewhere one argument that rounds to the other side makes two right gradients "
+        "differ by 1e-3 to 1e-1. The weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 "
         "(`benchmarks/artifacts.py`).\n\n" + table((*settings, *runs.values()), rows)
     )
 
@@ -479,11 +465,9 @@ def beaten_kernels() -> str:
 
     return (
         "## Which of its kernels plain operators beat\n\nForward and backward in dialect `ort` against dialect `onnx`, "
-        "both on "
-        f"onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that in "
-        "`onnx`;\n"
-        "[the table](benchmarks.md#operators-in-both-dialects) has them all.\n\n"
-        f"- Plain operators are faster: {listed(1.1, float('inf'))}.\n- Its kernels are faster: {listed(0, 0.9)}.\n"
+        f"both on onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that "
+        "in `onnx`;\n[the table](benchmarks.md#operators-in-both-dialects) has them all.\n\n- Plain operators are faster: "
+        f"{listed(1.1, float('inf'))}.\n- Its kernels are faster: {listed(0, 0.9)}.\n"
     )
 
 
@@ -497,14 +481,12 @@ def parity_summary() -> str:
     models = {model["name"] for model in results["models"]}
     same = models - {m["name"] for m in results["models"] if m["row"]["verdict"] != "isomorphic"}
     return (
-        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of "
-        "them "
-        f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it "
-        f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
-        f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
-        f"graphs are the same node by node, {overlooked} more except for an attribute\nor the shape of a constant. Whole "
-        "models "
-        f"that are the same node by node: {'; '.join(sorted(same))}.\n"
+        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators, with {total['cases']} cases. It "
+        f"is right in {total['right']} cases and wrong in {total['wrong']}.\n{total['fails']} of its graphs do not run, and "
+        f"it refuses {total['refused']} cases.\n\nOf the cases in which it is right:\n\n- dialect `ort` has the same "
+        f"training operators in {total['same operators']}, and the same names of gradients in {total['same names']};\n- "
+        f"{total['isomorphic']} graphs are the same node by node;\n- {overlooked} more are the same except for an attribute "
+        f"or the shape of a constant.\n\nThese whole models are the same node by node: {'; '.join(sorted(same))}.\n"
     )
 
 
@@ -514,11 +496,10 @@ def operators_summary() -> str:
     return (
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
         f"{count['zero']} have a derivative that is zero. The operators of\nai.onnx.ml and those that ONNX Runtime's "
-        "optimizer "
-        f"writes are among them. {count['none']} have no derivative; a model with one of them on the way is\nrefused. "
-        "[docs/operators.md](docs/operators.md) has the formula or the reason of each, [docs/kinks.md](docs/kinks.md) the "
-        "choices where a derivative\ndoes not exist, [docs/node_models.md](docs/node_models.md) what the node tests of onnx "
-        "say.\n"
+        f"optimizer writes are among them. {count['none']} have no derivative; a model with one of them on the way "
+        "is\nrefused. [docs/operators.md](docs/operators.md) has the formula or the reason of each, "
+        "[docs/kinks.md](docs/kinks.md) the choices where a derivative\ndoes not exist, "
+        "[docs/node_models.md](docs/node_models.md) what the node tests of onnx say.\n"
     )
 
 

@@ -87,19 +87,16 @@ def special_points(found: Mapping[str, Any], table: Table) -> str:
     rows = [(order, *(str(totals[f"{order} {status}"]) for status in STATUSES)) for order in map(str, ORDERS)]
     return (
         "# Special points\n\nDoes refgrad return the derivative at points where a function turns, ends or grows without "
-        "bound? "
-        "`nox -s jets` checks the\nderivatives of order 1 to 3 there, for every operator. `nox -s jets -- Pow` checks one "
-        "operator.\n\nTaylor arithmetic with 50 digits along random curves shows whether a derivative exists, without the "
-        "rules. "
-        "For each input, each pair\nof inputs and all inputs together, refgrad returned every derivative that exists. "
-        f"{totals.total()} derivatives were checked:\n\n"
+        "bound? `nox -s jets` checks the\nderivatives of order 1 to 3 there, for every operator. `nox -s jets -- Pow` "
+        "checks one operator.\n\nTaylor arithmetic with 50 digits along random curves shows whether a derivative exists, "
+        "without the rules. For each input, each pair\nof inputs and all inputs together, refgrad returned every "
+        f"derivative that exists. {totals.total()} derivatives were checked:\n\n"
         + table(("order", *STATUSES), rows)
         + "\n| column | the derivative |\n| --- | --- |\n| exists | exists, and refgrad returned it |\n| kink | differs by "
-        "side or "
-        "direction |\n| infinite | is infinite |\n| undefined | is asked for where the function is undefined |\n\n[The "
-        "report](../reports/special_points.md) has the counts of every operator, and what refgrad returns where no "
-        "derivative "
-        "exists. Every\nfinite number there has a row in [Kinks](kinks.md), except where the function itself is undefined.\n"
+        "side or direction |\n| infinite | is infinite |\n| undefined | is asked for where the function is undefined "
+        "|\n\n[The report](../reports/special_points.md) has the counts of every operator, and what refgrad returns where "
+        "no derivative exists. Every\nfinite number there has a row in [Kinks](kinks.md), except where the function itself "
+        "is undefined.\n"
     )
 
 
@@ -115,10 +112,9 @@ def report_of_special_points(found: Mapping[str, Any], table: Table) -> str:
         "## Counts\n\nThe three numbers of a cell are the orders 1, 2 and 3.\n\n"
         + table(("operator", *STATUSES), rows)
         + "\n## Where no derivative exists\n\nThe table lists what refgrad returns:\n\n| word | result |\n| --- | --- |\n| "
-        "`nan`, "
-        "`inf`, `zero` | this number |\n| `one side` | the derivative of one side |\n| `mean` | the mean of both sides |\n| "
-        "`asymmetric` | it depends on the order in which the inputs are taken |\n| `finite` | another number |\n\n"
-        + table(("operator", "point", "inputs and order"), lines)
+        "`nan`, `inf`, `zero` | this number |\n| `one side` | the derivative of one side |\n| `mean` | the mean of both "
+        "sides |\n| `asymmetric` | it depends on the order in which the inputs are taken |\n| `finite` | another number "
+        "|\n\n" + table(("operator", "point", "inputs and order"), lines)
     )
 
 
