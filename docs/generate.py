@@ -116,9 +116,9 @@ def models_of_nodes() -> str:
         + (f"These are left out:\n\n{table(('models', 'why'), left_out)}" if left_out else "None is left out.\n")
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
         + "\n## Control flow, recurrences, sequences and optionals\n\n"
-        + f"{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or optionals. A sequence is "
-        "judged tensor by tensor.\n\nONNX Runtime has to compute these gradients too, if it runs the model: within 1e-4 in the "
-        "model's own types, or one unit in the last\nplace of float16 and bfloat16. A gradient is zero if no output depends on "
+        + f"{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or optionals. A sequence "
+        "is judged tensor by tensor.\n\nONNX Runtime has to compute these gradients too, if it runs the model: within 1e-4 in "
+        "the model's own types, or one unit in the last\nplace of float16 and bfloat16. A gradient is zero if no output depends on "
         "the values of an input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
     )
 
@@ -513,20 +513,30 @@ def models() -> dict[Path, str]:
     }
 
 
-def deployed() -> str:
-    """Return the tables of docs/deployed.md, from the results that benchmarks/deployed.py wrote."""
+def deployed() -> tuple[str, str]:
+    """Return reports/deployed.md, and its summary in docs/deployed.md, from the results that benchmarks/deployed.py wrote."""
     rows = json.loads((RESULTS / "deployed.json").read_text())
-    tables = []
-    for exported in (True, False):
+    sections, summary = [], []
+    for exported, title in ((True, "Exported models"), (False, "Language models by a model builder")):
         forms: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["model"].startswith("llm/") != exported:
                 forms.setdefault(row["form"], []).append(row)
         lines = [(form, *_of_form(found)) for form, found in forms.items()]
-        header = ("form", "models", "refused", "check", "by torch: numpy float64", "by torch: ort-cpu")
+        header = ("variant", "models", "refused", "check", "by torch: numpy float64", "by torch: ort-cpu")
         names = sorted({row["model"].removeprefix("llm/") for found in forms.values() for row in found})
-        tables.append(f"{len(names)} models: {', '.join(names)}.\n\n{table(header, lines)}")
-    return "\n".join(tables)
+        sections.append(f"## {title}\n\n{len(names)} models: {', '.join(names)}.\n\n{table(header, lines)}")
+        compared = [line for line in lines if "float16" not in line[0]]
+        largest = [max((line[at] for line in compared if line[at]), key=float) for at in (4, 5)]
+        refused = sum(line[2] != "none" for line in lines)
+        wrong = [f"{line[3].removeprefix('disagrees: ')} in {line[0]}" for line in lines if line[3] != "ok"]
+        summary.append((title, str(len(names)), str(len(lines)), str(refused), "; ".join(wrong) or "none", *largest))
+    header = ("", "models", "variants", "refused", "check disagrees", "largest error in float64", "on ort-cpu")
+    return (
+        "# Deployed models, variant by variant\n\n[Deployed models](../docs/deployed.md#what-was-measured) says what was "
+        "measured. The errors are the largest of all models and tensors.\n\n" + "\n".join(sections),
+        table(header, summary),
+    )
 
 
 def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -675,6 +685,16 @@ def _grouped(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[s
             yield str(len(names)), said, names[0].removeprefix("test_grad_"), reason
 
 
+def cost_of_strong_zero() -> str:
+    """Return the paragraph of docs/nan_in_a_gradient.md on the time that the option takes."""
+    rows, _ = rows_of("strong_zero")
+    ratios = sorted(row["ratio"] for row in rows)
+    return (
+        f"On {len(rows)} models the gradient with the option takes {ratios[0]:.2f} to {ratios[-1]:.2f} times as long, on ONNX "
+        "Runtime with two threads\n([the report](../reports/benchmarks.md#a-cotangent-of-0-that-stays-0)).\n"
+    )
+
+
 def exported() -> str:
     """Return the paragraph of docs/export.md on how many tests there are."""
     results = json.loads((RESULTS / "runtimes.json").read_text())
@@ -710,8 +730,9 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "kinks.md": kink_pages.kinks(table),
         export_page: fill(export_page.read_text(), "counts", exported()),
         **runtimes(),
-        nan_page: fill(nan_page.read_text(), "strong_zero", "\n" + rows_of("strong_zero")[1]),
-        deployed_page: fill(deployed_page.read_text(), "results", deployed()),
+        nan_page: fill(nan_page.read_text(), "strong_zero", cost_of_strong_zero()),
+        REPORTS / "deployed.md": deployed()[0],
+        deployed_page: fill(deployed_page.read_text(), "results", deployed()[1]),
         **models(),
         **mutants(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
