@@ -118,8 +118,8 @@ def models_of_nodes() -> str:
         + "\n## Control flow, recurrences, sequences and optionals\n\n"
         + f"{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or optionals. A sequence "
         "is judged tensor by tensor.\n\nONNX Runtime has to compute these gradients too, if it runs the model: within 1e-4 in "
-        "the model's own types, or one unit in the last\nplace of float16 and bfloat16. A gradient is zero if no output depends on "
-        "the values of an input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
+        "the model's own types, or one unit in the\nlast place of float16 and bfloat16. A gradient is zero if no output "
+        "depends on the values of an input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
     )
 
 
