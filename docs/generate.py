@@ -266,7 +266,7 @@ def parity() -> dict[Path, str]:
     for column in per_operator.values():
         total.update(column)
     apart = {verdict: words for name, words in OVERLOOKED.items() for verdict in [f"isomorphic apart from {name}"]}
-    apart[f"isomorphic apart from {' and '.join(OVERLOOKED)}"] = "both"
+    apart[f"isomorphic apart from {' and '.join(OVERLOOKED)}"] = "both of these"
     columns = ("cases", "right", "same operators", "same names", "isomorphic", *apart, *DIFFERENCES)
     rows = [[name, *(str(column.get(c) or "") for c in columns)] for name, column in per_operator.items()]
     rows.append(["all", *(str(total[c]) for c in columns)])
@@ -402,14 +402,14 @@ def _of_tests() -> str:
     """Return what benchmarks/mutants.py --tests found of the tests that CI runs."""
     row, every = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("mutants_tests", "mutants"))
     rest = sum(count["mutants"] > 0 for count in every["operators"].values()) - row["operators"]
-    of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, "
+    of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, that is "
     missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
     return (
         "CI samples the largest matrices of tests ([development](development.md#samples)). It always runs the tests that "
         "find a wrong rule in one\ncase: the gradient against differences, the body of an operator of ONNX Runtime against "
         "its kernel, and the judge on control flow and\nsequences.\n\nThese tests ran on mutants that the suite catches "
-        f"(`python benchmarks/mutants.py --tests`): {of_all}{row['caught']} of {row['operators']}\noperators. They notice "
-        f"{row['noticed']}, "
+        f"(`python benchmarks/mutants.py --tests`): {of_all}{row['caught']} mutants of\n{row['operators']} operators. They "
+        f"notice {row['noticed']}, "
         f"{row['noticed'] / row['caught']:.2%}.{f' No mutant of the other {rest} operators was tried.' if rest else ''}\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
         + "\nCI also runs every test with a planted fault, without sampling: the wrong rules of `test_planted.py`, the wrong "
@@ -423,8 +423,8 @@ def _of_seeds() -> str:
     rows = json.loads((RESULTS / "conformance_seeds.json").read_text())
     asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "inconclusive"))
     return (
-        f"`python benchmarks/seeds.py` asks the suite about the unchanged rules, with {len(rows)} seeds. Each seed draws "
-        f"other cotangents and directions.\nOf {asked} verdicts {wrong} were wrong, and {unsettled} inconclusive.\n"
+        f"`python benchmarks/seeds.py` asks the suite about the unchanged rules, with {len(rows)} seeds. Each seed draws other "
+        f"cotangents and directions.\nOf {asked} verdicts on these right rules {wrong} said wrong, and {unsettled} inconclusive.\n"
     )
 
 
