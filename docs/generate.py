@@ -424,7 +424,8 @@ def _of_seeds() -> str:
     asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "inconclusive"))
     return (
         f"`python benchmarks/seeds.py` asks the suite about the unchanged rules, with {len(rows)} seeds. Each seed draws other "
-        f"cotangents and directions.\nOf {asked} verdicts on these right rules {wrong} said wrong, and {unsettled} inconclusive.\n"
+        f"cotangents and directions.\nOf {asked} verdicts on these right rules {wrong} said wrong, and {unsettled} "
+        "inconclusive.\n"
     )
 
 
