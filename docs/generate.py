@@ -62,8 +62,11 @@ def operators() -> str:
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
     names = ", ".join(sorted({name for _, name in (*RULES, *CONTROL_FLOW_RULES)}, key=str.lower))
     return (
-        "# Operators\n\nThe derivative of every operator of ONNX, and of ONNX Runtime's own operators: a rule; the derivative "
-        "of the function\nbody; zero; none, with the reason; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
+        "# Operators\n\nThis table has the derivative of every operator of ONNX, and of ONNX Runtime's own operators. "
+        "`refgrad ops` prints it.\n`refgrad explain Softmax` prints one operator.\n\n| derivative | meaning |\n| --- | --- |\n"
+        "| rule | refgrad has a rule; its formula is given |\n| function | the function body of the operator is differentiated "
+        "|\n| zero | the derivative is zero |\n| none | no derivative exists, for the given reason |\n| missing | nobody has "
+        "written it yet |\n\n"
         + table(("operator", "derivative", "formula, body or reason"), rows)
         + f"\nRules: {names}.\n"
     )
@@ -73,17 +76,20 @@ def opsets() -> str:
     """Return docs/opsets.md."""
     rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
     return (
-        "# Older opsets\n\nA gradient has the opset of the model, from 16 on. `onnx.version_converter` first converts a model "
-        "of opset 7 to 15 to\n16, one with sequences to 17, with its subgraphs. Local functions are inlined before; other "
-        "domains stay as they are.\nEvery operator of those opsets was compared before and after, in ONNX "
-        "Runtime, and its gradient with float64\ndifferences (`tests/model/test_opsets.py`). What the converter gets wrong is "
-        "rewritten (`refgrad/model/upgrading/upgrade.py`):\n\n"
+        "# Older opsets\n\nrefgrad converts a model of opset 7 to 15 before it differentiates it. This page says to what, "
+        "and what it corrects.\n\n| model | becomes |\n| --- | --- |\n| opset 7 to 15 | opset 16, by "
+        "`onnx.version_converter`, with its subgraphs |\n| opset 7 to 15, with sequences | opset 17 |\n| opset 16 or later "
+        "| the gradient has the opset of the model |\n\nLocal functions are inlined before. Other domains stay as they "
+        "are. Every operator of those opsets was compared before and\nafter in ONNX Runtime, and its gradient with float64 "
+        "differences (`tests/model/test_opsets.py`).\n\nrefgrad rewrites the nodes that the converter gets wrong "
+        "(`refgrad/model/upgrading/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
-        + "\nThese are refused, with the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in "
-        "training whose\n`saved_mean` or `saved_var` is read, or with `spatial=0`; sparse constants and initializers. onnx "
-        "refuses a model with a local\nfunction of another opset where an operator in it differs between the two. Models "
-        "before opset 7 are converted as far as onnx\ncan; nothing about them is tested. The mask of Dropout in inference, "
-        "which these versions leave open, is 1.\n"
+        + "\nThese are refused, with the name of the node:\n\n- Scan of opset 8 with `sequence_lens`;\n- "
+        "BatchNormalization in "
+        "training if its `saved_mean` or `saved_var` is read, or with `spatial=0`;\n- sparse constants and "
+        "initializers.\n\nonnx refuses a model with a local function of another opset if an operator in it differs between "
+        "the two. Models before opset 7\nare converted as far as onnx can, but nothing about them is tested. The mask of "
+        "Dropout in inference, which these versions leave\nopen, is 1.\n"
     )
 
 
@@ -104,18 +110,18 @@ def models_of_nodes() -> str:
     fixed = [(f"{name} of {operator}", reason) for (operator, name), reason in FIXED.items()]
     judged = len(models) - sum(map(len, reasons.values()))
     return (
-        f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a "
-        f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and with "
-        "everything else folded\ninto constants. Each gradient runs on the interpreter in float64 and has to equal central "
-        "differences along a\nrandom direction for a random cotangent within 1e-4\n"
-        "(`tests/conformance/cases/test_node_models.py`). "
+        "# The node tests of onnx\n\nDoes refgrad differentiate the models of onnx's own tests? onnx "
+        f"{onnx.__version__} ships {len(models)} models of one operator each\nwith a float input and a float output. refgrad "
+        f"differentiates {judged} of them by every float input, as they are and with everything else\nfolded into "
+        "constants.\n\nEach gradient runs on the interpreter in float64. It has to equal central differences within 1e-4, "
+        "along a random direction and for a\nrandom cotangent (`tests/conformance/cases/test_node_models.py`). "
         + (f"These are left out:\n\n{table(('models', 'why'), left_out)}" if left_out else "None is left out.\n")
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
-        + f"\n## Structure\n\n{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or "
-        "optionals. A sequence is judged tensor by tensor.\nONNX Runtime has to compute these gradients too, where it runs "
-        "the model: within 1e-4 in the model's own types, or one unit in\nthe last place of float16 and bfloat16.\n"
-        "A gradient is zero where no output depends on the values of an "
-        "input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
+        + "\n## Control flow, recurrences, sequences and optionals\n\n"
+        + f"{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or optionals. A sequence "
+        "is judged tensor by tensor.\n\nONNX Runtime has to compute these gradients too, if it runs the model: within 1e-4 in "
+        "the model's own types, or one unit in the\nlast place of float16 and bfloat16. A gradient is zero if no output "
+        "depends on the values of an input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
     )
 
 
@@ -131,10 +137,10 @@ def tests_of_onnx() -> str:
         (kind, str(len(tests[kind]) - left_out[kind]), str(left_out[kind]), str(len(tests[kind]))) for kind in KINDS
     ]
     return (
-        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for programs that run its models. The interpreter "
-        "passes all except those below\n(`tests/backends/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`). "
-        "The tests of ImageDecoder need Pillow.\nModels with the operator Gradient go through "
-        "`refgrad.expand_gradients` first.\n\n"
+        "# The backend tests of onnx\n\nDoes the [interpreter](interpreter.md) pass onnx's own tests? "
+        f"onnx {onnx.__version__} ships tests for programs that run its models, and the\ninterpreter passes all except those "
+        "below (`tests/backends/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`).\n\nThe tests of ImageDecoder "
+        "need Pillow. Models with the operator Gradient go through `refgrad.expand_gradients` first.\n\n"
         + table(("kind", "passed", "left out", "in all"), rows)
         + "\nLeft out:\n\n"
         + table(("tests", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
@@ -262,7 +268,7 @@ def parity() -> dict[Path, str]:
     for column in per_operator.values():
         total.update(column)
     apart = {verdict: words for name, words in OVERLOOKED.items() for verdict in [f"isomorphic apart from {name}"]}
-    apart[f"isomorphic apart from {' and '.join(OVERLOOKED)}"] = "both"
+    apart[f"isomorphic apart from {' and '.join(OVERLOOKED)}"] = "both of these"
     columns = ("cases", "right", "same operators", "same names", "isomorphic", *apart, *DIFFERENCES)
     rows = [[name, *(str(column.get(c) or "") for c in columns)] for name, column in per_operator.items()]
     rows.append(["all", *(str(total[c]) for c in columns)])
@@ -270,12 +276,10 @@ def parity() -> dict[Path, str]:
     lines = [
         "# Parity with ONNX Runtime's gradient builder, operator by operator\n",
         f"Dialect `ort` against GradientGraphBuilder of onnxruntime-training-cpu {VERSIONS[TRAINING]}, over {total['cases']} "
-        f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient is "
-        f"right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node by "
-        "node. [Parity](../docs/parity.md) says what the columns count.\n"
-        "Every graph of the last columns is explained below. What the builder writes wrongly is shown on models of a "
-        "few elements "
-        "in\n[findings.md](findings.md).\n",
+        f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient "
+        f"is right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node "
+        "by node. [Parity](../docs/parity.md) says what the columns count.\nEvery graph of the last columns is explained "
+        "below. What the builder writes wrongly is shown on models of a few elements in\n[findings.md](findings.md).\n",
         table(("operator", *columns), rows),
         "## Whole models\n",
         table(
@@ -384,8 +388,8 @@ def _caught(rows: Mapping[str, Counter[str]], equal: int, what: str) -> str:
     total = sum(rows.values(), Counter[str]())
     caught, rest = total["mutants"] - total["survived"], total["mutants"] - equal
     return (
-        f"Of {total['mutants']} mutants of {what} {equal} are equivalent: they do not change a gradient. Of the other {rest} "
-        f"the suite catches\n{caught}, {caught / rest:.1%}."
+        f"There are {total['mutants']} mutants of {what}. {equal} are equivalent: they do not change a gradient. Of the "
+        f"other {rest}\nthe suite catches {caught}, {caught / rest:.1%}."
     )
 
 
@@ -400,19 +404,19 @@ def _of_tests() -> str:
     """Return what benchmarks/mutants.py --tests found of the tests that CI runs."""
     row, every = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("mutants_tests", "mutants"))
     rest = sum(count["mutants"] > 0 for count in every["operators"].values()) - row["operators"]
-    of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, "
+    of_all = "" if row["every"] == 1 else f"one of {row['every']} of each operator, that is "
     missed = [(f"`{one['place']}`", one["change"], one["operator"]) for one in row["missed"]]
     return (
-        "CI samples the largest matrices of tests ([development](development.md)), but not those that find a wrong rule in one "
-        "case:\nthe gradient against differences, the body of an operator of ONNX Runtime against its kernel, the judge on "
-        "control flow and\nsequences. These tests were given the mutants that the suite catches "
-        "(`python benchmarks/mutants.py --tests`):\n"
-        f"{of_all}{row['caught']} of {row['operators']} operators.\nThey notice {row['noticed']}, "
-        f"{row['noticed'] / row['caught']:.2%}.{f' Of {rest} operators no mutant was tried.' if rest else ''}\n"
+        "CI samples the largest matrices of tests ([development](development.md#samples)). It always runs the tests that "
+        "find a wrong rule in one\ncase: the gradient against differences, the body of an operator of ONNX Runtime against "
+        "its kernel, and the judge on control flow and\nsequences.\n\nThese tests ran on mutants that the suite catches "
+        f"(`python benchmarks/mutants.py --tests`): {of_all}{row['caught']} mutants of\n{row['operators']} operators. They "
+        f"notice {row['noticed']}, "
+        f"{row['noticed'] / row['caught']:.2%}.{f' No mutant of the other {rest} operators was tried.' if rest else ''}\n"
         + ("\n" + table(("not noticed", "change", "operator"), missed) if missed else "")
-        + "\nFaults that are planted in other ways are all planted in CI, as no function that plants one is sampled: the wrong "
-        "rules of\n`test_planted.py`, the wrong structures of `test_planted_structures.py`, the guards of `test_jets.py`, the "
-        "faults in\n`test_locating.py` and `test_locating_known_bugs.py`.\n"
+        + "\nCI also runs every test with a planted fault, without sampling: the wrong rules of `test_planted.py`, the wrong "
+        "structures of\n`test_planted_structures.py`, the guards of `test_jets.py`, the faults in `test_locating.py` and "
+        "`test_locating_known_bugs.py`.\n"
     )
 
 
@@ -421,8 +425,9 @@ def _of_seeds() -> str:
     rows = json.loads((RESULTS / "conformance_seeds.json").read_text())
     asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "inconclusive"))
     return (
-        f"With {len(rows)} seeds, each of which draws other cotangents and directions, {asked} questions were asked of the "
-        f"rules as they are\n(`python benchmarks/seeds.py`): {wrong} were called wrong, {unsettled} were inconclusive.\n"
+        f"`python benchmarks/seeds.py` asks the suite about the unchanged rules, with {len(rows)} seeds. Each seed draws other "
+        f"cotangents and directions.\nOf {asked} verdicts on these right rules {wrong} said wrong, and {unsettled} "
+        "inconclusive.\n"
     )
 
 
@@ -441,14 +446,14 @@ def training_artifacts() -> str:
     return (
         "## Training artifacts\n\nThree steps by the models of `generate_artifacts`, lowered by `refgrad.lower`, against the "
         f"training API of ONNX Runtime {VERSIONS[TRAINING]}.\nResNet-18 has BatchNormalization in training: its running "
-        f"statistics are compared as its weights are. Three figures each,\n{' / '.join(kinds.values())}: the largest relative "
-        "error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and the norm of a "
-        "tensor's errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is nearly 0 but not "
-        f"0, which rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what the\ntraining API "
-        "itself loses. The shifts of BatchNormalization are set to ±2.5 and the batches chosen so that no Relu comes near "
-        "its kink:\nelsewhere one argument that rounds to the other side makes two right gradients differ by 1e-3 to 1e-1. The "
-        "weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 (`benchmarks/artifacts.py`).\n\n"
-        + table((*settings, *runs.values()), rows)
+        f"statistics are compared as its weights are. Three figures each,\n{' / '.join(kinds.values())}: the largest "
+        "relative error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and "
+        "the norm of a tensor's errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is "
+        f"nearly 0 but not 0, which rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what "
+        "the\ntraining API itself loses. The shifts of BatchNormalization are set to ±2.5 and the batches chosen so that "
+        "no Relu comes near its kink:\nelsewhere one argument that rounds to the other side makes two right gradients "
+        "differ by 1e-3 to 1e-1. The weights of the last layer are\ndivided by 10, so that no loss is infinite in float32 "
+        "(`benchmarks/artifacts.py`).\n\n" + table((*settings, *runs.values()), rows)
     )
 
 
@@ -462,10 +467,10 @@ def beaten_kernels() -> str:
         return "; ".join(found) or "nowhere"
 
     return (
-        "## Which of its kernels plain operators beat\n\nForward and backward in dialect `ort` against dialect `onnx`, both on "
-        f"onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that in `onnx`;\n"
-        "[the table](benchmarks.md#operators-in-both-dialects) has them all.\n\n"
-        f"- Plain operators are faster: {listed(1.1, float('inf'))}.\n- Its kernels are faster: {listed(0, 0.9)}.\n"
+        "## Which of its kernels plain operators beat\n\nForward and backward in dialect `ort` against dialect `onnx`, "
+        f"both on onnxruntime-training-cpu {VERSIONS[TRAINING]} with two threads. The number is the time in `ort` of that "
+        "in `onnx`;\n[the table](benchmarks.md#operators-in-both-dialects) has them all.\n\n- Plain operators are faster: "
+        f"{listed(1.1, float('inf'))}.\n- Its kernels are faster: {listed(0, 0.9)}.\n"
     )
 
 
@@ -479,13 +484,12 @@ def parity_summary() -> str:
     models = {model["name"] for model in results["models"]}
     same = models - {m["name"] for m in results["models"] if m["row"]["verdict"] != "isomorphic"}
     return (
-        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of them "
-        f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it "
-        f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
-        f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
-        f"graphs are the same node by node, {overlooked} more except for an attribute\nor the shape of a constant. Whole "
-        "models "
-        f"that are the same node by node: {'; '.join(sorted(same))}.\n"
+        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators, with {total['cases']} cases. It "
+        f"is right in {total['right']} cases and wrong in {total['wrong']}.\n{total['fails']} of its graphs do not run, and "
+        f"it refuses {total['refused']} cases.\n\nOf the cases in which it is right:\n\n- dialect `ort` has the same "
+        f"training operators in {total['same operators']}, and the same names of gradients in {total['same names']};\n- "
+        f"{total['isomorphic']} graphs are the same node by node;\n- {overlooked} more are the same except for an attribute "
+        f"or the shape of a constant.\n\nThese whole models are the same node by node: {'; '.join(sorted(same))}.\n"
     )
 
 
@@ -541,35 +545,40 @@ def _answer(answer: str) -> str:
     return f"no: {said}{'…' if len(answer) > _SHOWN else ''}"
 
 
-def models() -> str:
-    """Return docs/models.md, from the results that `nox -s models` wrote."""
+def models() -> dict[Path, str]:
+    """Return reports/models.md and docs/models.md, from the results that `nox -s models` wrote."""
     rows = json.loads((RESULTS / "models.json").read_text())
-    return (
-        "# Models\n\nWhole models as torch's exporter writes them, against torch.autograd in float64: the largest error of "
-        "the gradient of a\nfloat input and of any weight, relative to the largest entry of the tensor (`nox -s models`). The "
-        "bound is 2e-5. A tensor\ncounts as no smaller than a ten-thousandth of the largest gradient of the model. A gradient "
-        "that is 0 in exact\narithmetic, such as the one of the bias of attention's keys, shows only rounding in float32: "
-        "there it is compared with\nautograd's own rounding, and `numpy float64: all` leaves nothing out. `torch float32` is "
-        "the error of autograd itself.\nSeconds: the time to build the gradient, and to run it once on both executors. Every "
-        "change is tested with the models of\nsession `torch`.\n\n"
-        + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-    )
+    return {
+        REPORTS / "models.md": "# Models, one by one\n\n[Models](../docs/models.md) says what the columns mean.\n\n"
+        + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]),
+        ROOT / "docs" / "models.md": summaries.models(rows, table),
+    }
 
 
-def deployed() -> str:
-    """Return the tables of docs/deployed.md, from the results that benchmarks/deployed.py wrote."""
+def deployed() -> tuple[str, str]:
+    """Return reports/deployed.md, and its summary in docs/deployed.md, from the results that benchmarks/deployed.py wrote."""
     rows = json.loads((RESULTS / "deployed.json").read_text())
-    tables = []
-    for exported in (True, False):
+    sections, summary = [], []
+    for exported, title in ((True, "Exported models"), (False, "Language models by a model builder")):
         forms: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["model"].startswith("llm/") != exported:
                 forms.setdefault(row["form"], []).append(row)
         lines = [(form, *_of_form(found)) for form, found in forms.items()]
-        header = ("form", "models", "refused", "check", "by torch: numpy float64", "by torch: ort-cpu")
+        header = ("variant", "models", "refused", "check", "by torch: numpy float64", "by torch: ort-cpu")
         names = sorted({row["model"].removeprefix("llm/") for found in forms.values() for row in found})
-        tables.append(f"{len(names)} models: {', '.join(names)}.\n\n{table(header, lines)}")
-    return "\n".join(tables)
+        sections.append(f"## {title}\n\n{len(names)} models: {', '.join(names)}.\n\n{table(header, lines)}")
+        compared = [line for line in lines if "float16" not in line[0]]
+        largest = [max((line[at] for line in compared if line[at]), key=float) for at in (4, 5)]
+        refused = sum(line[2] != "none" for line in lines)
+        wrong = [f"{line[3].removeprefix('disagrees: ')} in {line[0]}" for line in lines if line[3] != "ok"]
+        summary.append((title, str(len(names)), str(len(lines)), str(refused), "; ".join(wrong) or "none", *largest))
+    header = ("", "models", "variants", "refused", "check disagrees", "largest error in float64", "on ort-cpu")
+    return (
+        "# Deployed models, variant by variant\n\n[Deployed models](../docs/deployed.md#what-was-measured) says what was "
+        "measured. The errors are the largest of all models and tensors.\n\n" + "\n".join(sections),
+        table(header, summary),
+    )
 
 
 def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -592,6 +601,15 @@ def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
         f"disagrees: {', '.join(wrong)}" if wrong else "ok",
         *errors,
     )
+
+
+def special_points() -> dict[Path, str]:
+    """Return reports/special_points.md and docs/special_points.md, from the results that `nox -s jets` compares with."""
+    found = json.loads((RESULTS / "special_points.json").read_text())
+    return {
+        REPORTS / "special_points.md": kink_pages.report_of_special_points(found, table),
+        ROOT / "docs" / "special_points.md": kink_pages.special_points(found, table),
+    }
 
 
 def precision() -> dict[Path, str]:
@@ -716,6 +734,16 @@ def _grouped(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[s
             yield str(len(names)), said, names[0].removeprefix("test_grad_"), reason
 
 
+def cost_of_strong_zero() -> str:
+    """Return the paragraph of docs/nan_in_a_gradient.md on the time that the option takes."""
+    rows, _ = rows_of("strong_zero")
+    ratios = sorted(row["ratio"] for row in rows)
+    return (
+        f"On {len(rows)} models the gradient with the option takes {ratios[0]:.2f} to {ratios[-1]:.2f} times as long, on ONNX "
+        "Runtime with two threads\n([the report](../reports/benchmarks.md#a-cotangent-of-0-that-stays-0)).\n"
+    )
+
+
 def exported() -> str:
     """Return the paragraph of docs/export.md on how many tests there are."""
     results = json.loads((RESULTS / "runtimes.json").read_text())
@@ -755,16 +783,15 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "kinks.md": kink_pages.kinks(table),
         export_page: fill(export_page.read_text(), "counts", exported()),
         **runtimes(),
-        nan_page: fill(nan_page.read_text(), "strong_zero", "\n" + rows_of("strong_zero")[1]),
-        deployed_page: fill(deployed_page.read_text(), "results", deployed()),
-        ROOT / "docs" / "models.md": models(),
+        nan_page: fill(nan_page.read_text(), "strong_zero", cost_of_strong_zero()),
+        REPORTS / "deployed.md": deployed()[0],
+        deployed_page: fill(deployed_page.read_text(), "results", deployed()[1]),
+        **models(),
         **mutants(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
         **parity(),
-        ROOT / "docs" / "special_points.md": kink_pages.special_points(
-            json.loads((RESULTS / "special_points.json").read_text()), table
-        ),
+        **special_points(),
         **precision(),
         **scoreboard(),
     }

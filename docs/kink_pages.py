@@ -1,6 +1,6 @@
-"""docs/kinks.md and docs/special_points.md: what is chosen where a derivative does not exist.
+"""docs/kinks.md, docs/special_points.md and its report: what is chosen where a derivative does not exist.
 
-In both functions `table` writes a table in Markdown.
+In these functions `table` writes a table in Markdown.
 """
 
 from __future__ import annotations
@@ -37,13 +37,20 @@ def kinks(table: Table) -> str:
     of_followed = ("operator", "where", "exported for", "torch's function", "torch", "refgrad", "why")
     return f"""# Kinks
 
-Where a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each input for a
-cotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no gradient there.
+At a kink a function has no derivative, so somebody has to choose a value. These tables list the choices of refgrad, torch
+and ONNX Runtime. `kinks="torch"` and `kinks="onnxruntime"` take the choice of that library:
 
-The torch column has the gradient that torch {TORCH_RELEASE} returns for the expression beside it. There x, y and z are the
-inputs of the operator. The ONNX Runtime column has the gradient of the builder in onnxruntime-training
-{VERSIONS[TRAINING]}, its last release. The sessions `torch` and `training` check both (`tests/rules/test_kinks.py`). Other
-releases may choose differently.
+```console
+$ refgrad grad model.onnx -o gradient.onnx --kinks torch
+```
+
+A number is the gradient of an input for a cotangent of 1. A difference that the table explains is a convention, not a bug. An
+empty entry means that there is no gradient.
+
+- The torch column has the gradient that torch {TORCH_RELEASE} returns for the expression beside it. There x, y and z are the
+  inputs of the operator.
+- The ONNX Runtime column has the gradient of the builder in onnxruntime-training {VERSIONS[TRAINING]}, its last release.
+- Other releases may choose differently. The sessions `torch` and `training` check both columns (`tests/rules/test_kinks.py`).
 
 {table(titles, rows)}
 ## Second and third derivatives
@@ -75,29 +82,39 @@ def _asked(kink: KinkRow) -> str:
 
 
 def special_points(found: Mapping[str, Any], table: Table) -> str:
-    """Return docs/special_points.md from what docs/special_points.json holds."""
-    counts = found["counts"]
-    totals: Counter[str] = Counter()
-    rows = []
-    for operator, by in counts.items():
-        totals.update(by)
-        cells = ["/".join(str(by.get(f"{order} {status}", 0)) for order in ORDERS) for status in STATUSES]
-        rows.append((operator, *cells))
-    sums = {status: sum(totals[f"{order} {status}"] for order in ORDERS) for status in STATUSES}
+    """Return docs/special_points.md from the content of reports/results/special_points.json."""
+    totals = sum((Counter(by) for by in found["counts"].values()), Counter[str]())
+    rows = [(order, *(str(totals[f"{order} {status}"]) for status in STATUSES)) for order in map(str, ORDERS)]
+    return (
+        "# Special points\n\nDoes refgrad return the derivative at points where a function turns, ends or grows without "
+        "bound? `nox -s jets` checks the\nderivatives of order 1 to 3 there, for every operator. `nox -s jets -- Pow` "
+        "checks one operator.\n\nTaylor arithmetic with 50 digits along random curves shows whether a derivative exists, "
+        "without the rules. For each input, each pair\nof inputs and all inputs together, refgrad returned every "
+        f"derivative that exists. {totals.total()} derivatives were checked:\n\n"
+        + table(("order", *STATUSES), rows)
+        + "\n| column | the derivative |\n| --- | --- |\n| exists | exists, and refgrad returned it |\n| kink | differs by "
+        "side or direction |\n| infinite | is infinite |\n| undefined | is asked for where the function is undefined "
+        "|\n\n[The report](../reports/special_points.md) has the counts of every operator, and what refgrad returns where "
+        "no derivative exists. Every\nfinite number there has a row in [Kinks](kinks.md), except where the function itself "
+        "is undefined.\n"
+    )
+
+
+def report_of_special_points(found: Mapping[str, Any], table: Table) -> str:
+    """Return reports/special_points.md from the content of reports/results/special_points.json."""
+    rows = [
+        (operator, *("/".join(str(by.get(f"{order} {status}", 0)) for order in ORDERS) for status in STATUSES))
+        for operator, by in found["counts"].items()
+    ]
     lines = [(*key.split(" | ", 1), ", ".join(cells)) for key, cells in found["choices"].items()]
     return (
-        "# Special points\n\nRun `nox -s jets` to check the derivatives of order 1 to 3 at the special points of every "
-        "operator, or `nox -s jets -- Pow`\nfor one operator. Taylor arithmetic with 50 digits along random curves shows "
-        "whether a derivative exists, without the rules.\nFor each input, each pair of inputs and all inputs "
-        "together, refgrad returned every derivative that exists.\n\n"
-        f"{sum(sums.values())} derivatives were checked: {sums['exists']} exist, {sums['kink']} differ by side or direction, "
-        f"{sums['infinite']} are infinite, and {sums['undefined']} are at\npoints where the function is undefined.\n\n"
+        "# Special points, operator by operator\n\n[Special points](../docs/special_points.md) says what was checked.\n\n"
         "## Counts\n\nThe three numbers of a cell are the orders 1, 2 and 3.\n\n"
         + table(("operator", *STATUSES), rows)
-        + "\n## Where no derivative exists\n\nWhat refgrad returns: `nan`, `inf`, `zero`, `one side` (the derivative of one "
-        "side), `mean` (of both sides), `asymmetric` (it\ndepends on the order in which the inputs are taken) or `finite` "
-        "(another number). Every finite number has a row in\n[Kinks](kinks.md), except where the function itself is "
-        "undefined.\n\n" + table(("operator", "point", "inputs and order"), lines)
+        + "\n## Where no derivative exists\n\nThe table lists what refgrad returns:\n\n| word | result |\n| --- | --- |\n| "
+        "`nan`, `inf`, `zero` | this number |\n| `one side` | the derivative of one side |\n| `mean` | the mean of both "
+        "sides |\n| `asymmetric` | it depends on the order in which the inputs are taken |\n| `finite` | another number "
+        "|\n\n" + table(("operator", "point", "inputs and order"), lines)
     )
 
 

@@ -26,8 +26,7 @@ def page(rows: Rows, table: Table) -> str:
     lines = [_line(name, found, reasons) for name, found in groups.items()]
     return (
         "# Precision, function by function\n\n[Precision](../docs/precision.md) says what was measured, and in which "
-        "units. An empty "
-        "entry: the executor does not run the type.\n\n"
+        "units. An empty entry: the executor does not run the type.\n\n"
         + table(header, lines)
         + "\n## Why\n\n"
         + "\n".join(f"{number}. {text}" for text, number in reasons.items())
@@ -46,16 +45,15 @@ def summary(rows: Rows, table: Table) -> str:
         for name, errors in groups.items()
     ]
     return (
-        "# Precision\n\nRun `python benchmarks/precision.py` to measure the error of every scalar function's gradient over "
-        "its whole domain.\nThe points cover all magnitudes from the smallest subnormal number to the largest, with both "
-        "signs. They are dense where\nfunctions turn and at the ends of domains. The reference differentiates the function "
-        "with mpmath, without refgrad's rules.\n\n"
-        "Errors are in units. **A unit is one unit in the last place of the derivative, or how far the derivative moves when "
-        "each\ninput moves by one unit in its last place, whichever is larger.** For a second derivative it is no smaller than "
-        "a unit in the\nlast place of the first. A derivative that the type cannot hold has to be infinite. Kinks are left "
-        f"out. A few roundings explain\nan error up to {BOUND:g} units.\n\n"
-        f"{len(rows)} scans: {within} within {BOUND:g} units, {len(rows) - within} with a reason. "
-        "[The report](../reports/precision.md) has every function with its worst\npoint, and the reasons. A test fails if an "
+        "# Precision\n\nHow exact are the gradients of scalar functions? `python benchmarks/precision.py` measures the "
+        "error of each over its whole\ndomain.\n\n**Points.** They cover all magnitudes from the smallest subnormal number "
+        "to the largest, with both signs. They are dense where\nfunctions turn and at the ends of domains. Kinks are left "
+        "out.\n\n**Reference.** mpmath differentiates the function, without refgrad's rules. A derivative that the type "
+        "cannot hold has to be infinite.\n\n**Units.** A unit is one unit in the last place of the derivative, or how far "
+        "the derivative moves when each input moves by one\nunit in its last place, whichever is larger. For a second "
+        "derivative it is no smaller than a unit in the last place of the first.\nA few roundings explain an error up to "
+        f"{BOUND:g} units.\n\n{len(rows)} scans: {within} within {BOUND:g} units, {len(rows) - within} with a reason. [The "
+        "report](../reports/precision.md) has every function with its worst\npoint, and the reasons. A test fails if an "
         "error has no reason, or if a reason has no error.\n\n"
         + table(("type", "executor", "scans", f"within {BOUND:g} units", "largest error"), lines)
     )

@@ -23,47 +23,66 @@ COLUMNS_OF_PARITY = {
 FIGURES = ("ratio", "of torch", "of refgrad's", "error", "growth", "worst ratio", "times as fast as scikit-learn")
 
 
+def models(rows: Rows, table: Table) -> str:
+    """docs/models.md: for each column of errors its median and its largest over all models."""
+    lines = []
+    for column in rows[0]:
+        errors = [float(row[column]) for row in rows if ": " in column and row[column]]
+        if errors:
+            lines.append((column, f"{median(errors):.1e}", f"{max(errors):.1e}"))
+    return (
+        f"# Models\n\nAre the gradients of whole models right? {len(rows)} architectures, as torch's exporter writes them, "
+        "are compared with\ntorch.autograd in float64 (`nox -s models`). An error is the largest of a tensor, relative to "
+        "the largest entry of the tensor. The bound\nis 2e-5. [The report](../reports/models.md) has every model.\n\n"
+        + table(("executor and gradients", "median of the models", "largest"), lines)
+        + "\n- `input` is the gradient of a float input, `weights` of any weight.\n"
+        "- `torch float32` is the error of autograd itself in float32.\n"
+        "- A tensor counts as no smaller than a ten-thousandth of the largest gradient of the model.\n"
+        "- Some gradients are 0 in exact arithmetic, such as the gradient of the bias of attention's keys. In float32 they "
+        "show only\n  rounding, so they are compared with autograd's own rounding. `numpy float64: all` leaves nothing "
+        "out.\n- In the report, seconds are the time to build the gradient, and to run it once on both executors.\n\nEvery "
+        "change is tested with the models of the session `torch`.\n"
+    )
+
+
 def known_bugs(counts: Iterable[tuple[str, str, int, int]], table: Table) -> str:
     """docs/findings.md. `counts` has for each system its title, its page, and the numbers of findings and operators."""
     rows = [(f"[{title}](../reports/findings/{page})", str(n), str(about)) for title, page, n, about in counts]
     return (
-        "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right\n"
-        "(`tests/conformance/cases/test_known_bugs.py`). All are records in `conformance/known/bugs/*.toml`, which\n"
-        "`refgrad.conformance.known.bugs.known_bugs()` reads. "
-        "[All findings](../reports/findings.md) lists them by system and operator; each\nleads to its model, its feeds and the "
-        "right result.\n\n"
+        "# Findings\n\nThis page counts the models that another system computes wrongly or not at all, and that refgrad "
+        "computes right.\n[All findings](../reports/findings.md) lists them by system and operator. Each leads to its "
+        "model, its feeds and the right result.\n\n"
         + table(("system", "findings", "operators"), rows)
-        + "\nThe last rows are about gradients: models whose gradient another builder writes wrongly, and refgrad "
-        "writes right. "
-        "Each gradient\nis worked out by hand, two oracles confirm it and contradict the builder, and the suite finds "
-        "the fault "
-        "by itself\n(`tests/conformance/cases/test_builder_bugs.py`): `refgrad conformance run --source findings`.\n"
+        + "\nThe last rows are about gradients: another builder writes the gradient of a model wrongly, and refgrad writes "
+        "it right. Each\ngradient is worked out by hand. Two oracles confirm it and contradict the builder. The suite "
+        "finds these faults by itself:\n`refgrad conformance run --source findings`.\n\nThe records are in "
+        "`conformance/known/bugs/*.toml`, and `refgrad.conformance.known.bugs.known_bugs()` reads them. The tests "
+        "are\n`test_known_bugs.py` and `test_builder_bugs.py` in `tests/conformance/cases`.\n"
     )
 
 
 def parity(summary: str, columns: Iterable[Sequence[str]], table: Table) -> str:
     """docs/parity.md: the totals of the report's columns, each with its meaning."""
     return (
-        f"# Parity with ONNX Runtime's gradient builder\n\n{summary}\n"
+        "# Parity with ONNX Runtime's gradient builder\n\nThis page compares the graphs of dialect `ort` with the graphs "
+        f"of ONNX Runtime's own gradient builder.\n\n{summary}\n"
         + table(("column", "cases", "what it counts"), columns)
-        + "\n[The report](../reports/parity.md) has these counts for every operator, whole models, training artifacts, "
-        "the kernels "
-        "that plain\noperators beat, and the reason of every difference. `nox -s parity` measures it anew. What the builder "
-        "writes wrongly is shown on\nmodels of a few elements in [findings](findings.md).\n"
+        + "\n[The report](../reports/parity.md) has these counts for every operator, and the reason of every difference. "
+        "It also has whole\nmodels, training artifacts, and the kernels that plain operators beat. `nox -s parity` "
+        "measures it anew. [Findings](findings.md) shows\nwhat the builder writes wrongly, on models of a few elements.\n"
     )
 
 
 def mutants(rules: str, bodies: str, tests: str, seeds: str) -> str:
     """docs/mutants.md, from sentences that docs/generate.py makes of the results."""
     return (
-        "# Mutants\n\nIs the suite any good? A program breaks every rule on purpose, one place at a time: it changes a "
-        "result of "
-        "the rule, or one node\nthat the rule emits (`refgrad.conformance.tools.mutating`). Then it asks the suite.\n"
-        f"{rules} Each is caught by one of the cases of its operator.\n\nThe other operators of ONNX Runtime are "
-        "differentiated through their function body, which a program breaks in the same way, and\nin its arithmetic and its "
-        f"constants besides.\n{bodies}\n\n[The report](../reports/mutants.md) has the counts of every operator, and every "
-        "survivor with the reason; `python benchmarks/mutants.py`\nmeasures it anew.\n\n"
-        f"## What CI notices\n\n{tests}\n## Is a right rule ever called wrong?\n\n{seeds}"
+        "# Mutants\n\nDoes the suite notice a wrong rule? A program breaks every rule on purpose, one place at a time, and "
+        "then asks the suite.\nA broken rule is a mutant: a result of the rule is changed, or one node that the rule emits "
+        f"(`refgrad.conformance.tools.mutating`).\n\n{rules} Each is caught by one of the cases of its operator.\n\nThe "
+        "other operators of ONNX Runtime are differentiated through their function body. A program breaks it in the same "
+        f"way, and also\nin its arithmetic and its constants. {bodies}\n\n[The report](../reports/mutants.md) has the "
+        "counts of every operator, and every survivor with the reason; `python benchmarks/mutants.py`\nmeasures it "
+        f"anew.\n\n## What CI notices\n\n{tests}\n## Is a right rule ever called wrong?\n\n{seeds}"
     )
 
 
@@ -77,9 +96,10 @@ def benchmarks(listed: Iterable[tuple[str, Rows]], table: Table) -> str:
         middle = f"{median(values):.3g}" if values else ""
         lines.append((f"[{title}](../reports/benchmarks.md#{anchor(title)})", str(len(rows)), figure, middle, spread))
     return (
-        "# Benchmarks\n\nEach figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, "
-        "2 cores).\n[The report](../reports/benchmarks.md) has every row, and says what was measured and what the "
-        "goals are.\n\n" + table(("what was measured", "rows", "figure", "median", "range"), lines)
+        "# Benchmarks\n\nHow fast are gradients, and how much memory do they take? Each figure is a ratio of two "
+        "measurements in one run on 2 cores\n(`nox -s benchmarks benchmarks_training`). [The "
+        "report](../reports/benchmarks.md) has every row. It says what was measured, and what\nthe goals are.\n\n"
+        + table(("what was measured", "rows", "figure", "median", "range"), lines)
     )
 
 
@@ -104,17 +124,15 @@ def scoreboard(results: Mapping[str, Any], table: Table) -> str:
         for builder, executor in results["pairs"]
     ]
     return (
-        f"# Scoreboard\n\n{results['cases']} cases of {len(results['operators'])} operators: the gradients of each "
-        "builder on each "
-        "executor, judged by\n[independent oracles](oracles.md). An empty entry is 0.\n\n"
+        "# Scoreboard\n\nWho gets which operator right? The table counts the verdicts of the [suite](conformance.md) on the "
+        f"gradients of each builder on each\nexecutor: {results['cases']} cases of {len(results['operators'])} operators, "
+        "judged by [independent oracles](oracles.md). An empty entry is 0.\n\n"
         + table(("builder and executor", *verdicts), rows)
         + "\n"
         + table(("verdict", "what it means"), [(verdict, VERDICTS[verdict]) for verdict in verdicts])
         + "\n[The report](../reports/scoreboard.md) has every group of faults with its smallest case, and the verdicts "
-        "of every "
-        "operator.\n`nox -s scoreboard` measures it anew. It also writes `build/scoreboard/scoreboard.html`, a page "
-        "with every case, "
-        "its model and the command\nthat repeats it.\n"
+        "of every operator.\n`nox -s scoreboard` measures it anew. It also writes `build/scoreboard/scoreboard.html`, a "
+        "page with every case, its model and the command\nthat repeats it.\n"
     )
 
 
@@ -132,17 +150,16 @@ def runtimes(runs: Mapping[str, Rows], folders: Mapping[str, str], table: Table)
         for run in sorted(runs[first], key=lambda run: -run["passed"])
     ]
     return (
-        "# Runtimes\n\nThe [exported suite](export.md) on runtimes that run ONNX models, each by the runner that is in the "
-        "export (`nox -s runtimes`).\nA gradient model is a hard test for a runtime: it has operators that no exporter "
-        "writes, and empty tensors, and few elements.\n\n- passed: every output is right\n- failed: a wrong result, an "
-        "error while it ran, a process that ended, or no answer in a minute\n- unsupported: the "
-        "runtime says that it does not support something in the model, or, when this was measured, does not load it (today "
-        "the runners count that as failed)\n- right: passed, as a part of what it ran\n\n"
-        f"The counts are of the folder `{first}`:\n\n"
+        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported suite](export.md) with the "
+        "runner that is in the export\n(`nox -s runtimes`). A gradient model is a hard test for a runtime: it has "
+        f"operators that no exporter writes, empty tensors, and few\nelements. The counts are of the folder `{first}`:\n\n"
         + table(("runtime", *counts, *(f"right of `{folder}`" for folder in (first, *others))), rows)
-        + "\n[The report](../reports/runtimes.md) has the counts of every folder, and why tests fail or are not supported. "
-        "`known_failures.json`\nbeside it names every gradient model that a runtime does not pass; an export has the same in "
-        "its `manifest.json`.\n"
+        + "\n| column | meaning |\n| --- | --- |\n| passed | every output is right |\n| failed | a wrong result, an error "
+        "while it ran, a process that ended, or no answer in a minute |\n| unsupported | the runtime says that it does not "
+        "support something in the model, or does not load it (today the runners count that as failed) |\n| right | passed, "
+        "as a part of the tests that ran |\n\n[The report](../reports/runtimes.md) has the counts of every folder, and why "
+        "tests fail or are not supported. `known_failures.json`\nbeside it names every gradient model that a runtime does "
+        "not pass. An export has the same in its `manifest.json`.\n"
     )
 
 

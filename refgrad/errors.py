@@ -166,7 +166,7 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 
 def closest(name: object, names: Iterable[str]) -> str:
-    """The one of `names` that is equal but for upper and lower case, or else the closest one; "" if none is close."""
+    """The name among `names` that differs only in upper and lower case, or else the closest name; "" if none is close."""
     listed = list(names)
     alike = [one for one in listed if one.casefold() == str(name).casefold()]
     return next(iter(alike or difflib.get_close_matches(str(name), listed, n=1)), "")

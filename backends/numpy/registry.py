@@ -136,13 +136,13 @@ class Kernel:
             if signature is None:
                 for result in results:
                     if not isinstance(result, _VALUES):
-                        raise self._misfit(node, f"{_described(result)}; an array is due for each output")
+                        raise self._misfit(node, f"{_described(result)}; expected an array for each output")
                 return results
             if not signature.schema.min_output <= len(results) <= len(outputs):
-                raise self._misfit(node, f"{len(results)} results; {len(outputs)} are due: {choices(outputs)}")
+                raise self._misfit(node, f"{len(results)} results; expected {len(outputs)}: {choices(outputs)}")
             for at, result in enumerate(results):
                 if not isinstance(result, np.ndarray | np.generic):
-                    raise self._misfit(node, f"{_described(result)}; an array is due for each output")
+                    raise self._misfit(node, f"{_described(result)}; expected an array for each output")
                 like = next((inputs[k] for k in signature.floats if k < len(inputs) and inputs[k] is not None), None)
                 due = helper.tensor_dtype_to_np_dtype(signature.types[at]) if signature.types[at] else None
                 if due is None and like is not None:

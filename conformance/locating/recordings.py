@@ -206,7 +206,7 @@ class Match:
 
 
 def identity(name: str, shape: tuple[int, ...]) -> Match:
-    """The match of a tensor with the one of the same name."""
+    """The match of a tensor with the tensor of the same name."""
     return Match(name, NAME, shape, (_Piece(name, slice(None), slice(None)),))
 
 

@@ -94,7 +94,22 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Reports",
         tuple(
             (f"reports/{name}", "")
-            for name in ("README", "scoreboard", "findings", "precision", "mutants", "runtimes", "parity", "benchmarks")
+            for name in (
+                "README",
+                "scoreboard",
+                "findings",
+                "precision",
+                "special_points",
+                "mutants",
+                "random_graphs",
+                "runtimes",
+                "parity",
+                "models",
+                "deployed",
+                "weights",
+                "higher_order",
+                "benchmarks",
+            )
         ),
     ),
     ("Working on refgrad", (("architecture", ""), ("contributing", ""), ("development", ""), ("changelog", ""))),

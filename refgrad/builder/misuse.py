@@ -170,7 +170,7 @@ def numbers(op: ErrorContext, value: float | Sequence[int] | np.ndarray | np.gen
     :raises BrokenRuleError: they would lose their fractions, or are no numbers.
     """
     if value is None:
-        raise BrokenRuleError(f"{_place(op)} gives None where a number is due.")
+        raise BrokenRuleError(f"{_place(op)} gives None; expected a number.")
     if isinstance(value, list | tuple):
         refuse_parts(op, value)
     given = np.asarray(value)
@@ -188,8 +188,8 @@ def numbers(op: ErrorContext, value: float | Sequence[int] | np.ndarray | np.gen
 def not_integers(op: ErrorContext, value: object, dtype: np.dtype) -> BrokenRuleError:
     """The error for numbers that would lose their fraction."""
     return BrokenRuleError(
-        f"{_place(op)} gives {value!r} where {dtype.name} is due, the type of the value beside it, and its fraction would "
-        "be lost: cast that value first, with op.as_type or op.Cast."
+        f"{_place(op)} gives {value!r}; expected {dtype.name}, the type of the value beside it. Its fraction would be "
+        "lost: cast that value first, with op.as_type or op.Cast."
     )
 
 

@@ -31,10 +31,10 @@ def _cubed(op: Any, d_y: str, x: str) -> Any:
     [
         (lambda x: x.astype(np.float64) ** 3, r"float64 for its output 'y', which is float32"),
         (lambda x: x.astype(np.int64), r"int64 for its output 'y', which is float32"),
-        (lambda x: None, r"None; an array is due for each output"),
-        (lambda x: "hello", r"an object of type str; an array"),
-        (lambda x: [x**3], r"an object of type list; an array"),
-        (lambda x: (x**3, x), r"2 results; 1 are due: 'y'"),
+        (lambda x: None, r"None; expected an array for each output"),
+        (lambda x: "hello", r"an object of type str; expected an array"),
+        (lambda x: [x**3], r"an object of type list; expected an array"),
+        (lambda x: (x**3, x), r"2 results; expected 1: 'y'"),
     ],
 )
 def test_what_is_no_result_is_told(returned: Callable[..., Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Docstrings, messages and pages name things instead of pointing at them, and a docstring says what the caller gets."""
+"""Docstrings, messages, help and pages name things instead of pointing at them, and their sentences are short."""
 
 import ast
 import re
@@ -7,35 +7,27 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
+
+from refgrad.cli import app
 
 pytestmark = pytest.mark.interpreter
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("refgrad", "backends", "conformance")
 OPENING = re.compile(r"(What|Whether|Where|Which|That)\b")  # begin with "The names of", "True if", "Add"
-POINTING = re.compile(r"\b(that of|those of|(is|are) due|is none of|for want of|such an?)\b", re.IGNORECASE)
+POINTING = re.compile(
+    r"\b(that of|those of|the ones? of|(is|are) due|is none of|for want of|nothing of no|such an?)\b", re.IGNORECASE
+)
 METAPHOR = re.compile(r"\b(witness(es)?|testimony|testify|testifies|excuses?|excused)\b", re.IGNORECASE)
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 CODE = re.compile(r"`[^`]*`")
 TELLING = {"notice", "warn", "refuse", "wrong", "say"}  # functions whose texts people read
-UNREAD = ("backends/numpy/registry.py", "refgrad/builder/misuse.py")  # whose messages still say "is due"
-# Pages that docs/generate.py writes as a whole.
-GENERATED = [
-    "backend_tests",
-    "benchmarks",
-    "findings",
-    "kinks",
-    "models",
-    "mutants",
-    "node_models",
-    "operators",
-    "opsets",
-    "parity",
-    "precision",
-    "runtimes",
-    "scoreboard",
-    "special_points",
-]
+LONGEST = 40  # words of a sentence in a page
+BEGINNING = re.compile(r"\s*(?:[-*>]|\d+\.)\s|#")  # of an entry of a list, or a heading
+BLOCK = re.compile(r"^( *)(`{3,})\w*\n.*?^ *\2$|^(    .*\n)+", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+NAMES = re.compile(r"[\w./-]+(, [\w./-]+)+")  # a list of names counts as one word
 
 
 @cache
@@ -73,12 +65,36 @@ def texts(node: ast.AST) -> Iterator[str]:
             yield from texts(child)
 
 
+def helps() -> Iterator[tuple[str, str]]:
+    """The help of every command and of its parameters, each as one line, with the name of the command."""
+    pending = [("refgrad", typer.main.get_command(app))]
+    for name, command in pending:
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+            yield name, " ".join((text or "").split())
+        pending.extend((f"{name} {inner}", one) for inner, one in getattr(command, "commands", {}).items())
+
+
 def pages() -> Iterator[tuple[str, str]]:
-    """The pages that people write, each as one line and without the output of commands."""
-    files = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "course").glob("*.md")]
+    """Every page of the documentation, and its text."""
+    files = [*(ROOT / "docs").rglob("*.md")]
     for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(files)):
-        if file.stem not in GENERATED:
-            yield file.relative_to(ROOT).as_posix(), " ".join(file.read_text(encoding="utf-8").split())
+        yield file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
+
+
+def sentences(page: str) -> Iterator[str]:
+    """The sentences of a page outside of code, and the cells of tables, the entries of lists and the parts before colons."""
+    for paragraph in re.split(r"\n\s*\n", BLOCK.sub("\n\n", page)):
+        parts: list[str] = []
+        for line in paragraph.splitlines():
+            if line.lstrip().startswith("|"):
+                parts.extend(line.strip().strip("|").split("|"))
+            elif BEGINNING.match(line) or not parts:
+                parts.append(line)
+            else:
+                parts[-1] += " " + line
+        for part in parts:
+            words = NAMES.sub("names", CODE.sub("`code`", LINK.sub(r"\1", " ".join(part.split()))))
+            yield from re.split(r"(?<=[.?!:;])\s+(?=\S)", words)
 
 
 def pointing(text: str) -> list[str]:
@@ -93,12 +109,26 @@ def test_a_docstring_says_what_the_caller_gets():
 
 @pytest.mark.parametrize("kind", [docstrings, messages])
 def test_code_names_what_it_means(kind):
-    read = [(file, tree) for file, tree in modules() if kind is docstrings or file not in UNREAD]
-    assert [(file, text) for file, tree in read for text in kind(tree) if pointing(text)] == []
+    assert [(file, text) for file, tree in modules() for text in kind(tree) if pointing(text)] == []
+
+
+def test_help_names_what_it_means():
+    assert [(command, text) for command, text in helps() if pointing(text)] == []
 
 
 def test_pages_name_what_they_mean():
-    assert [(page, found) for page, text in pages() if (found := pointing(text))] == []
+    assert [(page, found) for page, text in pages() if (found := pointing(" ".join(text.split())))] == []
+
+
+def test_no_sentence_of_a_page_is_long():
+    assert [(page, one) for page, text in pages() for one in sentences(text) if len(one.split()) > LONGEST] == []
+
+
+def test_a_long_sentence_is_found():
+    page = (
+        "# A\n\n- one two\n  three. Four [five six](a.md): `a b`\n\n| a | b c |\n\n```python\nx y z\n```\nA, B, C and D"
+    )
+    assert list(sentences(page)) == ["# A", "- one two three.", "Four five six:", "`code`", "a", "b c", "names and D"]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +151,8 @@ def test_a_docstring_that_points_is_found():
     assert [found for text in docstrings(tree) for found in pointing(text)] == ["those of", "excuse"]
 
 
-def test_the_pages_that_are_written_are_known():
-    assert {ROOT / "docs" / f"{name}.md" for name in GENERATED} <= {*(ROOT / "docs").glob("*.md")}
-    assert {"README.md", "docs/api.md", "docs/course/1_contributions.md"} <= {page for page, _ in pages()}
+def test_every_page_and_every_command_is_read():
+    assert {"README.md", "docs/api.md", "docs/kinks.md", "docs/course/1_contributions.md"} <= {
+        page for page, _ in pages()
+    }
+    assert {"refgrad grad", "refgrad conformance run", "refgrad recipe fgsm"} <= {command for command, _ in helps()}

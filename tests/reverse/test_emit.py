@@ -188,9 +188,9 @@ LOST = {
     "op.const of a float": (lambda op, d_Y: op.const(1.05), r"makes a constant of 1\.05, .*op\.const\(\.\.\., like="),
     "op.const of 1.0": (lambda op, d_Y: op.const(1.0), r"makes a constant of 1\.0, which could be of any float type"),
     "a list of floats": (lambda op, d_Y: op.Mul(d_Y, [0.5, 1.0]), r"makes a constant of \[0\.5, 1\.0\]"),
-    "half beside integers": (lambda op, d_Y: op.Mul(op.Shape(d_Y), 0.5), r"gives 0\.5 where int64 is due.*cast that"),
-    "half like integers": (lambda op, d_Y: op.const([0.5], like=op.Shape(d_Y)), r"gives \[0\.5\] where int64 is due"),
-    "infinity": (lambda op, d_Y: op.Max(op.Shape(d_Y), -np.inf), r"gives -inf where int64 is due"),
+    "half beside integers": (lambda op, d_Y: op.Mul(op.Shape(d_Y), 0.5), r"gives 0\.5; expected int64.*cast that"),
+    "half like integers": (lambda op, d_Y: op.const([0.5], like=op.Shape(d_Y)), r"gives \[0\.5\]; expected int64"),
+    "infinity": (lambda op, d_Y: op.Max(op.Shape(d_Y), -np.inf), r"gives -inf; expected int64"),
 }
 
 

@@ -182,7 +182,7 @@ def test_a_node_that_its_schema_does_not_allow_says_what_it_does(monkeypatch: py
 def test_a_body_does_not_lose_the_fraction_of_a_number() -> None:
     op = FunctionEmitter(18, "Threshold", "first")
     op.types["k"] = TensorProto.INT64, 0
-    with pytest.raises(BrokenRuleError, match=r"node 'first' gives 1\.05 where int64 is due"):
+    with pytest.raises(BrokenRuleError, match=r"node 'first' gives 1\.05; expected int64"):
         op.Add("k", 1.05)
 
 
@@ -233,9 +233,9 @@ def test_an_error_of_python_in_a_rule_says_where(monkeypatch: pytest.MonkeyPatch
         ),
         (lambda op, d: op.Cast(d, to="float"), "gives op.Cast to='float', which is STRING: it takes INT"),
         (lambda op, d: op.com_microsoft("Own", d, of=object), "an attribute is a number, a string, a tensor, a graph"),
-        (lambda op, d: op.full([2], None, like=d), "gives None where a number is due"),
-        (lambda op, d: op.Mul(d, op.const(None, like=d)), "gives None where a number is due"),
-        (lambda op, d: op.full([2], 1.5, like=op.Shape(d)), "gives 1.5 where int64 is due"),
+        (lambda op, d: op.full([2], None, like=d), "gives None; expected a number"),
+        (lambda op, d: op.Mul(d, op.const(None, like=d)), "gives None; expected a number"),
+        (lambda op, d: op.full([2], 1.5, like=op.Shape(d)), "gives 1.5; expected int64"),
         (lambda op, d: op.const([np.ones(2)], like=d), "of a list with an array of shape (2,)"),
         (lambda op, d: op.const([[np.arange(2)]]), "of a list with an array of shape (2,)"),
         (lambda op, d: op.Mul(d, [[d], [1]]), "gives several values as one argument"),

@@ -110,7 +110,7 @@ def _by_scores(p: SimpleNamespace, **how: Any) -> np.ndarray:
 
 _CHAIN = "dP = dY·Vᵀ, dS = P·(dP − Σ P·dP), dQ = scale·dS·K, dK = scale·dSᵀ·Q, dV = Pᵀ·dY"
 _NO_MASK = "The mask is forgotten: P has to be computed with it, as the operator does."
-_NO_SCALE = "The scale is forgotten in S: P is not the one of the operator."
+_NO_SCALE = "The scale is forgotten in S: P is not the P of the operator."
 _NO_FACTOR = "The scale is forgotten: S = scale·Q·Kᵀ, so dQ and dK have it as a factor."
 _NO_SUM = f"The softmax's sum term is missing: dS = P·(dP − Σ P·dP), summed over each row. {_CHAIN}."
 _AXIS = "The sum of softmax goes over the keys, axis 1, and yours goes over axis 0."
