@@ -292,20 +292,21 @@ import os
 import sys
 import traceback
 
-import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
-
 
 def show(*error):
     text = "".join(traceback.format_exception(*error))
     print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), end="", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1 if asked["raises"] and not isinstance(error[1], ImportError) else 2)  # 2: this is not the fault
+    is_fault = globals().get("asked", {}).get("raises") and not isinstance(error[1], ImportError)
+    os._exit(1 if is_fault else 2)
 
 
 sys.excepthook = show
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 
 def array(kind, sizes, numbers):
