@@ -5,8 +5,8 @@ python benchmarks/comparisons.py onnx-ad           # in an environment that has 
 python benchmarks/comparisons.py onnxruntime-training | onnxsim | jaxonnxruntime
 
 Each tool is asked for the gradient of a sum by one float tensor: a weight, or an input where a model has no weights. It is
-called as its documentation says. refgrad's answer is "right" where `refgrad check` says so: it asks finite differences. The
-answer of another tool is "right" within 1e-4 of refgrad's gradient, "wrong", or what the tool says when it refuses.
+called as its documentation says. refgrad's answer is "right" where `refgrad check`, which asks finite differences, says so.
+Another's is "right" within 1e-4 of refgrad's gradient, "wrong", or what the tool says when it refuses.
 """
 
 from __future__ import annotations

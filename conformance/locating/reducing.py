@@ -54,10 +54,6 @@ _CLOSE = 1e-5  # how far two results may be apart that are called the same
 _WRONG_TOO = 0.1  # of the worst relative error: a result that is off by less may be so for rounding alone
 _SECONDS, _LINES = 60, 30  # for a program to end, and of what it prints
 RULE, KERNEL = "rule", "kernel"
-_SAID = {
-    RULE: "The gradient that it makes is wrong: central differences of this model contradict it.",
-    KERNEL: "The result is further from the expected one, computed in double precision with NumPy, than rounding explains.",
-}
 
 
 @dataclass(frozen=True)
@@ -515,7 +511,7 @@ def _executors(reduced: Reduced) -> list[str]:
     if not reduced.is_rule or reduced.built is None:
         return [own]
     known = [name for name, why in executors().items() if why is None and name in ("ort-cpu", INTERPRETER)]
-    first = [own] if own in RUNNERS else []
+    first = [own] if own in RUNNERS and own != INTERPRETER else []  # others have onnx's, too
     return list(dict.fromkeys([*first, REFERENCE, *sorted(known, reverse=True)]))
 
 
@@ -532,14 +528,15 @@ def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
 def _shown(reduced: Reduced, executor: str) -> Shown:
     """The failure for a program to show. A builder that no program can ask is shown by the gradient that it made."""
     failure, outputs = reduced.failure, _outputs(reduced)
-    may_end = failure.how == CRASHED
+    may_end, raises = failure.how == CRASHED, failure.how != WRONG
     if not reduced.is_rule or (reduced.built is not None and not is_callable(reduced.side.partition("@")[0])):
         due = {outputs[name]: value for name, value in reduced.due.items()}
         found = {outputs[name]: value for name, value in reduced.found.items() if name in outputs}
-        return Shown("", executor, False, True, may_end, reduced.runs, reduced.fed, due, _errors(due, found))
+        errors = _errors(due, found)
+        return Shown("", executor, False, True, may_end, reduced.runs, reduced.fed, due, errors, raises=raises)
     return Shown(
         reduced.side.partition("@")[0], executor, True, reduced.built is not None, may_end, failure.model, failure.feeds,
-        reduced.due, _errors(reduced.due, reduced.found), reduced.wrt, reduced.cotangents,
+        reduced.due, _errors(reduced.due, reduced.found), reduced.wrt, reduced.cotangents, raises,
     )  # fmt: skip
 
 
@@ -583,20 +580,32 @@ def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
     operators = ", ".join(dict.fromkeys(failure.operators))
     at_fault = reduced.side.partition("@")[0 if reduced.is_rule else 2]
     versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())
+    system = written(reduced.system or at_fault)
     parts = [
-        f"# {written(operators)}: {how} ({written(reduced.system or at_fault)})",
-        written(failure.message or _SAID[failure.kind]),
-        f"The formula that holds: {written(failure.formula)}" if failure.formula else "",
-        f"This is known: {written(failure.known)}" if failure.known else "",
+        f"# {written(operators)}: {how} ({system})",
+        written(failure.message or _said(failure, reduced.system or at_fault)),
+        f"The derivative of {written(operators)}: {written(failure.formula)}" if failure.formula else "",
+        f"A known bug of {system} in {written(operators)}: {written(failure.known)}" if failure.known else "",
         f"The whole model fails for another reason: {written(failure.whole)}" if failure.whole else "",
         "\n".join(_rows(reduced, written)),
         written(reduced.reference),
         f"```\n{onnx_text(failure.model, code).strip()}\n```",
-        f"In the original model: {written(', '.join(map(repr, failure.nodes)))}. Reduced in {counted(reduced.tried, 'step')}"
+        f"It was cut out of a larger model, with the nodes {written(', '.join(map(repr, failure.nodes)))}, and made smaller in "
+        + counted(reduced.tried, "step")
         + (f", {reduced.stopped}." if reduced.stopped else "."),
-        written(f"Versions: {versions}."),
+        written(f"Found by refgrad, a differentiator of ONNX models. Versions: {versions}."),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _said(failure: Failure, system: str) -> str:
+    """A sentence about a wrong number: how the expected one is known."""
+    if failure.kind == RULE:
+        return f"The gradient that {system} makes of this model is wrong: central differences contradict it."
+    return (
+        f"{system} computes another result than the formula of the operator in ONNX's specification gives in double precision. "
+        "Rounding does not explain the difference."
+    )
 
 
 def _rows(reduced: Reduced, written: Callable[[str], str]) -> Iterator[str]:
@@ -624,7 +633,10 @@ def _numbers(value: np.ndarray, written: Callable[[str], str]) -> str:
 def how_it_shows(reduced: Reduced) -> str:
     """A sentence about the program that was written: whether it shows the failure here."""
     if reduced.exit_code == 1:
-        return "reproduce.py shows it, and exits with 1 as long as it is there."
+        return (
+            "This program is reproduce.py in the folder of this report. It shows the fault: it exits with 1 as long as the "
+            "fault is there, with 0 once it is gone, and with 2 if it cannot run."
+        )
     if reduced.exit_code is None:
         return f"reproduce.py was not run to its end: {reduced.stopped or f'{_SECONDS} seconds'}."
     return f"reproduce.py does not show it here: it exits with {reduced.exit_code}."
@@ -641,7 +653,11 @@ def _to_reproduce(reduced: Reduced, shown: Shown, text: str) -> str:
             f"`pip install {pinned}`, and run reproduce.py with {DATA} beside it: they are too large for this text."
         ]
     if ":" in at_fault and not at_fault.startswith(("refgrad:", "onnxruntime:", "ort-")):
-        parts.append(f"It needs the module of {markdown(at_fault)}.")
+        module, _, name = at_fault.partition(":")
+        parts.append(
+            f"The program imports {markdown(name)} of the module {markdown(module)}, which is at fault: put the module "
+            "beside it, and install what the module needs."
+        )
     parts.append(how_it_shows(reduced))
     if reduced.printed:
         parts += ["It prints:", "\n".join(f"    {printable(line)}" for line in reduced.printed.split("\n"))]

@@ -57,6 +57,7 @@ class Shown:
     :param is_made: the builder makes a gradient, which is wrong; else it refuses or dies.
     :param may_end: the process may end.
     :param errors: the largest error of each result that is wrong, as it was seen.
+    :param raises: the failure is an error, and no wrong result.
     """
 
     builder: str
@@ -70,6 +71,7 @@ class Shown:
     errors: Mapping[str, float]
     wrt: Sequence[str] = ()
     cotangents: Mapping[str, np.ndarray] = field(default_factory=dict)
+    raises: bool = False
 
 
 def executor_of(side: str) -> str:
@@ -100,7 +102,8 @@ def packages(shown: Shown) -> tuple[str, ...]:
 def program(shown: Shown) -> tuple[str, str]:
     """Return a program that shows the failure, and the JSON beside it, "" where the program has everything in itself.
 
-    It prints what is expected and what it gets, and exits with 1 as long as the fault is there, else with 0.
+    It prints what is expected and what it gets. It exits with 1 as long as the fault is there, with 0 once it is gone, and with
+    2 if it cannot run, as without a package.
     """
     data, of_model = _data(shown)
     parts = [_FORKED if shown.may_end else "", of_model, *_steps(shown, data)]
@@ -162,7 +165,7 @@ def _data(shown: Shown) -> tuple[dict[str, Any], str]:
         feeds |= weights
     model = _bare(model)
     text = _exact_text(model)
-    data: dict[str, Any] = {"model": text or _packed_lines(model)}
+    data: dict[str, Any] = {"model": text or _packed_lines(model), "raises": shown.raises}
     data["inputs"] = {name: _numbers(value) for name, value in feeds.items()}
     if shown.is_rule:
         data["wrt"], data["outputs"] = list(shown.wrt), list(shown.cotangents)
@@ -280,32 +283,34 @@ def _literal(value: Any, indent: str = "") -> str:
 # The parts of the programs. None of them is filled in. An error may have names of the model in it, so characters that a
 # terminal obeys are replaced before it is printed.
 
-_TO_RUN = '"""Run a model, and compare with the expected results. Exits with 1 as long as the fault is there."""\n'
-_TO_BUILD = '"""Ask for the gradient of a model, which fails. Exits with 1 as long as the fault is there."""\n'
-_TO_COMPARE = (
-    '"""Compare the gradient of a model with the expected one. Exits with 1 as long as the fault is there."""\n'
-)
+_EXITS = "Exits with 1 as long as the fault is there, 0 once it is gone, 2 if it cannot run."
+_TO_RUN = f'"""Run a model, and compare with the expected results.\n\n{_EXITS}\n"""\n'
+_TO_BUILD = f'"""Ask for the gradient of a model, which fails.\n\n{_EXITS}\n"""\n'
+_TO_COMPARE = f'"""Compare the gradient of a model with the expected one.\n\n{_EXITS}\n"""\n'
 _BEGINNING = r"""
+import os
 import sys
 import traceback
+
+
+def show(*error):
+    text = "".join(traceback.format_exception(*error))
+    print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), end="", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    is_fault = globals().get("asked", {}).get("raises") and not isinstance(error[1], ImportError)
+    os._exit(1 if is_fault else 2)
+
+
+sys.excepthook = show
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def show(*error):
-    text = "".join(traceback.format_exception(*error))
-    print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), end="", file=sys.stderr)
-
-
-sys.excepthook = show
-
-
 def array(kind, sizes, numbers):
-    # A tensor has a type, sizes and numbers: one number stands for all, and a text is packed bytes.
-    if isinstance(numbers, str):
-        return numpy_helper.to_array(helper.make_tensor("", kind, sizes, unpacked(numbers), raw=True))
+    # A tensor has a type, sizes and numbers; one number stands for all.
     if kind != TensorProto.STRING:
         numbers = [float(one) if isinstance(one, str) else one for one in numbers]  # "nan", "inf"
     if len(numbers) == 1:
@@ -318,9 +323,17 @@ _UNPACKED = """
 import base64
 import zlib
 
+plain = array
+
 
 def unpacked(text):
     return zlib.decompress(base64.b64decode(text))
+
+
+def array(kind, sizes, numbers):
+    if isinstance(numbers, str):
+        return numpy_helper.to_array(helper.make_tensor("", kind, sizes, unpacked(numbers), raw=True))
+    return plain(kind, sizes, numbers)
 """
 _READ = """import json
 from pathlib import Path
@@ -333,7 +346,7 @@ if sys.argv[1:] != ["inside"]:  # the process may end
 
     code = subprocess.run([sys.executable, __file__, "inside"]).returncode
     print("The process ended with", code, flush=True)
-    sys.exit(int(code != 0))
+    sys.exit(2 if code == 2 else int(code != 0))
 """
 _TEXT = """
 import onnx.parser
@@ -362,14 +375,16 @@ for name, value in zip(names, map(np.asarray, found)):
         failed |= list(map(str, value.ravel())) != list(map(str, due.ravel()))
     elif due.size:
         wide = complex if due.dtype.kind == "c" else float
-        value, due = value.astype(wide), due.astype(wide)
+        kind, value, due = due.dtype, value.astype(wide), due.astype(wide)
         with np.errstate(all="ignore"):
             same = (value == due) | (np.isnan(value) & np.isnan(due))
             errors = np.where(same, 0.0, np.abs(value - due))
         errors = np.where(np.isnan(errors), np.inf, errors)
         at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-        seen = float(asked["errors"].get(name, "inf"))  # when it was reported
-        failed |= bool(errors[at] > 0 and errors[at] >= seen / 2)
+        allowed = float(asked["errors"].get(name, "inf")) / 2  # of the error when it was reported, or rounding
+        if kind.kind in "fc":
+            allowed = min(allowed, 64 * np.finfo(kind).eps * np.abs(due).max())
+        failed |= bool(errors[at] > 0 and errors[at] >= allowed)
         print("  largest error:", errors[at], "at", [int(k) for k in at], "found", value[at], "instead of", due[at])
 print("The fault is still there." if failed else "The fault is gone.")
 sys.exit(int(failed))

@@ -21,14 +21,18 @@ from refgrad.errors import abridged
 from refgrad.escaping import html
 from refgrad.show.svg import drawn
 
+_WAYS = 4  # of errors to tensors
 _PICTURES = 12  # tensors with heat maps
 _AROUND = 12  # graphs around nodes at fault
 _HEADS = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")
 _WORDS = (
-    "A side is builder@executor: who writes the gradient model, and what runs it. A <b>rule</b> is what the builder writes "
-    "for an operator, a <b>kernel</b> what the executor computes for one. A gradient is <b>right</b> if rounding explains its "
-    "distance from the expected one, and <b>wrong</b> if nothing does. The expected one is computed in double precision. "
-    "<b>Apart</b> is the distance between the two sides, relative to the largest element."
+    "refgrad, a differentiator of ONNX models, compared two gradients of one model, a and b, with each other and with an "
+    "expected one. A side is builder@executor: who writes the gradient model, and what runs it. A <b>rule</b> is what the "
+    "builder writes for an operator, a <b>kernel</b> what the executor computes for one. A gradient is <b>right</b> if "
+    "rounding explains its distance from the expected one, and <b>wrong</b> if nothing does. The expected one is computed in "
+    "double precision. <b>Apart</b> is the distance between the two sides, relative to the largest element. To <b>repair</b> "
+    "a node is to put its right values in the place of its own: how far the error of the results falls by it is the proof "
+    "that it is at fault."
 )
 _COLOURS = (
     "Each cell is an element, or the one of several that is furthest off. Red is above 0, blue below, white 0; black is not "
@@ -71,7 +75,7 @@ def _side(side: Sided) -> str:
             "<h3>The way of the error</h3><p>From the node at fault to the tensors that are furthest off, the worst first.</p>"
         )
         ordered = sorted(side.paths, key=lambda path: -(path.error or 0.0))
-        parts += [_way(path, is_open=path is ordered[0]) for path in ordered]
+        parts += [_way(path, is_open=path is ordered[0]) for path in ordered[:_WAYS]]
     return "".join(parts)
 
 

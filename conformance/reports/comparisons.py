@@ -59,10 +59,10 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
         for line in (*lines_of(told), *ways_of(told)):
             _print(console, f"{side} = {told.label}: {line}")
     counts = Counter(tensor.verdict for tensor in comparison.tensors)
-    told_all = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "there is nothing to compare"
+    told_all = "; ".join(f"{verdict} in {counted(count, 'tensor')}" for verdict, count in counts.items())
     _print(
         console,
-        f"{'ok' if comparison.ok else 'DIFFERENT'}: {told_all}. {judged(comparison)}",
+        f"{'ok' if comparison.ok else 'DIFFERENT'}: {told_all or 'there is nothing to compare'}. {judged(comparison)}",
     )
     for line in stopped_lines(comparison):
         _print(console, line)
@@ -188,7 +188,7 @@ def _row(tensor: Tensor) -> dict[str, Any]:
         "a": tensor.a.verdict,
         "b": tensor.b.verdict,
         "apart": tensor.apart,
-        "explained": max((side.allowed for side in (tensor.a, tensor.b) if side.allowed is not None), default=None),
+        "allowed": max((side.allowed for side in (tensor.a, tensor.b) if side.allowed is not None), default=None),
         "verdict": tensor.verdict,
     }
 

@@ -72,7 +72,6 @@ class _Row:
         return ([self.forward] if self.forward else []) + self.backward + self.results
 
 
-@explained
 class Svg(str):
     """A picture as SVG. It is a text; a notebook shows the picture."""
 
@@ -80,6 +79,7 @@ class Svg(str):
         return str(self)
 
 
+@explained
 def to_svg(model: ModelProto | str | os.PathLike[str]) -> Svg:
     """Return `model` as SVG, for browsers and notebooks: nothing else is needed, and it takes seconds for thousands of nodes.
 
@@ -99,7 +99,7 @@ def to_svg(model: ModelProto | str | os.PathLike[str]) -> Svg:
     >>> picture[:36], "Exp" in picture
     ('<svg xmlns="http://www.w3.org/2000/s', True)
     """
-    return drawn(read(model, weights=False, sort=False))
+    return Svg(drawn(read(model, weights=False, sort=False)))
 
 
 def drawn(model: ModelProto, marked: Collection[str] = (), mark: str = "", label: str = "") -> str:

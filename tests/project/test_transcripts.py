@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,6 @@ def test_the_commands_of_the_readme_print_what_it_says(transcripts):
     assert faults(transcripts, "README.md") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["start/debug", "start/test_a_runtime", "start/teach", "start/train", "troubleshooting"]
 )

@@ -42,7 +42,7 @@ def test_a_wrong_kernel_is_reduced(tmp_path: Path) -> None:
     data = tmp_path / "made" / "test_data_set_0"
     due, came = (numpy_helper.to_array(onnx.load_tensor(data / f"{kind}_0.pb")) for kind in ("output", "actual"))
     np.testing.assert_allclose(came, 1.01 * due, rtol=1e-6)
-    assert "In the original model: 'Tanh_1'" in (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
+    assert "with the nodes 'Tanh_1'" in (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
 
 
 def test_a_wrong_rule_is_reduced_and_reproduced_without_refgrad(tmp_path: Path) -> None:
@@ -323,3 +323,23 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["reduce", "m.onnx", "--side", "f.npz", "-o", "other"]) == 2
     assert main(["reduce", "m.onnx", "--side", "refgrad@numpy", "-o", "other"]) == 2
     assert not Path("other").exists()
+
+
+def test_a_program_that_cannot_run_exits_with_2_and_any_rest_of_the_fault_with_1(tmp_path: Path) -> None:
+    model, feeds = network()
+    reduced = reducing.reduce(model, Live(builder_with(scaled("Tanh_1", 1.5)), "numpy"), feeds)
+    reducing.write(reduced, tmp_path / "made")
+    text = (tmp_path / "made" / "reproduce.py").read_text(encoding="utf-8")
+    assert reduced.exit_code == 1
+
+    def exit_code(old: str, new: str) -> int:
+        assert old in text
+        file = tmp_path / "changed.py"
+        file.write_text(text.replace(old, new), encoding="utf-8")
+        return subprocess.run([sys.executable, str(file)], capture_output=True, check=False).returncode
+
+    right = "[array(*asked['expected'][name]){} for name in names]"
+    assert exit_code("import numpy as np", "import numpy as np\nimport no_such_package") == 2
+    assert exit_code("found = run(model", "raise ValueError\nfound = run(model") == 2
+    assert exit_code("map(np.asarray, found)", right.format(" * np.float32(1.001)")) == 1
+    assert exit_code("map(np.asarray, found)", right.format("")) == 0
