@@ -468,7 +468,7 @@ class _Search:
 
 
 def narrowing_casts(made: ModelProto, model: ModelProto) -> list[NodeProto]:
-    """The Casts of a gradient to a float type that is narrower than those of the model: in double they round nothing."""
+    """The Casts of a gradient to a float type that is narrower than the types of the model: in double they round nothing."""
     values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
     held = {value.type.tensor_type.elem_type for value in values} | {one.data_type for one in model.graph.initializer}
     held |= {kind for node in every_node(model) for kind in _cast_to(node)}

@@ -102,7 +102,7 @@ def run_steadily(
 class _Runs:
     """The results of a model in one session (own inputs, others, own), and in a fresh one (others, own).
 
-    `later` are those of a session with its own inputs alone, none if runs take long.
+    `later` has the results of a session with its own inputs alone. It is empty if runs take long.
     """
 
     backend: Backend

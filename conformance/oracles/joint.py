@@ -51,7 +51,7 @@ def contradiction(
     :param expected: a gradient whose conventions are usual: what contradicts it too says nothing. Without it only directions
         that cross no kink are judged.
     :param nearby: the usual gradient at the point moved by so much. Along a direction that crosses no kink, what contradicts
-        `expected` too is no derivative all the same if the derivatives nearby are those of this gradient. So is 0 for
+        `expected` too is no derivative all the same if the derivatives nearby agree with this gradient. So is 0 for
         Relu(x) − Relu(−x) at 0.
     """
     names = [name for name in got if got[name].shape == at[name].shape and np.isfinite(got[name]).all()]

@@ -56,7 +56,7 @@ def is_at_kink(
 ) -> bool:
     """True if an element of an input is at a kink, or may be: all are moved at once.
 
-    The parameters are those of `kinked`.
+    The parameters are the same as for `kinked`.
     """
     watched = [*_watched(model), *outputs]
     try:

@@ -117,7 +117,7 @@ def run_in_turn(
 
 
 def runnable(name: str, prepared: Any) -> Prepared:
-    """What an executor's `prepare` returned, if it can be run.
+    """The model that `prepare` of an executor returned, if it can be run.
 
     :raises AnswerError: it has no method `run`.
     """

@@ -16,7 +16,7 @@ failed, and the next process goes on behind it. The exit code is 0 where every t
 failed, and 2 where there was none to run.
 
 A runtime of yours is one function. It takes the path of a model and the names of its inputs and outputs, and returns a function
-from the arrays of the inputs to those of the outputs. runtimes.py has examples.
+from the arrays of the inputs to the arrays of the outputs. runtimes.py has examples.
 """
 
 from __future__ import annotations
