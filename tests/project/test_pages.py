@@ -24,6 +24,7 @@ def words(text: str) -> str:
 def test_a_page_shows_what_is_printed(page, tmp_path, monkeypatch, capsys):
     """In the order of the page, in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     names: dict[str, object] = {}
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(python|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
