@@ -25,10 +25,16 @@ Progress = Callable[[str, int, int | None], None]  # the step, how far it is, an
 
 @dataclass(frozen=True)
 class Culprit:
-    """A node that is wrong, and the largest error of the results once it and those before it in the list are repaired."""
+    """A node that is wrong, and the largest error of the results once it and those before it in the list are repaired.
+
+    `helped` is the result that this repair helps most, `was` its error before it, and `now` after it.
+    """
 
     found: Replayed
     left: float
+    helped: str = ""
+    was: float = 0.0
+    now: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -234,7 +240,7 @@ def _proved(
     if failing and not error.worst:  # there are no results before all of them are repaired
         repaired, pending = failing, [node for node in pending if not node.failed]
         left, _ = trial.run(repaired)
-        yield from ((Culprit(node, left.largest), left) for node in failing)
+        yield from ((_repaired(node, error, left), left) for node in failing)
     while pending and not left.is_rounding:
         report("repairing nodes", len(wrong) - len(pending), len(wrong))
         few = pending if len(pending) <= _MOST else pending[:1]  # of many, the one that is furthest off
@@ -246,12 +252,22 @@ def _proved(
                 continue
             together = trial.run([*repaired, *pending])[0]  # neither helps without the others
             if together.total < left.total:
-                yield from ((Culprit(node, together.largest), together) for node in pending)
+                yield from ((_repaired(node, left, together), together) for node in pending)
             return
         pending.remove(node)
         repaired.append(node)
+        yield _repaired(node, left, best), best
         left = best
-        yield Culprit(node, left.largest), left
+
+
+def _repaired(node: Replayed, before: Errors, after: Errors) -> Culprit:
+    """A node that is wrong, with the result that its repair helps most."""
+    gains = {name: before.of[name] - error for name, error in after.of.items() if name in before.of}
+    gains = {name: gain / after.allowed_of(name) for name, gain in gains.items() if np.isfinite(gain) and gain > 0}
+    if not gains:
+        return Culprit(node, after.largest)
+    helped = max(gains, key=lambda name: gains[name])
+    return Culprit(node, after.largest, helped, before.of[helped], after.of[helped])
 
 
 def _hidden(trial: RepairTrial, left: Errors, suspects: Sequence[Replayed]) -> list[Culprit]:
@@ -267,8 +283,8 @@ def _proved_in_order(
     ordered: list[Culprit] = []
     errors = error
     for one in culprits:
-        errors = trial.run([*(culprit.found for culprit in ordered), one.found])[0]
-        ordered.append(Culprit(one.found, errors.largest))
+        before, errors = errors, trial.run([*(culprit.found for culprit in ordered), one.found])[0]
+        ordered.append(_repaired(one.found, before, errors))
     return tuple(ordered), errors
 
 

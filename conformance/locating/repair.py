@@ -59,7 +59,11 @@ class Errors:
     @property
     def worst(self) -> str:
         """The result that is furthest beyond what rounding explains."""
-        return max(self.of, key=lambda name: self.of[name] / self.allowed.get(name, _FLOOR), default="")
+        return max(self.of, key=lambda name: self.of[name] / self.allowed_of(name), default="")
+
+    def allowed_of(self, name: str) -> float:
+        """The error of a result that rounding explains."""
+        return self.allowed.get(name, _FLOOR)
 
     @property
     def largest(self) -> float:
@@ -69,12 +73,12 @@ class Errors:
     @property
     def total(self) -> float:
         """The sum of the errors in units of rounding: what a repair has to lessen."""
-        return float(sum(error / self.allowed.get(name, _FLOOR) for name, error in self.of.items()))
+        return float(sum(error / self.allowed_of(name) for name, error in self.of.items()))
 
     @property
     def is_rounding(self) -> bool:
         """True if rounding explains all of them."""
-        return all(error <= self.allowed.get(name, _FLOOR) for name, error in self.of.items())
+        return all(error <= self.allowed_of(name) for name, error in self.of.items())
 
 
 class RepairTrial:

@@ -255,7 +255,8 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
         before = last.left
     for culprit in located.culprits:
         if not culprit.found.failed:
-            yield f"the kernel is at fault: {culprit.found}; {_repaired(before, culprit.left)}"
+            proof = f"repaired, the error of {culprit.helped!r} goes from {culprit.was:.2g} to {culprit.now:.2g}"
+            yield f"the kernel is at fault: {culprit.found}; {proof if culprit.helped else _repaired(before, culprit.left)}"
             before = culprit.left
         for inner in culprit.found.inside:
             yield f"in its body: {inner}"
