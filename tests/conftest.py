@@ -60,3 +60,9 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _wide_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as they need, whatever COLUMNS says where the tests run."""
+    monkeypatch.delenv("COLUMNS", raising=False)

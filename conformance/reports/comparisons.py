@@ -127,7 +127,7 @@ def _together(groups: Sequence[NodeGroup]) -> list[str]:
     for group in groups:
         alike.setdefault(group.operators, []).append(group)
     return [
-        f"{abridged(first.labels, 4)} together" + (f" (and {len(others)} more such groups)" if others else "")
+        f"{abridged(first.labels, 4)} together" + (f" (and {counted(len(others), 'more such group')})" if others else "")
         for first, *others in alike.values()
     ]
 
@@ -142,7 +142,7 @@ def _why_none(side: Sided) -> str:
     """The reason why a side has no gradient: the nodes that it does not run or differentiate, if they are known."""
     faults = side.rules.faults if side.rules else ()
     if faults:
-        return str(faults[0]) + (f" (and {len(faults) - 1} more nodes)" if faults[1:] else "")
+        return str(faults[0]) + (f" (and {counted(len(faults) - 1, 'more node')})" if faults[1:] else "")
     if side.kernels is None:
         return side.failed
     failing = [one.found for one in side.kernels.culprits if one.found.failed]

@@ -205,7 +205,8 @@ def _saying_what_is_written(paths: Sequence[Path]) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         written = [str(path) for path, state in before.items() if _state_of(path) != state]
-        say(f"refgrad: Interrupted. {abridged(written) if written else 'Nothing'} was written.", file=sys.stderr)
+        were = "were" if len(written) > 1 else "was"
+        say(f"refgrad: Interrupted. {abridged(written) if written else 'Nothing'} {were} written.", file=sys.stderr)
         raise
 
 

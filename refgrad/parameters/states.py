@@ -28,7 +28,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if is_npz:
         arrays = read_arrays(path, "The tensors of a state_dict", error=OptionError)
     else:
-        arrays = read_safetensors(path, OptionError, "cannot be read as a state_dict", _ADVICE).tensors
+        arrays = read_safetensors(path, OptionError, "cannot be read as the state_dict() of a module", _ADVICE).tensors
     if not arrays:
         raise OptionError(f"{reprlib.repr(str(path))} holds no tensors. {_ADVICE}")
     return arrays

@@ -218,7 +218,7 @@ def test_run_traces_widens_and_limits_the_interpreter(regression, feeds, refgrad
     assert set(rows.values()) == {"float64"}
     assert refgrad_("run", regression, "--feeds", feeds, "--max-memory", "1M")[0] == 0
     for words, message in (
-        (["--max-memory", "100"], "has 872 bytes, and max_memory is 100"),
+        (["--max-memory", "100"], "has 872 bytes, and --max-memory is 100"),
         (["--max-memory", "much"], "--max-memory 'much' is not a size"),
         (["--precision", "float8"], "--precision 'float8' is not known"),
         (["--trace", "--backend", "ort-cpu"], "does not give the values between"),

@@ -503,7 +503,7 @@ ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = 
     ("jvp", TWO, {"kinks": "mine"}, OptionError, "no choice of kinks 'mine'"),
     ("jvp", TWO, {"quantization": "mine"}, OptionError, "no quantization 'mine'"),
     ("jvp", STRINGS, {}, NoGradientError, "Cast has no derivative"),
-    ("hvp", TWO, {}, OptionError, "several float outputs: 'y', 'z'. Choose one with output"),
+    ("hvp", TWO, {}, OptionError, "several float outputs: 'y', 'z'. Choose one: output='y'"),
     ("hvp", TWO, {"output": ["y"]}, OptionError, r"output is one name \(a string\), not \['y'\]"),
     ("hvp", TWO, {"output": "w"}, UnknownNameError, "'w' in outputs is no output .* It has: 'y', 'z'"),
     ("hvp", STRINGS, {}, NoGradientError, "Cast has no derivative"),

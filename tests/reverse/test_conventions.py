@@ -166,7 +166,7 @@ def test_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([*words, "--quantization", "straight-through", "--kinks", "torch"]) == 0
     capsys.readouterr()
     assert main([*words, "--quantization", "ste"]) == 2
-    assert "There is no quantization 'ste'; there are" in capsys.readouterr().err
+    assert "--quantization 'ste' is not known. There are" in capsys.readouterr().err
 
 
 def test_a_record_is_a_set_of_options() -> None:

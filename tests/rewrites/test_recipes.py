@@ -732,7 +732,7 @@ def test_the_ranking_is_printed(files, capsys):
             "--of and --outputs exclude each other",
         ),
         (["recipe", "forces", "MODEL", "-o", "OUT", "--of", "logits[0, 5]"], "has no element 5"),
-        (["recipe", "saliency", "MODEL", "-o", "OUT", "--wrt", "w"], "wrt='w' is not a float input"),
+        (["recipe", "saliency", "MODEL", "-o", "OUT", "--wrt", "w"], "--wrt w is not a float input"),
         (["recipe", "fgsm", "MODEL", "-o", "OUT"], "is not a loss"),
         (["recipe", "sensitivity", "MODEL", "--score", "cross_entropy"], "Give --output"),
         (["recipe", "sensitivity", "MODEL", "--of", "logits", "-o", "OUT", "--feeds", "F"], "exclude each other"),

@@ -67,6 +67,7 @@ MARKUP = {
         "head", "heads", "rows", "cells", "items", "elements", "figures", "lines", "''.join(parts)", "''.join(pictures)",
         "''.join(cells)", "width", "height", "cell", "x * cell", "y * cell", "_bar(error)", "' open' if is_open else ''",
         "'ok' if tensor.ok else 'bad'", "_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')",
+        "''.join((f'<p>{html(line)}</p>' for line in stopped_lines(comparison)))",
     },
 }  # fmt: skip
 _MARKUP = re.compile(

@@ -437,8 +437,8 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "no initializer is made of unused" in out
     for name, content, said in (
         ("none.npz", None, "There is no file"),
-        ("text.npz", b"text", "cannot be read as a state_dict"),
-        ("header.safetensors", b"\xff" * 64, "cannot be read as a state_dict"),
+        ("text.npz", b"text", "cannot be read as the state_dict() of a module"),
+        ("header.safetensors", b"\xff" * 64, "cannot be read as the state_dict() of a module"),
     ):
         if content is not None:
             (tmp_path / name).write_bytes(content)

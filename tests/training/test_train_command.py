@@ -108,9 +108,9 @@ def test_a_training_that_diverges_writes_no_model_and_keeps_the_checkpoint(folde
 
 
 WRONG = {
-    "--optimizer lion": "'lion'; there are 'sgd'",
-    "--schedule steps": "'steps'; there are 'constant'",
-    "--loss hinge": "'hinge'; there are",
+    "--optimizer lion": "'lion' is not known. There are 'sgd'",
+    "--schedule steps": "'steps' is not known. There are 'constant'",
+    "--loss hinge": "'hinge' is not known. There are",
     "--trainable c": "'c'",
     "--momentum 0.9": "is not for adamw",
     "--penalty a": "give a pattern and two numbers",

@@ -619,7 +619,7 @@ def test_the_command(saved, tmp_path, capsys):
     ("arguments", "said"),
     [
         (["--step", "9"], "There is no step 9: the steps are 1 to 5"),
-        (["--of", "y"], "of='y': the model has no output 'y'. Its outputs are 'loss'."),
+        (["--of", "y"], "--of y: the model has no output 'y'. Its outputs are 'loss'."),
         (["--of", "loss[0]"], "has the shape [], and no element [0]"),
         (["--feeds", "nowhere.npz"], "nowhere.npz"),
         (["--wrt", "v"], "'v'"),

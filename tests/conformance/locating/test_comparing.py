@@ -168,7 +168,7 @@ def test_nodes_at_fault_are_in_the_order_of_the_model() -> None:
     assert named == order
     document = comparisons.document(found)["b"]
     assert [one["found"]["name"] for one in document["kernels"]["culprits"]] == named
-    page = comparisons.page(found, model)
+    page = comparison_page.page(found)
     for text in ("\n".join(comparisons.lines_of(found.b)), html.unescape(page)):
         places = [text.index(f"the kernel is at fault: {one.found.label}") for one in found.b.kernels.culprits]
         assert places == sorted(places)
@@ -558,7 +558,7 @@ def test_the_page_shows_the_nodes_at_fault() -> None:
     assert "t float32[5,4]" in page.replace('<tspan class="q">', "")
     wrong = sum(tensor.b.verdict == "wrong" for tensor in found.tensors)
     assert page.count("<figcaption>") == 3 * wrong
-    assert page.count("<details") == wrong
+    assert page.count("<details") == min(wrong, 4)
     assert "is wrong in" in page
     assert "the kernel of Tanh &#x27;Tanh_1&#x27;" in page
     assert f"numpy {np.__version__}" in page

@@ -119,7 +119,7 @@ def change(document, *path, to):
         (("pairs", 0), [], "pairs[0] has to have 'builder', 'executor', 'verdicts', 'witnesses'"),
         (("pairs", 1, "verdicts"), "aa", "pairs[1].verdicts has 2 letters for 41 cases"),
         (("pairs", 1, "verdicts"), "z" * 41, "pairs[1].verdicts has the letter 'z'; there are 'a', "),
-        (("pairs", 1, "witnesses"), [0], "pairs[1].witnesses has 1 numbers for 41 cases"),
+        (("pairs", 1, "witnesses"), [0], "pairs[1].witnesses has 1 number for 41 cases"),
         (("pairs", 1, "witnesses"), [99] * 41, "pairs[1].witnesses has 99, which there is not"),
         (("details", 0), [0], "details[0] has to be [case, [pair, ...], relative, allowed, note]"),
         (("details", 0, 0), 41, "details[0] is about case 41 of pair"),

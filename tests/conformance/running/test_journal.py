@@ -96,7 +96,7 @@ def test_other_settings_are_refused(tmp_path):
 
 
 def test_a_journal_is_not_written_over(tmp_path):
-    with pytest.raises(JournalError, match="--resume"):
+    with pytest.raises(JournalError, match="resume=True"):
         Journal(begun(tmp_path / "j"), SETTINGS)
 
 
@@ -127,7 +127,7 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path):
     path = begun(tmp_path / "j")
     journal = Journal(path, SETTINGS, resume=True)
     os.dup2(os.open("/dev/full", os.O_WRONLY), journal._file.fileno())
-    with pytest.raises(JournalError, match=r"No space left on device.*--resume"):
+    with pytest.raises(JournalError, match=r"No space left on device.*resume=True"):
         journal.append("c", FIRST)
     journal.close()
     with Journal(path, SETTINGS, resume=True) as journal:
