@@ -127,7 +127,8 @@ def _together(groups: Sequence[NodeGroup]) -> list[str]:
     for group in groups:
         alike.setdefault(group.operators, []).append(group)
     return [
-        f"{abridged(first.labels, 4)} together" + (f" (and {counted(len(others), 'more such group')})" if others else "")
+        f"{abridged(first.labels, 4)} together"
+        + (f" (and {counted(len(others), 'more such group')})" if others else "")
         for first, *others in alike.values()
     ]
 

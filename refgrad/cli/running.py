@@ -95,7 +95,7 @@ def _values(value: Any) -> dict[str, Any]:
     """The values of an output for JSON, as nested lists, or the reason why they are left out."""
     size = sum(np.size(one) for one in value) if isinstance(value, list) else np.size(value)
     if size > _ELEMENTS:
-        return {"values": None, "left_out": f"more than {_ELEMENTS} elements ({size}): -o FILE.npz writes all"}
+        return {"values": None, "left_out": f"it has more elements than {_ELEMENTS}: -o FILE.npz writes all"}
     return {"values": _plain(value)}
 
 

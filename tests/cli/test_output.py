@@ -80,7 +80,7 @@ def test_run_prints_values_as_json(tmp_path, monkeypatch, capsys):
     assert main(words) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["outputs"]}
     assert rows["y"]["values"] is None
-    assert rows["y"]["left_out"] == "4 elements are more than 3: -o FILE.npz writes all"
+    assert rows["y"]["left_out"] == "it has more elements than 3: -o FILE.npz writes all"
     assert rows["t"]["values"] == ["a", "b"]
 
 
