@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from registering import forgetting
 
 from refgrad.cli import main
 
@@ -18,6 +19,12 @@ OUTCOME = re.compile(r"\s*# exit code (\d)$")
 def words(text: str) -> str:
     """A text with one space between words, and without errors: rounding differs between machines."""
     return " ".join(re.sub(r"\d[\d.]*e[-+]\d+", "#", text).split())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered():
+    with forgetting():
+        yield
 
 
 @pytest.mark.parametrize("page", PAGES)
