@@ -19,11 +19,10 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
 from refgrad.conformance.judge.nan.watching import Watching, first_output, label_of
 from refgrad.conformance.locating.replay import distance
-from refgrad.conformance.locating.values import described, watching_each
+from refgrad.conformance.locating.values import described, watching_each, without_functions
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.point import largest
 from refgrad.errors import RefgradError
-from refgrad.model.inlining.inline import inline_functions
 from refgrad.protos.traverse import reads_of
 
 _STATIONS = 6  # of a path in a line of text
@@ -94,11 +93,7 @@ class TracedGraph:
     """A model at its feeds, without functions: who makes each value, and who reads it."""
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
-        self.model = model
-        if model.functions:
-            self.model = ModelProto()
-            self.model.CopyFrom(model)
-            self.model = inline_functions(self.model)
+        self.model = without_functions(model)
         self.feeds = dict(feeds)
         self.nodes: Sequence[NodeProto] = list(self.model.graph.node)
         self.maker = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}

@@ -30,11 +30,10 @@ from refgrad.conformance.judge.nan.watching import (
     first_output,
     label_of,
 )
-from refgrad.conformance.locating.values import described, is_text
+from refgrad.conformance.locating.values import described, is_text, without_functions
 from refgrad.conformance.problems.rounding import ADDING_UP
 from refgrad.errors import RefgradError, counted
 from refgrad.model.external import array_of
-from refgrad.model.inlining.inline import inline_functions
 from refgrad.tables.randomness import may_draw, operator_of
 
 DRAWS = 3  # of the inputs, each moved by a rounding
@@ -109,11 +108,7 @@ class Replay:
     """
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
-        self.model = model
-        if model.functions:
-            self.model = ModelProto()
-            self.model.CopyFrom(model)
-            self.model = inline_functions(self.model)
+        self.model = without_functions(model)
         self.feeds = dict(feeds)
         self.nodes = list(self.model.graph.node)
         self.repairs: dict[int, dict[str, np.ndarray]] = {}

@@ -15,6 +15,15 @@ from refgrad.model.inlining.inline import inline_functions
 from refgrad.protos.traverse import reads_of
 
 
+def without_functions(model: ModelProto) -> ModelProto:
+    """The model with its functions written out: a copy, or the model itself if it has none."""
+    if not model.functions:
+        return model
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    return inline_functions(copied)
+
+
 class ModelValues:
     """The values of a model at some feeds, those in bodies not counted.
 
@@ -26,11 +35,7 @@ class ModelValues:
     """
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
-        self.model = model
-        if model.functions:
-            self.model = ModelProto()
-            self.model.CopyFrom(model)
-            self.model = inline_functions(self.model)
+        self.model = without_functions(model)
         self.feeds = dict(feeds)
         self.constants = constants_of(self.model) - set(feeds)
         self._held: dict[str, Any] = {tensor.name: array_of(tensor) for tensor in self.model.graph.initializer}

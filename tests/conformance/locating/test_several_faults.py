@@ -92,6 +92,21 @@ def test_a_rule_that_rounds_to_a_narrower_type_is_named() -> None:
     assert "'narrowing'" in found.b.rules.faults[0].message
 
 
+def test_a_cast_that_rounds_nothing_is_no_fault() -> None:
+    model = onnx.parser.parse_model(LINE)
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)}
+
+    def through_whole_numbers(made: ModelProto, before: str, output: str) -> list[Any]:
+        made.graph.initializer.append(numpy_helper.from_array(np.int64(1), "whole"))
+        return [
+            helper.make_node("Cast", ["whole"], ["narrow"], to=TensorProto.FLOAT16),
+            helper.make_node("Cast", ["narrow"], ["one"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", [before, "one"], [output]),
+        ]
+
+    assert not bisect(model, feeds, builder_with(after("h_grad", through_whole_numbers))).faults
+
+
 def test_what_is_no_number_in_double_either_is_nobodys_fault() -> None:
     """The derivative of a power by its exponent is NaN where the base is negative; a NaN elsewhere is a fault."""
     model = onnx.parser.parse_model("""
