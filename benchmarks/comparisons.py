@@ -174,7 +174,7 @@ def confirmed(name: str) -> str:
 
 
 def answer(task: tuple[str, str]) -> Any:
-    """The gradient as a nested list, or the first line of what the tool says."""
+    """The gradient as a nested list, or the first line of the tool's message."""
     tool, name = task
     try:
         return TOOLS[tool](*model(name)).tolist()

@@ -101,7 +101,7 @@ def race() -> Kernel:
 
 
 def memory() -> Kernel:
-    """A result to which that of the last run is added, if it fits."""
+    """A result plus the result of the last run, if the shapes fit."""
     held: dict[str, Any] = {}
 
     def changed(*inputs: Any, y: Any) -> Any:
@@ -145,7 +145,7 @@ class Edited:
         self.model, self.values = model, values
 
     def of(self, node: str, *op_types: str) -> list[NodeProto]:
-        """What the rule of `node` emitted, of these operators."""
+        """The nodes of these operators that the rule of `node` emitted."""
         own = [one for one in self.model.graph.node if one.name.startswith(f"{node}_Grad/")]
         return [one for one in own if one.op_type in op_types] if op_types else own
 
@@ -199,7 +199,7 @@ def in_half(made: Edited, node: str) -> bool:
 
 
 def wrong_element(made: Edited, node: str) -> bool:
-    """The largest element of what a rule returns is doubled."""
+    """The largest element of each result of a rule is doubled."""
     for name in (found := made.results(node)):
         value = np.asarray(made.values[name])
         by = np.ones(value.shape, np.float32)
@@ -303,7 +303,7 @@ class Placed:
 
 @dataclass
 class Host:
-    """A model with its gradient, and what a run without faults computes."""
+    """A model with its gradient, and the results of a run without faults."""
 
     model: ModelProto
     gradient: ModelProto
@@ -363,7 +363,7 @@ class Host:
         )
 
     def run(self, faults: list[Placed]) -> dict[str, Any] | None:
-        """What a run with the faults computes; the second one, for an executor with a memory."""
+        """The results of a run with the faults; of the second run, for an executor with a memory."""
         made = self.edited(faults)
         if made is None:
             return None

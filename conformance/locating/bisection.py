@@ -240,7 +240,7 @@ class _Search:
         return self.guilty()
 
     def _of_identity(self) -> str:
-        """Why what the builder makes of one Identity is no gradient; "" if it is one, or if it refuses or crashes."""
+        """The reason why the builder's answer for one Identity is no gradient; "" if it is one, or if the builder refuses or crashes."""
         model, feeds = identity_model()
         cotangents = {value.name: np.ones_like(feeds["x"]) for value in model.graph.output}
         try:
@@ -602,7 +602,7 @@ class _Asked:
         return None
 
     def _contradicted_along(self, name: str, direction: np.ndarray) -> tuple[float, float] | None:
-        """The derivative along a direction, and what the gradient says instead; None if it is right or nobody can tell."""
+        """The derivative along a direction, and the one by the gradient; None if the gradient is right or nobody can tell."""
         told = self._told([self._along(name, direction)])
         if told is None or told.is_right:
             return None

@@ -554,7 +554,7 @@ def _errors(due: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> d
 
 
 def _run(file: Path) -> tuple[int | None, str]:
-    """The exit code of a program, None if it does not end in time, and the end of what it prints."""
+    """The exit code of a program, None if it does not end in time, and the last lines that it prints."""
     here = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
