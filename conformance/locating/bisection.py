@@ -240,7 +240,7 @@ class _Search:
         return self.guilty()
 
     def _of_identity(self) -> str:
-        """The reason why the builder's answer for one Identity is no gradient; "" if it is one, or if the builder refuses or crashes."""
+        """The reason why the answer for one Identity is no gradient; "" if it is one, or if the builder refuses or crashes."""
         model, feeds = identity_model()
         cotangents = {value.name: np.ones_like(feeds["x"]) for value in model.graph.output}
         try:
