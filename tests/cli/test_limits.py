@@ -168,7 +168,7 @@ def _called(command: Command, folder: Path, *more: str) -> list[str]:
 def test_every_command_that_reads_a_model_takes_limits(command: Command, tmp_path, capsys):
     onnx.save(SQUARE, tmp_path / "m.onnx")
     for words, said in (
-        (("--max-memory", "20"), " bytes, and max_memory is 20"),
+        (("--max-memory", "20"), " bytes, and --max-memory is 20"),
         (("--max-memory", "much"), "--max-memory 'much' is not a size"),
         (("--max-seconds", "0"), "--max-seconds 0 is not a number of seconds above 0"),
         (("--max-seconds", "nan"), "--max-seconds nan is not a number of seconds above 0"),
@@ -188,7 +188,7 @@ def test_a_report_of_results_that_name_a_model_takes_limits(tmp_path, capsys):
     Results(named, {}, {}).save(tmp_path / "r.json")
     words = ["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "page.html")]
     assert cli.main([*words, "--max-memory", "50M"]) == 2
-    assert "drawn at random, and max_memory is 52428800" in capsys.readouterr().err
+    assert "drawn at random, and --max-memory is 52428800" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
 

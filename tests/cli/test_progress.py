@@ -150,7 +150,7 @@ def test_a_search_shows_its_steps(tmp_path, words, step):
     with quiet:
         time.sleep(5)
         quiet.send_signal(signal.SIGINT)
-        assert quiet.communicate() == ("", "")
+        assert quiet.communicate() == ("", "refgrad: Interrupted. Nothing was written.\n")
 
 
 def test_a_bar_appears_by_itself_and_is_gone_afterwards(monkeypatch, capsys):

@@ -481,7 +481,7 @@ def test_the_command(saved, tmp_path, capsys):
         (["--cost", "--dim", "M=2"], "no input has the dimension 'M'"),
         (["--cost", "--dim", "N"], "give a size"),
         (["--cost", "--dot"], "exclude each other"),
-        (["--cost", "--dim", "2", "--runtime", "cuda"], "no runtime 'cuda'"),
+        (["--cost", "--dim", "2", "--runtime", "cuda"], "--runtime 'cuda' is not known"),
         (["--dim", "N=2"], "--dim is for --cost"),
     ],
 )
