@@ -55,7 +55,7 @@ def opened(request, browser, address):
 
     def open_at(**state):
         page.goto(f"{address}#{urlencode(state)}")
-        page.wait_for_selector("html[data-ready]")
+        page.wait_for_function("document.documentElement.dataset.ready === location.hash")
         return page
 
     yield open_at
@@ -225,7 +225,7 @@ def test_a_hostile_name_is_only_text(opened):
     page = opened(view="cases", operator="com.microsoft.<b>")
     assert page.locator("#cases tbody th").all_text_contents() == [printable(HOSTILE)]
     page.locator("#cases tbody th a").click()
-    assert page.locator("h2").text_content() == printable(HOSTILE)
+    sync_api.expect(page.locator("h2")).to_have_text(printable(HOSTILE))
     assert page.locator("script").count() == 2  # the data and the program
     assert page.locator("main b").count() == 0
 
@@ -286,7 +286,7 @@ def test_the_groups_of_faults_are_listed_and_filtered(opened):
         [one for one in found if one.verdict == WRONG and (one.side != "builder" or one.name == "onnx-ad")]
     )
     page.locator("#groups a").first.click()
-    assert page.locator(".verdicts").count() == 1
+    sync_api.expect(page.locator(".verdicts")).to_have_count(1)
 
 
 BASICS = {
