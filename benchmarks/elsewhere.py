@@ -27,6 +27,7 @@ class Elsewhere(Backend):
         self._runtime, self._python, self._ir, self._opset = runtime, python, ir, opset
         self._process: subprocess.Popen[str] | None = None
         self._folder = tempfile.TemporaryDirectory()
+        self._said = Path(self._folder.name) / "stderr.txt"
         self._count = 0
         self.name = runtime
         self.name = f"{runtime} {self.ask({})['version']}"
@@ -75,10 +76,11 @@ class Elsewhere(Backend):
         :raises BackendError: an error, no answer in time, or the process died.
         """
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [str(self._python), program.__file__, self._runtime],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
+            with self._said.open("w") as said:
+                self._process = subprocess.Popen(
+                    [str(self._python), program.__file__, self._runtime],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+                )  # fmt: skip
             started = self._answer()
             if not asked:
                 return started
@@ -94,10 +96,13 @@ class Elsewhere(Backend):
         ready, _, _ = select.select([process.stdout], [], [], SECONDS)
         line = process.stdout.readline() if ready else ""
         if not line:
-            process.kill()
+            if not ready:
+                process.kill()
             code = process.wait()
-            said = f"its process ended with {code}" if ready else f"nothing came back after {SECONDS:g} s"
-            raise BackendError(said)
+            if not ready:
+                raise BackendError(f"nothing came back after {SECONDS:g} s")
+            last = self._said.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise BackendError(f"its process ended with {code}" + (f": {last}" if last else ""))
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise BackendError(answer["error"].replace(f"{self._folder.name}/", ""))

@@ -85,8 +85,8 @@ def serve(name: str) -> None:
     sys.path.insert(0, str(RUNNERS))
     import runtimes
 
-    runtime, version = runtimes.get(name)
-    print(json.dumps({"version": version}), file=answers)
+    runtime = runtimes.get(name)
+    print(json.dumps({"version": runtimes.version(name)}), file=answers)
     held, run = "", None
     for line in sys.stdin:
         asked = json.loads(line)
