@@ -30,11 +30,25 @@ class Elsewhere(Backend):
         self._said = Path(self._folder.name) / "stderr.txt"
         self._count = 0
         self.name = runtime
-        self.name = f"{runtime} {self.ask({})['version']}"
+        try:
+            self.name = f"{runtime} {self.ask({})['version']}"
+        except BackendError:
+            self.close()
+            raise
 
     def description(self) -> str:
         """The runtime with its version."""
         return self.name
+
+    def close(self) -> None:
+        """End the process, and delete its files."""
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
 
     def path(self, suffix: str) -> str:
         """The path of a new file."""
@@ -97,10 +111,9 @@ class Elsewhere(Backend):
         line = process.stdout.readline() if ready else ""
         if not line:
             if not ready:
-                process.kill()
-            code = process.wait()
-            if not ready:
+                self._end()
                 raise BackendError(f"nothing came back after {SECONDS:g} s")
+            code = process.wait()
             last = self._said.read_text(errors="replace").strip().rpartition("\n")[2]
             raise BackendError(f"its process ended with {code}" + (f": {last}" if last else ""))
         answer: dict[str, Any] = json.loads(line)

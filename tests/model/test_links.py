@@ -303,7 +303,9 @@ def linked(tmp_path) -> Path:
 
 def test_links_into_a_named_folder_are_followed(linked, tmp_path, from_folder, monkeypatch, capsys):
     weights = tmp_path / "weights"
-    with pytest.raises(InvalidModelError, match=r"data_folders=\[\.\.\.\], or the environment variable REFGRAD_DATA_FOLDERS"):
+    with pytest.raises(
+        InvalidModelError, match=r"data_folders=\[\.\.\.\], or the environment variable REFGRAD_DATA_FOLDERS"
+    ):
         refgrad.gradient(linked)
     assert cli.main(["run", str(linked)]) == 2
     assert "--data-folder" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def test_a_runtime_elsewhere_runs_a_model(monkeypatch):
     runtime = Elsewhere("onnx.reference", Path(sys.executable))
     assert runtime.name == f"onnx.reference {onnx.__version__}"
     fed = np.array([1.0, -2.0], np.float32)
-    assert np.array_equal(runtime.prepare(model).run({"x": fed})["y"], -fed)
+    with contextlib.closing(runtime):
+        assert np.array_equal(runtime.prepare(model).run({"x": fed})["y"], -fed)
     with pytest.raises(BackendError, match="there is no runtime 'nowhere'"):
         Elsewhere("nowhere", Path(sys.executable))
