@@ -40,7 +40,7 @@ def main() -> None:
     print(
         f"{len(cases)} cases, {len(results.rows)} verdicts in {seconds:.0f} s: {Counter(r.verdict for r in results.rows)}"
     )
-    clean = Counter(row.case for row in results.rows if row.verdict == "agreed")
+    clean = Counter(row.case for row in results.rows if row.verdict == "right")
     sample = [case for case in cases if clean[case.name] == len(PLAN.builders) * len(PLAN.executors)][::SAMPLE]
     isolated, here, ratio = alternate(lambda: _isolated(sample), lambda: _here(sample), ROUNDS)
     print(f"{len(sample)} cases: {isolated:.2f} s in a process of their own, {here:.2f} s in this one: {ratio:.2f}")

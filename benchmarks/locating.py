@@ -29,10 +29,11 @@ from refgrad.conformance.judge.nan.nonfinite import nonfinite
 from refgrad.conformance.judge.nan.watching import Watching, label_of
 from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.sides import Live
-from refgrad.conformance.locating.verdicts import WRONG, Comparison
+from refgrad.conformance.locating.verdicts import Comparison
 from refgrad.conformance.problems.feeds import random_feeds
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.problem import Problem
+from refgrad.conformance.verdicts import WRONG
 
 Change = Callable[[NodeProto, tuple[Any, ...], tuple[Any, ...]], Any]
 

@@ -37,7 +37,7 @@ from refgrad.conformance.reports.comparisons import lines_of, sentence
 from refgrad.errors import BackendError, abridged
 
 MODELS = ("lstm", "vit", "unet", "mamba", "convnext", "segformer", "mlp", "bert", "gpt2", "resnet18")
-VERDICTS = ("right", "wrong", "a convention", "undecided", "missing")
+VERDICTS = ("right", "wrong", "convention", "undecided", "missing")
 COLUMNS = ("verdict", *VERDICTS, "sentence", "named", "s")
 
 

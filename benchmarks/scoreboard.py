@@ -16,8 +16,8 @@ from typing import Any
 from timing import write
 
 from refgrad.conformance.judge.running.results import Results, load, merge
-from refgrad.conformance.judge.verdicts import AGREED
 from refgrad.conformance.reports.tally import document_of
+from refgrad.conformance.verdicts import RIGHT
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def not_right(results: Results) -> dict[str, Any]:
     rows = sorted(
         (results.cases[row.case].operator, row.case, row.builder, row.executor, row.verdict)
         for row in results.rows
-        if row.verdict != AGREED
+        if row.verdict != RIGHT
     )
     return {"counts": dict(Counter(row.verdict for row in results.rows)), "rows": rows}
 

@@ -423,11 +423,11 @@ def _of_tests() -> str:
 def _of_seeds() -> str:
     """Return what benchmarks/seeds.py found of rules that are not broken."""
     rows = json.loads((RESULTS / "conformance_seeds.json").read_text())
-    asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "inconclusive"))
+    asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "undecided"))
     return (
         f"`python benchmarks/seeds.py` asks the suite about the unchanged rules, with {len(rows)} seeds. Each seed draws other "
         f"cotangents and directions.\nOf {asked} verdicts on these right rules {wrong} said wrong, and {unsettled} "
-        "inconclusive.\n"
+        "undecided.\n"
     )
 
 

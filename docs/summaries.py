@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from refgrad.conformance.judge.verdicts import VERDICTS
 from refgrad.conformance.reports.tally import MARKS, counts_in
+from refgrad.conformance.verdicts import VERDICTS
 
 Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
 Rows = Sequence[Mapping[str, Any]]

@@ -27,13 +27,9 @@ from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judge.deviation import deviation
 from refgrad.conformance.judge.elementwise import against_float64
 from refgrad.conformance.judge.nan.nonfinite import Origin, origins
-from refgrad.conformance.judge.verdicts import says_unsupported
+from refgrad.conformance.judge.rows import says_unsupported
 from refgrad.conformance.oracles.comparison import (
-    AGREED,
-    DISAGREED,
     EXACT,
-    INCONCLUSIVE,
-    KINK,
     NOT_FINITE,
     Judged,
     against_directions,
@@ -43,6 +39,7 @@ from refgrad.conformance.oracles.comparison import (
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.oracles.joint import contradicted
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.kinked import OPERATORS as KINKED
 from refgrad.conformance.problems.kinked import kinked as elements_at_kinks
@@ -61,6 +58,7 @@ from refgrad.conformance.problems.point import (
 from refgrad.conformance.problems.systems.executors import REFERENCE, get_executor
 from refgrad.conformance.problems.undefined import undefined
 from refgrad.conformance.problems.weights import randomize
+from refgrad.conformance.verdicts import CONVENTION, CRASHED, FAULTS, RIGHT, UNDECIDED, UNSUPPORTED, WRONG
 from refgrad.derivatives import ortbuilder
 from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, abridged, choices, counted
 from refgrad.markup import BAD, html_table
@@ -72,16 +70,12 @@ from refgrad.reverse.ranks import of_any_rank
 from refgrad.worker import SECONDS
 
 Progress = Callable[[int, int, str], None]  # how many steps are done, of how many, and the next step
-FAILED, UNSUPPORTED = "failed", "not supported"
-WRONG_BUILDER = "onnxruntime is wrong"
 FLOAT64 = "float64"
 BUILDER = "onnxruntime"  # in place of a dialect: its own builder
 DIALECTS = ("onnx", "ort")
 
-_FAULTS = (DISAGREED, FAILED)
 _OF_RANGE = ("overflow", "underflow")  # kinds of origins
 _OF_KINKS = ("a dead branch",)
-FIRST = (DISAGREED, FAILED, WRONG_BUILDER)  # verdicts that are listed first; what agrees is listed last
 _NOTES = 4  # of rows that are wrong, in a notebook
 _NEITHER = "nor does it run the model itself"
 _OPERATOR = re.compile(r"(\w[\w.]*:\w+)\(-?\d+\) is not a registered")  # in an error of ONNX Runtime
@@ -126,13 +120,13 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """True if nothing disagrees. Rows that are not supported, inconclusive or at a kink do not count as such."""
+        """True if no gradient of refgrad's is wrong on a backend, or fails there."""
         return not self.faults
 
     @property
     def faults(self) -> tuple[Row, ...]:
-        """The rows that show something wrong with refgrad or a backend."""
-        return tuple(row for row in self.rows if row.verdict in _FAULTS)
+        """The rows that show something wrong with refgrad or a backend. ONNX Runtime's own builder does not count."""
+        return tuple(row for row in self.rows if row.verdict in FAULTS and row.dialect != BUILDER)
 
     @property
     def unsettled(self) -> tuple[str, ...]:
@@ -140,42 +134,49 @@ class Check:
         settled = {
             row.gradient
             for row in self.rows
-            if row.oracle == DIFFERENCES and row.verdict == AGREED and (row.allowed or 0) < 1
+            if row.oracle == DIFFERENCES and row.verdict == RIGHT and (row.allowed or 0) < 1
         }
         return tuple(name for name in self.wrt if name not in settled)
 
     @property
     def answer(self) -> tuple[str, str]:
-        """The answer in one sentence: "right", "wrong", "failed" or "undecided", and the rest of the sentence."""
+        """The answer in one sentence: the verdict on the gradients together, and the rest of the sentence."""
         verdicts: dict[str, set[str]] = {name: set() for name in self.wrt}
         for row in self.rows:
             if row.dialect != BUILDER:
                 verdicts.setdefault(row.gradient, set()).add(row.verdict)
-        wrong = [name for name, found in verdicts.items() if DISAGREED in found]
-        failed = [name for name, found in verdicts.items() if FAILED in found]
-        right = [name for name in self.wrt if verdicts[name] <= {AGREED, UNSUPPORTED} and name not in self.unsettled]
+        wrong = [name for name, found in verdicts.items() if WRONG in found]
+        crashed = [name for name, found in verdicts.items() if CRASHED in found]
+        right = [name for name in self.wrt if verdicts[name] <= {RIGHT, UNSUPPORTED} and name not in self.unsettled]
         if wrong:
-            return "wrong", f"{_share(wrong, verdicts)}: {abridged(wrong)}"
-        if failed:
-            at_fault = sorted({row.backend for row in self.rows if row.verdict == FAILED})
-            return "failed", f"{abridged(at_fault)} did not run {_share(failed, verdicts)}"
-        others = [name for name in verdicts if name not in right]
-        found = sorted(set().union(*(verdicts[name] for name in others)) - {AGREED})
-        why = f"{abridged(others)}" + (f" ({', '.join(found)})" if found else "")
+            return WRONG, f"{_share(wrong, verdicts)}: {abridged(wrong)}"
+        if crashed:
+            at_fault = sorted({row.backend for row in self.rows if row.verdict == CRASHED})
+            return CRASHED, f"{abridged(at_fault)} did not run {_share(crashed, verdicts)}"
+        sound = {RIGHT, CONVENTION, UNSUPPORTED}
+        chosen = [name for name, found in verdicts.items() if CONVENTION in found and found <= sound]
+        others = [name for name in verdicts if name not in (*right, *chosen)]
+        found = sorted(set().union(*(verdicts[name] for name in others)) - {RIGHT, UNDECIDED})
+        parts = {
+            UNDECIDED: f"{abridged(others)}" + (f" ({', '.join(found)})" if found else "") if others else "",
+            CONVENTION: f"{abridged(chosen)}, at a kink" if chosen else "",
+        }
+        told = [f"{word}: {part}" for word, part in parts.items() if part]
         if not right:
-            return "undecided", why
+            word, _, rest = "; ".join(told).partition(": ")
+            return word, rest
         compared = [
             row for row in self.rows if row.oracle == FLOAT64 and row.gradient in right and row.dialect != BUILDER
         ]
         error = max((row.relative for row in compared if row.relative is not None), default=0.0)
-        executors = {row.backend for row in compared if row.verdict == AGREED}
+        executors = {row.backend for row in compared if row.verdict == RIGHT}
         within = "rounding" if self.tolerance is None else f"the tolerance {self.tolerance:g}"
         ran = (
             f"on {counted(len(executors), 'executor')}, largest error {error:.1g}, within {within}"
             if executors
             else "in float64, and no executor ran them"
         )
-        return "right", f"{_share(right, verdicts)} {ran}" + (f"; undecided: {why}" if others else "")
+        return RIGHT, "; ".join([f"{_share(right, verdicts)} {ran}", *told])
 
     def summary(self) -> list[dict[str, Any]]:
         """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""
@@ -212,7 +213,7 @@ class Check:
             *(f"skipped: {one}" for one in self.skipped),
             f"Feeds: {self.feeds}; seed {self.seed}.",
         ]
-        return html_table(self.summary(), title, notes, dict.fromkeys(_FAULTS, BAD))
+        return html_table(self.summary(), title, notes, dict.fromkeys(FAULTS, BAD))
 
 
 def _share(names: Collection[str], every: Collection[str]) -> str:
@@ -222,13 +223,13 @@ def _share(names: Collection[str], every: Collection[str]) -> str:
 
 
 def _place(verdict: str) -> tuple[bool, bool, str]:
-    """The place of a verdict: agreed first, since it is a count in a table, then faults."""
-    return verdict != AGREED, verdict not in FIRST, verdict
+    """The place of a verdict: right first, since it is a count in a table, then faults."""
+    return verdict != RIGHT, verdict not in FAULTS, verdict
 
 
 def gravity(row: Row) -> tuple[bool, float]:
     """How much a row needs attention, to sort by: its verdict counts first, then its error beside the allowed one."""
-    return row.verdict in FIRST, (row.relative or 0.0) / (row.allowed or 1.0)
+    return row.verdict in FAULTS, (row.relative or 0.0) / (row.allowed or 1.0)
 
 
 @explained
@@ -363,18 +364,17 @@ def _checked(
             )
             for name in point.names
         ]
-        doubtful = {
-            row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))
-        }
+        doubtful = {row.gradient for row in judged if row.verdict == WRONG and np.all(np.isfinite(got[row.gradient]))}
         here = Truth(point.named_by(gradients[dialect]), gradients[dialect], got)
         kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
-        judged = [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
+        judged = [replace(row, verdict=CONVENTION, note=note) if row.gradient in kinks else row for row in judged]
         judged = _by_origins(judged, gradients[dialect], here.point, "numpy", in_double=True)
-        rows += [_apart(row, here, seed, tolerance or EXACT) if row.verdict == KINK else row for row in judged]
-    open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == DISAGREED for row in rows) else ""
+        judged = [_apart(row, here, seed, tolerance or EXACT) if row.verdict == CONVENTION else row for row in judged]
+        rows += _together(judged, here, seed, tolerance or EXACT)
+    open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == WRONG for row in rows) else ""
     rows = [_settled(row, open_at) for row in rows]
-    wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
+    wrong = {row.dialect for row in rows if row.verdict == WRONG}
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
         truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
@@ -396,17 +396,17 @@ def _checked(
 def _against_differences(
     truth: Truth, name: str, got: np.ndarray, observations: Sequence[Observation], tolerance: float, exact: bool = True
 ) -> Judged:
-    """The worst of the directions along which there is a difference; inconclusive where there is none along some."""
+    """The worst of the directions along which there is a difference; undecided where there is none along some."""
     differences = [item for item in observations if isinstance(item, Directional) and item.name == name]
     silent = [item.why for item in observations if isinstance(item, NotApplicable) and item.name in (name, "")]
     if silent and not differences and not np.all(np.isfinite(got)):
-        return Judged(INCONCLUSIVE, note=f"neither the gradient nor a difference is finite: {silent[0]}")
+        return Judged(UNDECIDED, note=f"neither the gradient nor a difference is finite: {silent[0]}")
     judged = against_directions(truth, name, got, differences, tolerance, exact=exact)
-    return gravest([judged, *(Judged(INCONCLUSIVE, note=why) for why in silent)])
+    return gravest([judged, *(Judged(UNDECIDED, note=why) for why in silent)])
 
 
 def _apart(row: Row, truth: Truth, seed: int, tolerance: float) -> Row:
-    """The verdict on a gradient with some elements at a kink: a kink, unless an error is left without these elements."""
+    """The verdict on a gradient with some elements at a kink: a convention, unless an error is left without these elements."""
     point, name = truth.point, row.gradient
     kinked = elements_at_kinks(point.model, point.forward, point.wide, [name], point.seeds_of).get(name)
     if kinked is None or kinked.all():
@@ -416,10 +416,19 @@ def _apart(row: Row, truth: Truth, seed: int, tolerance: float) -> Row:
     rng = np.random.default_rng([seed, 6])
     observations = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, still={name: kinked})
     judged = _against_differences(around, name, rest, observations, tolerance)
-    if judged.verdict != DISAGREED or bent(point, name, rng, still=kinked):  # or some slight kink was not found
+    if judged.verdict != WRONG or bent(point, name, rng, still=kinked):  # or some slight kink was not found
         return row
     note = f"{judged.note}; elements at a kink do not move: {np.count_nonzero(kinked)} of {kinked.size}"
     return _row(name, row.dialect, row.backend, row.oracle, replace(judged, note=note))
+
+
+def _together(rows: list[Row], truth: Truth, seed: int, tolerance: float) -> list[Row]:
+    """The rows; wrong where gradients with a convention are no derivative all together."""
+    if all(row.verdict != CONVENTION for row in rows):
+        return rows
+    got = {row.gradient: truth.gradients[row.gradient] for row in rows if row.verdict in (RIGHT, CONVENTION)}
+    note = contradicted(truth, got, tolerance, np.random.default_rng([seed, 7]))
+    return [replace(row, verdict=WRONG, note=note) if note and row.verdict == CONVENTION else row for row in rows]
 
 
 def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> Row:
@@ -444,7 +453,7 @@ def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, 
         for name in point.names
     ]
     rows = _by_origins(rows, gradient, point, backend)
-    if all(row.verdict != DISAGREED for row in rows):
+    if all(row.verdict != WRONG for row in rows):
         return rows
     if why := undefined(point.model, point.forward, point.wide):
         return [_settled(row, why) for row in rows]
@@ -459,9 +468,9 @@ def _by_origins(
 ) -> list[Row]:
     """The rows; where a gradient that disagrees is not finite, with the node at which that begins.
 
-    It is a kink's where the derivative of an operator does not exist there, and the type's where a number leaves its range.
+    It is nobody's fault where the derivative of an operator does not exist there, or a number leaves the range of its type.
     """
-    bad = [row for row in rows if row.verdict == DISAGREED and NOT_FINITE in row.note]
+    bad = [row for row in rows if row.verdict == WRONG and NOT_FINITE in row.note]
     if not bad:
         return rows
     feeds = (point.wide | point.seeds) if in_double else (point.feeds | point.cotangents)
@@ -471,26 +480,26 @@ def _by_origins(
     if not roots:
         return rows
     begins_at = f"it begins at {roots[0]}"
-    verdict = _verdict_by_origins(roots, point.model)
-    return [replace(_noted(row, begins_at), verdict=verdict or row.verdict) if row in bad else row for row in rows]
+    explain = _settled if _explained_by(roots, point.model) else _noted
+    return [explain(row, begins_at) if row in bad else row for row in rows]
 
 
-def _verdict_by_origins(roots: Sequence[Origin], model: ModelProto) -> str:
-    """The verdict by the origins: each is at a kink, or leaves the range of its type; "" where one is neither."""
+def _explained_by(roots: Sequence[Origin], model: ModelProto) -> bool:
+    """True if each origin leaves the range of its type, or if at each there is no derivative."""
     operators = {node.name or node.output[0]: node.op_type for node in every_node(model) if node.output}
     if all(origin.kind in _OF_RANGE for origin in roots):
-        return INCONCLUSIVE
+        return True
     at_kinks = (operators.get(origin.forward or origin.node) in KINKED or origin.kind in _OF_KINKS for origin in roots)
-    return KINK if all(at_kinks) else ""
+    return all(at_kinks)
 
 
 def _settled(row: Row, why: str) -> Row:
-    """The row; inconclusive where it disagrees and there is a reason that is not the gradient's."""
-    return replace(_noted(row, why), verdict=INCONCLUSIVE) if why and row.verdict == DISAGREED else row
+    """The row; undecided where it is wrong and there is a reason that is not the gradient's."""
+    return replace(_noted(row, why), verdict=UNDECIDED) if why and row.verdict == WRONG else row
 
 
 def _noted(row: Row, why: str) -> Row:
-    return replace(row, note=f"{why}; {row.note}") if row.verdict == DISAGREED else row
+    return replace(row, note=f"{why}; {row.note}") if row.verdict == WRONG else row
 
 
 class _RefusalError(BackendError):
@@ -508,7 +517,7 @@ def _refusal(point: Point, backend: str) -> _RefusalError | None:
 
 def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
     """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
-    verdict = UNSUPPORTED if says_unsupported(str(error)) or isinstance(error, _RefusalError) else FAILED
+    verdict = UNSUPPORTED if says_unsupported(str(error)) or isinstance(error, _RefusalError) else CRASHED
     return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
 
 
@@ -552,14 +561,14 @@ def _of_builder(
             continue
         judged = against_float64(truth, name, total[name], tolerance, own_draws=True)
         row = _row(name, BUILDER, "ort-cpu", FLOAT64, judged)
-        if row.verdict == DISAGREED:
+        if row.verdict == WRONG:
             wide = total[name].astype(np.float64)
             measured = _against_differences(truth, name, wide, observations, row.allowed or tolerance)
-            if settled.get(name) == AGREED and measured.verdict == DISAGREED:
+            if settled.get(name) == RIGHT and measured.verdict == WRONG:
                 note = "; ".join(filter(None, (row.note, measured.note))) or "refgrad agrees with differences"
-                row = replace(row, verdict=WRONG_BUILDER, note=note)
+                row = replace(row, note=note)
             else:
-                row = replace(row, verdict=INCONCLUSIVE, note="differences do not settle who is right")
+                row = replace(row, verdict=UNDECIDED, note="differences do not settle who is right")
         rows.append(row)
     return rows
 

@@ -19,20 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refgrad.conformance.oracles.comparison import (
-    AGREED,
-    DISAGREED,
-    FLOAT64_BITS,
-    INCONCLUSIVE,
-    SENSITIVE,
-    TELLING,
-    Judged,
-    element_text,
-)
+from refgrad.conformance.oracles.comparison import FLOAT64_BITS, SENSITIVE, TELLING, Judged, element_text
 from refgrad.conformance.problems.kinked import kinks_of
 from refgrad.conformance.problems.observation import Elementwise
 from refgrad.conformance.problems.point import Truth, largest
 from refgrad.conformance.problems.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS, limits
+from refgrad.conformance.verdicts import RIGHT, UNDECIDED, WRONG
 from refgrad.errors import BackendError
 
 # The outcomes of `within_rounding`
@@ -196,31 +188,29 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     """
     point, expected = truth.point, truth.gradients[name]
     if got.shape != expected.shape:
-        return Judged(DISAGREED, note=f"shape {got.shape}, the float64 gradient has {expected.shape}")
+        return Judged(WRONG, note=f"shape {got.shape}, the float64 gradient has {expected.shape}")
     kind = point.dtype(name)
     if got.dtype not in (kind, np.dtype(np.float64)):
-        return Judged(DISAGREED, note=f"dtype {got.dtype}, {name!r} has {kind}")
+        return Judged(WRONG, note=f"dtype {got.dtype}, {name!r} has {kind}")
     if not np.all(np.isfinite(expected)):
-        return Judged(INCONCLUSIVE, note="the float64 gradient is not finite")
+        return Judged(UNDECIDED, note="the float64 gradient is not finite")
     error, size = np.abs(got.astype(np.float64) - expected), largest(expected)
     # Results below the smallest normal number of the type are not accurate.
     tolerated = max(tolerance * size, limits(kind)[1] * max(got.size, 1) ** 0.5)
     if (most := largest(error)) <= tolerated:  # enough, because oracles have confirmed the float64 gradient
-        return Judged(AGREED, most, most / size if size else 0.0, tolerance, "" if size else "both are zero")
+        return Judged(RIGHT, most, most / size if size else 0.0, tolerance, "" if size else "both are zero")
     found = within_rounding(error, expected, Effects.on(truth, name), tolerated, truth.bits, coarser=True)
     worst = _worst(error, found.allowed)
     numbers = _numbers(error, found.allowed, worst, size)
     if found.outcome == BEYOND:
         if point.draws and own_draws:
-            return Judged(
-                INCONCLUSIVE, *numbers, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
-            )
+            return Judged(UNDECIDED, *numbers, f"{', '.join(point.draws)}: the backend draws random numbers of its own")
         if truth.element_out_of_range and _confinement_explains(truth, name, error, found.allowed):
-            return Judged(INCONCLUSIVE, *numbers, truth.element_out_of_range)
-        return Judged(DISAGREED, *numbers, f"{element_text(got, worst)}, in float64 it is {expected[worst]:.6g}")
+            return Judged(UNDECIDED, *numbers, truth.element_out_of_range)
+        return Judged(WRONG, *numbers, f"{element_text(got, worst)}, in float64 it is {expected[worst]:.6g}")
     if found.outcome == ZERO:
-        return Judged(AGREED, *numbers, "both are zero up to rounding")
-    return Judged(INCONCLUSIVE if found.outcome == HIDDEN else AGREED, *numbers, found.note)
+        return Judged(RIGHT, *numbers, "both are zero up to rounding")
+    return Judged(UNDECIDED if found.outcome == HIDDEN else RIGHT, *numbers, found.note)
 
 
 def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance: float, exact: bool = False) -> Judged:
@@ -229,21 +219,21 @@ def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance
     :param exact: the gradient was computed in float64, not in the model's types.
     """
     if got.shape != said.gradient.shape:
-        return Judged(DISAGREED, note=f"shape {got.shape}, {said.oracle} has {said.gradient.shape}")
+        return Judged(WRONG, note=f"shape {got.shape}, {said.oracle} has {said.gradient.shape}")
     if not np.all(np.isfinite(said.gradient)):
-        return Judged(INCONCLUSIVE, note=f"the gradient of {said.oracle} is not finite")
+        return Judged(UNDECIDED, note=f"the gradient of {said.oracle} is not finite")
     error, size = np.abs(got - said.gradient), largest(said.gradient)
     allowed = np.full(error.shape, (tolerance + said.error) * max(size, largest(got)))
     if said.name in truth.gradients:
         bits = FLOAT64_BITS if exact else truth.bits
         allowed, _ = allowed_error(error, allowed, Effects.on(truth, said.name), bits)
     if not size and is_within(error, allowed):
-        return Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
+        return Judged(RIGHT, 0.0, 0.0, tolerance, "both are zero")
     worst = _worst(error, allowed)
     numbers = _numbers(error, allowed, worst, size)
     if is_within(error, allowed):
-        return Judged(AGREED, *numbers)
-    return Judged(DISAGREED, *numbers, f"{element_text(got, worst)}, {said.oracle} has {said.gradient[worst]:.6g}")
+        return Judged(RIGHT, *numbers)
+    return Judged(WRONG, *numbers, f"{element_text(got, worst)}, {said.oracle} has {said.gradient[worst]:.6g}")
 
 
 def _worst(error: np.ndarray, allowed: np.ndarray) -> tuple[int, ...]:

@@ -18,16 +18,11 @@ import numpy as np
 from onnx import ModelProto
 
 import refgrad
-from refgrad.conformance.judge import verdicts
 from refgrad.conformance.judge.elementwise import against_elements, against_float64
-from refgrad.conformance.judge.verdicts import ResultRow
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.oracles import Built, Directional, NotApplicable, Observation, Property
 from refgrad.conformance.oracles.comparison import (
-    AGREED,
-    DISAGREED,
     EXACT,
-    INCONCLUSIVE,
-    KINK,
     Judged,
     against_directions,
     bent,
@@ -37,11 +32,12 @@ from refgrad.conformance.oracles.comparison import (
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import STEPS
-from refgrad.conformance.oracles.joint import contradiction
+from refgrad.conformance.oracles.joint import contradicted
 from refgrad.conformance.problems.kinked import kinks_of
 from refgrad.conformance.problems.observation import COMPLEX_STEP
-from refgrad.conformance.problems.point import Point, Truth, by_name, in_float64, rounding, without
+from refgrad.conformance.problems.point import Point, Truth, in_float64, rounding, without
 from refgrad.conformance.problems.problem import Problem
+from refgrad.conformance.verdicts import CONVENTION, RIGHT, UNDECIDED, WRONG
 from refgrad.errors import RefgradError, abridged, choices
 from refgrad.notices import quiet
 from refgrad.tables.kinks import CONVENTIONS
@@ -100,9 +96,9 @@ class GradientCheck:
     def confirmed(self, name: str) -> tuple[str, ...]:
         """The oracles that confirm refgrad's float64 gradient by one input. None do if another oracle contradicts it."""
         by_oracle = self.own_comparisons.get(name, {})
-        if any(judged.verdict in (DISAGREED, KINK) for judged in by_oracle.values()):
+        if any(judged.verdict in (WRONG, CONVENTION) for judged in by_oracle.values()):
             return ()
-        return tuple(oracle for oracle, judged in by_oracle.items() if judged.verdict == AGREED)
+        return tuple(oracle for oracle, judged in by_oracle.items() if judged.verdict == RIGHT)
 
     @cached_property
     def kinks(self) -> frozenset[str]:
@@ -110,14 +106,14 @@ class GradientCheck:
         at_kinks = {
             name
             for name, by_oracle in self.own_comparisons.items()
-            if any(j.verdict == KINK for j in by_oracle.values())
+            if any(j.verdict == CONVENTION for j in by_oracle.values())
         }
         doubtful = {
             name
             for name, by_oracle in self.own_comparisons.items()
             if name not in at_kinks
             and name not in self.problem.kinked  # the elements at a kink are known
-            and by_oracle.get(DIFFERENCES, Judged(AGREED)).verdict == DISAGREED
+            and by_oracle.get(DIFFERENCES, Judged(RIGHT)).verdict == WRONG
             and np.all(np.isfinite(self.own_gradient.gradients[name]))
         }
         if doubtful:
@@ -138,14 +134,14 @@ class GradientCheck:
             if name not in known
             and name not in self.problem.kinked
             and COMPLEX_STEP not in by_oracle
-            and by_oracle.get(DIFFERENCES, Judged(DISAGREED)).verdict == AGREED
+            and by_oracle.get(DIFFERENCES, Judged(WRONG)).verdict == RIGHT
             and bent(self.own_gradient.point, name, rng, STEPS[-1])
         }
 
     def verdict(self, candidate: Candidate) -> ResultRow:
         """The verdict on a candidate: the gravest verdict on its gradients. The note lists all inputs with this verdict."""
         rows = [self._verdict_on(candidate, name) for name in self.problem.wrt]
-        if any(row.verdict == verdicts.CONVENTION for row in rows):
+        if any(row.verdict == CONVENTION for row in rows):
             rows += self._together(candidate, rows)
         rows += [self._broken_property(candidate, each) for each in candidate.properties if not each.holds]
         worst = max(rows, key=_gravity)
@@ -155,12 +151,12 @@ class GradientCheck:
         if others:
             worst = replace(worst, note=f"{worst.note}; also {worst.verdict} by {abridged(others)}")
         confirming = tuple(each.oracle for each in candidate.properties if each.holds)
-        return replace(worst, witnesses=(*worst.witnesses, *confirming)) if worst.verdict == verdicts.AGREED else worst
+        return replace(worst, witnesses=(*worst.witnesses, *confirming)) if worst.verdict == RIGHT else worst
 
     def _broken_property(self, candidate: Candidate, broken: Property) -> ResultRow:
         note = f"{broken.oracle}: {broken.note}"
         return self._row(
-            candidate, verdicts.WRONG, (broken.oracle,), (), Judged(DISAGREED, None, broken.error, broken.allowed, note)
+            candidate, WRONG, (broken.oracle,), (), Judged(WRONG, None, broken.error, broken.allowed, note)
         )
 
     def _verdict_on(self, candidate: Candidate, name: str) -> ResultRow:
@@ -169,10 +165,10 @@ class GradientCheck:
         got = candidate.gradients.get(name, np.zeros(shape, kind))
         if got.shape != shape:
             note = f"{name}: shape {got.shape}, the input has {shape}"
-            return self._row(candidate, verdicts.WRONG, ("shape",), (), Judged(DISAGREED, note=note))
+            return self._row(candidate, WRONG, ("shape",), (), Judged(WRONG, note=note))
         if got.dtype not in (kind, np.dtype(np.float64)):
             note = f"{name}: dtype {got.dtype}, the input has {kind}"
-            return self._row(candidate, verdicts.WRONG, ("dtype",), (), Judged(DISAGREED, note=note))
+            return self._row(candidate, WRONG, ("dtype",), (), Judged(WRONG, note=note))
         tolerance = self.problem.tolerance or rounding(candidate.nodes, self.problem.model)
         kinked = self.problem.kinked.get(name)
         if kinked is None:
@@ -192,29 +188,29 @@ class GradientCheck:
         confirmed = self.confirmed(name)
         own_draws = candidate.executor != "numpy"
         with_own = against_float64(self.own_gradient, name, got, tolerance, own_draws) if confirmed else None
-        if with_own is not None and with_own.verdict == AGREED:
-            return self._row(candidate, verdicts.AGREED, confirmed, (), with_own)
+        if with_own is not None and with_own.verdict == RIGHT:
+            return self._row(candidate, RIGHT, confirmed, (), with_own)
         if self.own_gradient.point.draws and own_draws:
             note = f"{name}: {choices(self.own_gradient.point.draws)}: no two executors draw the same random numbers"
-            return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
+            return self._row(candidate, UNDECIDED, (), (), Judged(UNDECIDED, note=note))
         by_oracle = dict(self._comparisons(name, got.astype(np.float64), tolerance))
         if with_own is not None:
             by_oracle[FLOAT64] = with_own
         confirming, contradicting = (
             tuple(oracle for oracle, judged in by_oracle.items() if judged.verdict == verdict)
-            for verdict in (AGREED, DISAGREED)
+            for verdict in (RIGHT, WRONG)
         )
-        worst = gravest(by_oracle.values()) if by_oracle else Judged(INCONCLUSIVE, note=self._why_none_applies(name))
-        if with_own is not None and with_own.verdict == DISAGREED:
+        worst = gravest(by_oracle.values()) if by_oracle else Judged(UNDECIDED, note=self._why_none_applies(name))
+        if with_own is not None and with_own.verdict == WRONG:
             worst = with_own  # its note names the element
         worst = replace(worst, note=f"{name}: {worst.note}" if worst.note else name)
         if confirming and not contradicting:
-            return self._row(candidate, verdicts.AGREED, confirming, (), worst)
+            return self._row(candidate, RIGHT, confirming, (), worst)
         if len(contradicting) >= ENOUGH and not confirming:
-            return self._row(candidate, verdicts.WRONG, contradicting, (), worst)
+            return self._row(candidate, WRONG, contradicting, (), worst)
         if contradicting and not confirming:
             worst = replace(worst, note=f"{worst.note}; {contradicting[0]} alone says that it is wrong")
-        return self._row(candidate, verdicts.INCONCLUSIVE, confirming, contradicting, worst)
+        return self._row(candidate, UNDECIDED, confirming, contradicting, worst)
 
     def _why_none_applies(self, name: str) -> str:
         """The reason why no oracle applies to `name`."""
@@ -253,7 +249,7 @@ class GradientCheck:
     def _at_kinks(
         self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float, kinked: np.ndarray | None = None
     ) -> ResultRow:
-        """The verdict at a kink: "convention" if the gradient follows one, known or not, else "inconclusive".
+        """The verdict at a kink: "convention" if the gradient follows one, known or not, else "undecided".
 
         Never "wrong": `_together` says if conventions are no derivative all together.
 
@@ -263,20 +259,20 @@ class GradientCheck:
         followed = [convention for convention in CONVENTIONS if self._follows(convention, name, got, tolerance, kinked)]
         if followed and (kinked is None or self._has_sound_conventions(name, kinked)):
             note = f"{name}: as {choices(followed)}, where {operators} has no derivative"
-            return self._row(candidate, verdicts.CONVENTION, tuple(followed), (), Judged(AGREED, note=note))
+            return self._row(candidate, CONVENTION, tuple(followed), (), Judged(RIGHT, note=note))
         rng = np.random.default_rng([self.problem.seed, 5])
         outside = outside_of_both(self.own_gradient, name, got, tolerance, rng, kinked)
         if not outside:
             note = f"{name}: a convention of its own, between the derivatives of both sides in each element"
-            return self._row(candidate, verdicts.CONVENTION, (DIFFERENCES,), (), Judged(AGREED, note=note))
+            return self._row(candidate, CONVENTION, (DIFFERENCES,), (), Judged(RIGHT, note=note))
         place = f"a kink of {operators}" if operators else "a kink"
         note = f"{name}: at {place}, and no known convention; {outside}"
-        return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
+        return self._row(candidate, UNDECIDED, (), (), Judged(UNDECIDED, note=note))
 
     def _together(self, candidate: Candidate, rows: Sequence[ResultRow]) -> list[ResultRow]:
         """The verdict on gradients with a convention that are no derivative all together; none if they are one."""
         point, usual = self.own_gradient.point, self._by_convention("refgrad")
-        sound = (verdicts.AGREED, verdicts.CONVENTION)
+        sound = (RIGHT, CONVENTION)
         got = {
             name: np.asarray(candidate.gradients.get(name, np.zeros(np.shape(self.problem.at[name]))), np.float64)
             for name, row in zip(self.problem.wrt, rows, strict=True)
@@ -285,22 +281,8 @@ class GradientCheck:
         if not got or point.draws:
             return []
         tolerance = self.problem.tolerance or rounding(candidate.nodes, self.problem.model)
-        rng = np.random.default_rng([self.problem.seed, 6])
-        expected = {name: usual.gradients[name] for name in got}
-        prepared = in_float64(usual.model)
-
-        def nearby(moved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            there = point.wide | {name: point.wide[name] + step for name, step in moved.items()}
-            return by_name(prepared.run(there | point.seeds), point.names)
-
-        function = point.evaluate, point.wide, point.cotangent_of
-        found = contradiction(*function, got, tolerance, rng, expected, nearby)
-        if found is None:
-            return []
-        direction, due, slope = found
-        told = f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
-        note = f"conventions at a kink that are no derivative together: {told}"
-        return [self._row(candidate, verdicts.WRONG, (DIFFERENCES,), (), Judged(DISAGREED, note=note))]
+        note = contradicted(usual, got, tolerance, np.random.default_rng([self.problem.seed, 6]))
+        return [self._row(candidate, WRONG, (DIFFERENCES,), (), Judged(WRONG, note=note))] if note else []
 
     def _has_sound_conventions(self, name: str, kinked: np.ndarray) -> bool:
         """True if refgrad's rules are right for `name`. Conventions are gradients by these rules, and wrong if a rule is.
@@ -340,7 +322,7 @@ class GradientCheck:
                     _apart=None,
                 ),
             )
-        return against_float64(by_convention, name, got, tolerance).verdict == AGREED
+        return against_float64(by_convention, name, got, tolerance).verdict == RIGHT
 
     def _by_convention(self, convention: str) -> Truth:
         """refgrad's gradient by a convention, with the elements at a kink."""
@@ -367,12 +349,12 @@ class GradientCheck:
 
 def _gravity(row: ResultRow) -> tuple[int, float]:
     """A key that orders verdicts on gradients: the gravest is the largest. Equal verdicts are ordered by their error."""
-    order = (verdicts.AGREED, verdicts.CONVENTION, verdicts.INCONCLUSIVE, verdicts.WRONG)
+    order = (RIGHT, CONVENTION, UNDECIDED, WRONG)
     return order.index(row.verdict), (row.relative or 0.0) / (row.allowed or 1.0)
 
 
 def _as_bad(row: ResultRow, worst: ResultRow) -> bool:
-    return row.verdict == worst.verdict and row.verdict in (verdicts.INCONCLUSIVE, verdicts.WRONG)
+    return row.verdict == worst.verdict and row.verdict in (UNDECIDED, WRONG)
 
 
 def _in_float64(problem: Problem, kinks: str = "refgrad") -> tuple[Built, dict[str, np.ndarray]]:

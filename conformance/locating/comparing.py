@@ -23,11 +23,12 @@ from refgrad.conformance.locating.location import Progress, quietly
 from refgrad.conformance.locating.recordings import Recording
 from refgrad.conformance.locating.sides import Live, Side, side_of
 from refgrad.conformance.locating.tensors import judged_together, settled, tensors_of
-from refgrad.conformance.locating.verdicts import UNDECIDED, WRONG, Comparison, Tensor, seen_of
+from refgrad.conformance.locating.verdicts import Comparison, Tensor, seen_of
 from refgrad.conformance.locating.work import Work
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.point import Point, inputs_of, with_values
 from refgrad.conformance.problems.systems.surroundings import surroundings
+from refgrad.conformance.verdicts import UNDECIDED, WRONG
 from refgrad.errors import FeedError, OptionError, choices
 from refgrad.model.checks.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate

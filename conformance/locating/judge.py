@@ -17,15 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from refgrad.conformance.judge.elementwise import Effects, allowed_error
 from refgrad.conformance.locating.recordings import Match
-from refgrad.conformance.oracles.comparison import (
-    AGREED,
-    DISAGREED,
-    EXACT,
-    FLOAT64_BITS,
-    INCONCLUSIVE,
-    against_directions,
-    outside_of_both,
-)
+from refgrad.conformance.oracles.comparison import EXACT, FLOAT64_BITS, against_directions, outside_of_both
 from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.oracles.joint import contradiction
 from refgrad.conformance.problems.feeds import SIZE
@@ -33,6 +25,7 @@ from refgrad.conformance.problems.kinked import is_at_kink, kinked, kinked_among
 from refgrad.conformance.problems.observation import Directional
 from refgrad.conformance.problems.point import Point, Truth, by_name, fed_alone, in_float64, largest
 from refgrad.conformance.problems.rounding import limits
+from refgrad.conformance.verdicts import RIGHT, UNDECIDED, WRONG
 from refgrad.errors import BackendError, choices
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient as differentiate
@@ -80,10 +73,10 @@ class Judge:
         """A text about the judge: how many of the disputed tensors differences confirm or contradict."""
         if not self._confirmed:
             return "refgrad in double"
-        bad = sorted(name for name, verdict in self._confirmed.items() if verdict == DISAGREED)
+        bad = sorted(name for name, verdict in self._confirmed.items() if verdict == WRONG)
         if bad:
             return f"refgrad in double; central differences contradict it in {choices(bad)}"
-        agreed = sum(verdict == AGREED for verdict in self._confirmed.values())
+        agreed = sum(verdict == RIGHT for verdict in self._confirmed.values())
         return f"refgrad in double; central differences confirm {agreed} of {len(self._confirmed)} disputed tensors"
 
     def forget(self) -> None:
@@ -94,7 +87,7 @@ class Judge:
     def confirmed(self, name: str) -> str:
         """The verdict of central differences on the judge's own gradient."""
         if name not in self._confirmed and len(self._confirmed) >= _CONFIRMED:
-            return AGREED
+            return RIGHT
         if name not in self._confirmed:
             self.report(f"differences by {name!r}", len(self._confirmed), None)
             point = self.point
@@ -107,7 +100,7 @@ class Judge:
             if mask is not None:
                 got = np.where(mask, 0.0, got)
             self._confirmed[name] = (
-                against_directions(self.truth, name, got, found, EXACT, exact=True).verdict if found else INCONCLUSIVE
+                against_directions(self.truth, name, got, found, EXACT, exact=True).verdict if found else UNDECIDED
             )
         return self._confirmed[name]
 

@@ -28,11 +28,11 @@ from refgrad.conformance.locating.sides import Apart, guarded
 from refgrad.conformance.locating.values import ModelValues, described
 from refgrad.conformance.problems.point import largest
 from refgrad.conformance.problems.rounding import limits
+from refgrad.conformance.verdicts import REMEMBERS, VARIES
 from refgrad.errors import RefgradError
 from refgrad.protos.traverse import nested
 from refgrad.tables.randomness import may_draw, operator_of
 
-VARIES, REMEMBERS = "differs from run to run", "depends on the run before"
 _LIKE = 1e-2  # how far a result may be from the interpreter's that counts as the right one, relative
 _SAME_SUM = 1e-3  # how far a sum of two results may be from a third one that counts as this sum, relative
 

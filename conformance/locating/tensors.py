@@ -12,20 +12,11 @@ from refgrad.conformance.judge.elementwise import Effects, allowed_error
 from refgrad.conformance.locating.judge import Judge, is_far
 from refgrad.conformance.locating.pictures import elements_of, maps_of
 from refgrad.conformance.locating.recordings import Match, Recording, identity
-from refgrad.conformance.locating.verdicts import (
-    CONVENTION,
-    GRADIENT,
-    OUTPUT,
-    RIGHT,
-    UNDECIDED,
-    WRONG,
-    Seen,
-    Tensor,
-    seen_of,
-)
+from refgrad.conformance.locating.verdicts import GRADIENT, OUTPUT, Seen, Tensor, seen_of
 from refgrad.conformance.locating.work import Work
 from refgrad.conformance.problems.point import largest, rounding
 from refgrad.conformance.problems.rounding import Drawn, limits
+from refgrad.conformance.verdicts import CONVENTION, RIGHT, UNDECIDED, WRONG
 from refgrad.protos.types import FLOATS
 
 _TOGETHER = "what operators choose at their kinks is no derivative of all of them together"

@@ -11,10 +11,9 @@ from refgrad.conformance.locating.location import Located
 from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood
 from refgrad.conformance.locating.repeating import Unsteady
 from refgrad.conformance.problems.ranges import OutOfRange
+from refgrad.conformance.verdicts import CONVENTION, RIGHT, WRONG
 from refgrad.markup import BAD, html_table
 
-# The verdicts on a tensor of one side. repeating.py has two more, for executors whose runs differ.
-RIGHT, WRONG, CONVENTION, UNDECIDED, MISSING = "right", "wrong", "a convention", "undecided", "missing"
 # The kinds of a tensor: a result of the model, and a gradient
 OUTPUT, GRADIENT = "output", "gradient"
 

@@ -27,20 +27,8 @@ from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood, Wrong
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.repeating import Unsteady, run_steadily
 from refgrad.conformance.locating.sides import Live, Side, in_precision
-from refgrad.conformance.locating.verdicts import (
-    CONVENTION,
-    GRADIENT,
-    MISSING,
-    OUTPUT,
-    RIGHT,
-    UNDECIDED,
-    WRONG,
-    Seen,
-    Sided,
-    Tensor,
-    seen_of,
-)
-from refgrad.conformance.oracles.comparison import DISAGREED, EXACT, KINK
+from refgrad.conformance.locating.verdicts import GRADIENT, OUTPUT, Seen, Sided, Tensor, seen_of
+from refgrad.conformance.oracles.comparison import EXACT
 from refgrad.conformance.problems.feeds import widened
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.point import largest, rounding
@@ -48,6 +36,7 @@ from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.ranges import OutOfRange, changing
 from refgrad.conformance.problems.rounding import limits
 from refgrad.conformance.problems.systems.builders import CrashError
+from refgrad.conformance.verdicts import CONVENTION, MISSING, RIGHT, UNDECIDED, WRONG
 from refgrad.errors import OptionError, RefgradError, choices, counted, raised
 
 
@@ -263,9 +252,9 @@ class Work:
         if drawn := self.draws():
             return Seen(UNDECIDED, f"{said}; {drawn}", *numbers)
         verdicts = {judge.confirmed(name) for name in match.names if name in judge.point.wide}
-        if DISAGREED in verdicts:
+        if WRONG in verdicts:
             return Seen(UNDECIDED, f"{said}; but central differences contradict the judge's gradient too", *numbers)
-        if verdicts == {KINK}:
+        if verdicts == {CONVENTION}:
             return Seen(UNDECIDED, f"{said}; the point is at a kink", *numbers)
         if computed := self.matched.computed:
             why = "the exporter computed of weights, which get no gradient through them here"

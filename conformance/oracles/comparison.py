@@ -22,9 +22,9 @@ from refgrad.conformance.problems.point import (
     rms,
     without,
 )
+from refgrad.conformance.verdicts import CONVENTION, RIGHT, UNDECIDED, WRONG
 from refgrad.errors import BackendError, counted
 
-AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 NOT_FINITE = "elements are not finite"
 EXACT = 1e-6  # what float64 explains of a gradient
 
@@ -55,7 +55,7 @@ class Judged:
     @property
     def gravity(self) -> tuple[int, float]:
         """A key that orders comparisons: by the verdict, then by the error as a part of the allowed one."""
-        order = (AGREED, INCONCLUSIVE, KINK, DISAGREED)
+        order = (RIGHT, UNDECIDED, CONVENTION, WRONG)
         return order.index(self.verdict), (self.relative or 0.0) / (self.allowed or 1.0)
 
 
@@ -85,11 +85,11 @@ def against_directions(
     """
     expected = truth.point.wide[name].shape
     if got.shape != expected:
-        return Judged(DISAGREED, note=f"shape {got.shape}, {name!r} has {expected}")
+        return Judged(WRONG, note=f"shape {got.shape}, {name!r} has {expected}")
     if not np.all(np.isfinite(got)):
-        return Judged(DISAGREED, note=f"{np.count_nonzero(~np.isfinite(got))} {NOT_FINITE}")
+        return Judged(WRONG, note=f"{np.count_nonzero(~np.isfinite(got))} {NOT_FINITE}")
     judged = [_along(truth, name, got, direction, tolerance, exact, compare_sides) for direction in directions]
-    return gravest(judged or [Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")])
+    return gravest(judged or [Judged(RIGHT, 0.0, 0.0, tolerance, "both are zero")])
 
 
 def _along(
@@ -103,10 +103,10 @@ def _along(
 ) -> Judged:
     value, method = observation.value, observation.error
     if abs(value) <= method and method > _SETTLED * observation.scale:
-        return Judged(INCONCLUSIVE, note="the derivatives are no more than their error")
+        return Judged(UNDECIDED, note="the derivatives are no more than their error")
     derivative = float(np.sum(got * observation.direction))
     if not np.any(got) and abs(value) <= method:
-        return Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
+        return Judged(RIGHT, 0.0, 0.0, tolerance, "both are zero")
     error = abs(derivative - value)
     size = max(float(np.linalg.norm(got)) * rms(observation.direction), abs(value))
     slack = tolerance * size + method
@@ -120,15 +120,15 @@ def _along(
         nearer = _crossed(truth, observation, derivative, tolerance * size, error) if compare_sides else None
         if nearer is not None:
             numbers = nearer, nearer / size, tolerance
-            return Judged(AGREED, *numbers, "by smaller steps: larger ones cross the edges of a kink or of stairs")
+            return Judged(RIGHT, *numbers, "by smaller steps: larger ones cross the edges of a kink or of stairs")
         note = f"{derivative:.6g} along a direction, {observation.oracle} gives {value:.6g} ± {method:.1g}"
-        wrong = Judged(DISAGREED, *numbers, note)
+        wrong = Judged(WRONG, *numbers, note)
         return _at_a_kink(truth, observation, derivative, tolerance * size, wrong) if compare_sides else wrong
     if slack > size and abs(value) <= method:
-        return Judged(AGREED, *numbers, "both are zero up to rounding")
+        return Judged(RIGHT, *numbers, "both are zero up to rounding")
     if slack - tolerance * size > TELLING * size:
-        return Judged(INCONCLUSIVE, *numbers, "rounding or a kink hides more than 1% of it")
-    return Judged(AGREED, *numbers)
+        return Judged(UNDECIDED, *numbers, "rounding or a kink hides more than 1% of it")
+    return Judged(RIGHT, *numbers)
 
 
 def _crossed(truth: Truth, observation: Directional, derivative: float, slack: float, error: float) -> float | None:
@@ -151,19 +151,19 @@ def _crossed(truth: Truth, observation: Directional, derivative: float, slack: f
 
 
 def _at_a_kink(truth: Truth, observation: Directional, derivative: float, slack: float, wrong: Judged) -> Judged:
-    """KINK if the one-sided derivatives differ there and bracket the answer; INCONCLUSIVE if they fail; else `wrong`."""
+    """CONVENTION if the one-sided derivatives differ there and bracket the answer; UNDECIDED if they fail; else `wrong`."""
     point = truth.point
     try:
         left, right = one_sided(
             point.evaluate, point.wide, {observation.name: observation.direction}, point.cotangent_of, observation.step
         )
     except (ShapeMovedError, BackendError) as error:
-        return replace(wrong, verdict=INCONCLUSIVE, note=str(error))
+        return replace(wrong, verdict=UNDECIDED, note=str(error))
     low, high = sorted((left.value, right.value))
     slack += left.error + right.error
     if high - low > 2 * slack and low - slack <= derivative <= high + slack:
         both = f"the derivative is {left.value:.4g} from the left, {right.value:.4g} from the right"
-        return replace(wrong, verdict=KINK, note=both)
+        return replace(wrong, verdict=CONVENTION, note=both)
     return wrong
 
 
@@ -198,7 +198,7 @@ def _agreeing(
         name: against_directions(there, name, there.gradients[name], [estimate], tolerance, exact=True)
         for name, estimate in differences.items()
     }
-    return {name for name, estimate in judged.items() if estimate.verdict == AGREED and not estimate.note}
+    return {name for name, estimate in judged.items() if estimate.verdict == RIGHT and not estimate.note}
 
 
 def bent(

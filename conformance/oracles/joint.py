@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from refgrad.conformance.oracles.central import Function
-from refgrad.conformance.problems.point import ShapeMovedError, rms
+from refgrad.conformance.problems.point import ShapeMovedError, Truth, by_name, in_float64, rms
 from refgrad.errors import RefgradError
 
 _POINTS = 4  # nearby
@@ -123,6 +123,31 @@ def contradiction(
             continue
         return title, low if found < low else high, found
     return None
+
+
+def contradicted(usual: Truth, got: Mapping[str, np.ndarray], tolerance: float, rng: np.random.Generator) -> str:
+    """A sentence about gradients that are no derivative all together at the point of the usual gradient; "" if they are one.
+
+    :param usual: the gradient by refgrad's conventions, in float64.
+    :param got: gradients by some of its inputs, in float64.
+    :param tolerance: the relative error of an element that rounding explains.
+    """
+    point = usual.point
+    prepared = in_float64(usual.model)
+
+    def nearby(moved: Direction) -> dict[str, np.ndarray]:
+        there = point.wide | {name: point.wide[name] + step for name, step in moved.items()}
+        return by_name(prepared.run(there | point.seeds), point.names)
+
+    expected = {name: usual.gradients[name] for name in got}
+    found = contradiction(
+        point.evaluate, point.wide, point.cotangent_of, got, tolerance, rng, expected=expected, nearby=nearby
+    )
+    if found is None:
+        return ""
+    direction, due, slope = found
+    told = f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
+    return f"conventions at a kink that are no derivative together: {told}"
 
 
 def _directions(shapes: Mapping[str, Sequence[int]], rng: np.random.Generator) -> Iterator[tuple[Direction, bool, str]]:

@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from refgrad.conformance.judge.check import FIRST, Check, Row, gravity
-from refgrad.conformance.oracles.comparison import AGREED
+from refgrad.conformance.judge.check import Check, Row, gravity
+from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, UNDECIDED
 from refgrad.errors import abridged, counted
 from refgrad.escaping import printable
-from refgrad.show.tables import GOOD, UNKNOWN, WRONG, table
+from refgrad.show.tables import GOOD, UNKNOWN, table
+from refgrad.show.tables import WRONG as BAD
 
-STYLES = {"right": GOOD, "wrong": WRONG, "failed": WRONG, "undecided": UNKNOWN}
-VERDICT_STYLES = {AGREED: GOOD, **dict.fromkeys(FIRST, WRONG)}
+STYLES = {RIGHT: GOOD, CONVENTION: GOOD, UNDECIDED: UNKNOWN, **dict.fromkeys(FAULTS, BAD)}
 _NAMES = 3  # of a list, in a summary
 REASONS_SHOWN = 4  # of each verdict, in a summary
 _REASON = 300  # characters of a reason, in a summary
@@ -28,7 +28,7 @@ def show(found: Check, console: Console, verbose: bool = False) -> None:
     """Print a summary on `console`, or every row and every reason."""
     word, what = found.answer
     console.print(Text.assemble((word, STYLES[word]), printable(f": {what}")), soft_wrap=True)
-    console.print(table(_every(found.rows) if verbose else found.summary(), {"verdict": VERDICT_STYLES}))
+    console.print(table(_every(found.rows) if verbose else found.summary(), {"verdict": STYLES}))
     for line in _reasons(found.rows, verbose):
         _print(console, line)
     counts = Counter(row.verdict for row in found.rows)
@@ -67,7 +67,7 @@ def _reasons(rows: Sequence[Row], verbose: bool) -> list[str]:
     """A line for each verdict and reason: the gradients and the backends that have it, faults first."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.note or row.verdict != AGREED:
+        if row.note or row.verdict != RIGHT:
             groups.setdefault((row.verdict, row.note), []).append(row)
     order = sorted(groups, key=lambda key: _attention(key[0], groups[key]))
     lines = []
@@ -83,7 +83,7 @@ def _reasons(rows: Sequence[Row], verbose: bool) -> list[str]:
 
 
 def _attention(verdict: str, rows: Sequence[Row]) -> tuple[bool, bool, str, float]:
-    return verdict == AGREED, verdict not in FIRST, verdict, -max(gravity(row)[1] for row in rows)
+    return verdict == RIGHT, verdict not in FAULTS, verdict, -max(gravity(row)[1] for row in rows)
 
 
 def _line(verdict: str, note: str, rows: Sequence[Row], verbose: bool) -> str:

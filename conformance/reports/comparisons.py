@@ -13,20 +13,10 @@ from rich.console import Console
 
 from refgrad.conformance.judge.nan.nonfinite import NonFinite
 from refgrad.conformance.locating.location import Culprit, Located
-from refgrad.conformance.locating.verdicts import (
-    CONVENTION,
-    MISSING,
-    RIGHT,
-    UNDECIDED,
-    WRONG,
-    Comparison,
-    Seen,
-    Sided,
-    Tensor,
-    seen_of,
-)
+from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor, seen_of
 from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
+from refgrad.conformance.verdicts import CONVENTION, MISSING, RIGHT, UNDECIDED, WRONG
 from refgrad.errors import abridged, counted
 from refgrad.escaping import markdown, printable
 from refgrad.show import tables

@@ -8,31 +8,29 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import BUILDER, EXECUTOR, ResultRow
 from refgrad.conformance.judge.running.results import Results
-from refgrad.conformance.judge.verdicts import (
-    AGREED,
-    BUILDER,
+from refgrad.conformance.reports.tally import shortened
+from refgrad.conformance.reports.traits import common
+from refgrad.conformance.verdicts import (
     CRASHED,
-    EXECUTOR,
     FAULTS,
-    INCONCLUSIVE,
     OUT_OF_MEMORY,
     REFUSED,
+    RIGHT,
     TIMED_OUT,
+    UNDECIDED,
     UNSUPPORTED,
     VERDICTS,
     WRONG,
-    ResultRow,
 )
-from refgrad.conformance.reports.tally import shortened
-from refgrad.conformance.reports.traits import common
 from refgrad.errors import abridged, counted
 from refgrad.escaping import shell_line
 
 Key: TypeAlias = tuple[str, str, str, str, str]  # the side, its name, the operator, what it gets wrong, the verdict
 MODEL, GRADIENT = "forward", "gradient"  # what a side gets wrong: the operator itself, or its gradient
 _NAMES = 8  # of operators, in a line
-_SAID = {UNSUPPORTED: "does not support", REFUSED: "refuses", INCONCLUSIVE: "is inconclusive for"}
+_SAID = {UNSUPPORTED: "does not support", REFUSED: "refuses", UNDECIDED: "cannot be judged for"}
 _WORDS = {
     WRONG: "is wrong",
     CRASHED: "crashes",
@@ -176,9 +174,9 @@ def not_answered(results: Results) -> list[Group]:
             found.setdefault((EXECUTOR, row.executor, operator, GRADIENT, UNSUPPORTED), []).append(row)
         if row.verdict == REFUSED:
             found.setdefault((BUILDER, row.builder, operator, GRADIENT, REFUSED), []).append(row)
-        if row.verdict == INCONCLUSIVE:
+        if row.verdict == UNDECIDED:
             name = f"{row.builder} on {row.executor}"
-            found.setdefault(("", name, operator, GRADIENT, INCONCLUSIVE), []).append(row)
+            found.setdefault(("", name, operator, GRADIENT, UNDECIDED), []).append(row)
     groups = _groups(found, results, {})
     return sorted(groups, key=lambda one: (one.side, one.what != MODEL, one.name, one.operator))
 
@@ -210,7 +208,7 @@ def _side(row: ResultRow, of_case: Sequence[ResultRow]) -> str:
     if row.verdict not in FAULTS:
         return ""
     at_fault = [(other.builder, other.executor) for other in of_case if other.verdict in FAULTS]
-    right = [(other.builder, other.executor) for other in of_case if other.verdict == AGREED]
+    right = [(other.builder, other.executor) for other in of_case if other.verdict == RIGHT]
     builders, executors = {builder for builder, _ in right}, {executor for _, executor in right}
     if row.builder in builders:
         return EXECUTOR

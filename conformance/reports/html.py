@@ -14,10 +14,10 @@ import numpy as np
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.results import LETTERS, Results, options_of
-from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS
 from refgrad.conformance.oracles import oracles
 from refgrad.conformance.reports.groups import Group, faults, not_answered, without_answer
 from refgrad.conformance.reports.tally import MARKS, shortened
+from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, UNDECIDED, VERDICTS
 from refgrad.errors import ResultsError
 from refgrad.escaping import html, shell_line
 from refgrad.model.printing import onnx_text
@@ -79,9 +79,9 @@ def _kind(verdict: str) -> str:
     """The colour of a verdict."""
     if verdict in FAULTS:
         return "fault"
-    if verdict in (AGREED, CONVENTION):
+    if verdict in (RIGHT, CONVENTION):
         return "right"
-    return "doubt" if verdict == INCONCLUSIVE else "none"
+    return "doubt" if verdict == UNDECIDED else "none"
 
 
 def _feeds(feeds: Mapping[str, Any]) -> list[list[str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.results import Pair, Results
-from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, VERDICTS, ResultRow
+from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, VERDICTS
 from refgrad.escaping import printable, shell_line
 
-_PASSED = (AGREED, CONVENTION)
+_PASSED = (RIGHT, CONVENTION)
 
 
 def report(results: Results) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.results import Results
-from refgrad.conformance.judge.verdicts import VERDICTS
 from refgrad.conformance.reports.groups import MODEL, faults, not_answered, without_answer
 from refgrad.conformance.reports.tally import MARKS, by_operator, marked, occurring, shortened, totals
+from refgrad.conformance.verdicts import RIGHT, VERDICTS
 from refgrad.errors import counted
 from refgrad.escaping import markdown
 
@@ -35,7 +35,7 @@ def report(results: Results, title: str = "Scoreboard", cases: Iterable[Case] = 
         "## What is wrong\n",
         _faults(results, cases),
         "## Operator by operator\n",
-        f"{MARKS['agreed']} alone: every case agrees. Else how many cases have each verdict. Empty: not asked.\n",
+        f"{MARKS[RIGHT]} alone: every case is right. Else how many cases have each verdict. Empty: not asked.\n",
         table(
             ("operator", *pairs),
             [[name, *(marked(row.get(pair, Counter())) for pair in results.pairs)] for name, row in operators.items()],

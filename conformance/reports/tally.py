@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from refgrad.conformance.judge import verdicts
+from refgrad.conformance import verdicts
 from refgrad.conformance.judge.running.results import Pair, Results
 
 _LONG = 160  # characters of a note in a table
 MARKS = {  # in the order in which they are listed: right, to be mended, unknown
-    verdicts.AGREED: "✓",
+    verdicts.RIGHT: "✓",
     verdicts.CONVENTION: "≈",
     verdicts.WRONG: "✗",
     verdicts.CRASHED: "†",
     verdicts.TIMED_OUT: "◷",
     verdicts.OUT_OF_MEMORY: "▣",
-    verdicts.INCONCLUSIVE: "?",
+    verdicts.UNDECIDED: "?",
     verdicts.REFUSED: "–",
     verdicts.UNSUPPORTED: "○",
 }
@@ -79,7 +79,7 @@ def occurring(counts: Mapping[Pair, Counter[str]]) -> list[str]:
 def marked(count: Counter[str]) -> str:
     """A cell of a table: "✓" where all is right, else how often each verdict is, as "✓30 ✗2 –1"."""
     parts = [f"{mark}{count[verdict]}" for verdict, mark in MARKS.items() if count[verdict]]
-    return MARKS[verdicts.AGREED] if set(+count) == {verdicts.AGREED} else " ".join(parts)
+    return MARKS[verdicts.RIGHT] if set(+count) == {verdicts.RIGHT} else " ".join(parts)
 
 
 def shortened(note: str, length: int = _LONG) -> str:

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.results import Results
-from refgrad.conformance.judge.verdicts import FAULTS, INCONCLUSIVE, ResultRow
 from refgrad.conformance.reports.groups import MODEL, Group, faults, not_answered, without_answer
 from refgrad.conformance.reports.tally import occurring, shortened, totals
+from refgrad.conformance.verdicts import FAULTS, UNDECIDED
 from refgrad.errors import counted
 from refgrad.escaping import printable, shell_line
 
@@ -22,7 +23,7 @@ GROUPS_SHOWN = 6
 LINES_SHOWN = 8
 _NOTE = 240  # characters of a note
 _NAMES = 8  # of sides, in a line
-_COLOURS = dict.fromkeys(FAULTS, "bold red") | {INCONCLUSIVE: "yellow"}
+_COLOURS = dict.fromkeys(FAULTS, "bold red") | {UNDECIDED: "yellow"}
 
 
 def show(

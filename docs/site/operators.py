@@ -211,10 +211,10 @@ def _checked(case: Case, feeds: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     if not found.ok:
         raise ValueError(f"The example of {case.name} is contradicted: {found.faults[0]}.")
     counts = Counter(row.verdict for row in found.rows)
-    oracles = " and ".join(dict.fromkeys(row.oracle for row in found.rows if row.verdict == "agreed"))
-    others = "".join(f", {number} {verdict}" for verdict, number in counts.items() if verdict != "agreed")
+    oracles = " and ".join(dict.fromkeys(row.oracle for row in found.rows if row.verdict == "right"))
+    others = "".join(f", {number} {verdict}" for verdict, number in counts.items() if verdict != "right")
     by = f" ({oracles})" if oracles else ""
-    return f"`refgrad check` of this model at these feeds: {counts['agreed']} comparisons agreed{by}{others}.\n"
+    return f"`refgrad check` of this model at these feeds: {counts['right']} comparisons are right{by}{others}.\n"
 
 
 def _signature(operator: str) -> str:

@@ -1,4 +1,4 @@
-"""The `refgrad` command. Exit codes: 0 agreed or done, 1 disagreed, 2 wrong use or refused."""
+"""The `refgrad` command. Exit codes: 0 right or done, 1 a fault, 2 wrong use or refused."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ from refgrad.conformance.judge.running.limitations import Limitations
 from refgrad.conformance.judge.running.results import About, Results, load, merge
 from refgrad.conformance.judge.running.runner import MEMORY, ORACLES, Lanes, Plan
 from refgrad.conformance.judge.running.suite import require, run_suite, settings_of
-from refgrad.conformance.judge.verdicts import FAULTS
 from refgrad.conformance.oracles import oracles
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.systems.builders import BUILDERS
 from refgrad.conformance.problems.systems.executors import executor_names
+from refgrad.conformance.verdicts import FAULTS
 from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices, counted
 from refgrad.model.writing import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
@@ -192,7 +192,7 @@ def run(
 ) -> None:
     """Run the suite: builders' gradients on executors, judged by oracles.
 
-    The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is inconclusive, or an
+    The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is undecided, or an
     independent forward computes another function.
     """
     plan = Plan(

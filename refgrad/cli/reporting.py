@@ -8,11 +8,12 @@ from pathlib import Path
 
 from refgrad.cli.output import Bar, print_json, say, stdout
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.limitations import Limitation, Limitations
 from refgrad.conformance.judge.running.results import Results
 from refgrad.conformance.judge.running.runner import Lanes, Plan
-from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
 from refgrad.conformance.reports import groups, terminal
+from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, UNDECIDED, VERDICTS
 from refgrad.errors import WorkerError, abridged, counted
 from refgrad.worker import Worker
 
@@ -124,9 +125,9 @@ def undecided(results: Results, operators: Mapping[str, str]) -> bool:
 
 
 def _doubtful(results: Results, operators: Mapping[str, str]) -> set[str]:
-    return {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
+    return {operators[row.case] for row in results.rows if row.verdict == UNDECIDED}
 
 
 def _decided(results: Results, operators: Mapping[str, str]) -> set[str]:
-    decisive = {*FAULTS, AGREED, CONVENTION}
+    decisive = {*FAULTS, RIGHT, CONVENTION}
     return {operators[row.case] for row in results.rows if row.verdict in decisive}

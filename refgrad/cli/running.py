@@ -163,8 +163,8 @@ def check(
 ) -> None:
     """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences and float64.
 
-    The exit code is 1 if a gradient disagrees or a backend fails. Other verdicts do not change it: not supported, kink,
-    inconclusive, refused, or an error of ONNX Runtime's own builder.
+    The exit code is 1 if a gradient is wrong or a backend crashes. Other verdicts do not change it: convention, undecided,
+    not supported, refused, or an error of ONNX Runtime's own builder.
     """
     size, sizes = sizes_of(dim)
     given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(model, external_data=False)))

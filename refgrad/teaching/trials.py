@@ -12,11 +12,11 @@ from onnx import ModelProto, TensorProto, helper
 
 import refgrad
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance import verdicts
 from refgrad.conformance.case import NODE, Case, node_case
-from refgrad.conformance.judge import verdicts
 from refgrad.conformance.judge.judge import Candidate, judge
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.runner import ORACLES, observe
-from refgrad.conformance.judge.verdicts import ResultRow
 from refgrad.conformance.oracles import Built, Observation
 from refgrad.conformance.oracles.complex_step import Tangent
 from refgrad.conformance.problems.problem import Problem, ask
@@ -118,9 +118,9 @@ class AnswerTrial:
         if any(gradients[name].dtype != self.kind for name in self.problem.wrt):
             return False, ()
         row = self.verdict(gradients)
-        if row.verdict == verdicts.INCONCLUSIVE:  # the elements are few enough to look at each
+        if row.verdict == verdicts.UNDECIDED:  # the elements are few enough to look at each
             return all(close(gradients[name], right) for name, right in self.expected.items()), ()
-        return row.verdict == verdicts.AGREED, row.witnesses
+        return row.verdict == verdicts.RIGHT, row.witnesses
 
     @cached_property
     def expected(self) -> dict[str, np.ndarray]:

@@ -268,10 +268,10 @@ def test_check_agrees(regression, refgrad_):
     assert code == 0
     assert result["ok"]
     assert result["answer"].startswith("right: 2 gradients on 1 executor, largest error ")
-    assert {row["verdict"] for row in result["rows"]} == {"agreed"}
+    assert {row["verdict"] for row in result["rows"]} == {"right"}
     code, text = refgrad_("check", regression, "--wrt", "x", "--backends", "numpy", "--directions", "1")
     assert code == 0
-    assert "4 comparisons: 4 agreed." in text
+    assert "4 comparisons: 4 right." in text
 
 
 def test_check_disagrees_with_exit_code_1(regression, refgrad_, monkeypatch):

@@ -78,7 +78,7 @@ def on_a_terminal(command, until="", seconds=300.0, number=0, cwd=None):
 def test_a_run_shows_cases_operators_and_verdicts(tmp_path):
     code, text, _ = on_a_terminal(command(*RUN), cwd=tmp_path)
     assert code == 0, text
-    assert re.search(r"Neg; 1 operator; \d+ agreed", text)
+    assert re.search(r"Neg; 1 operator; \d+ right", text)
     assert re.search(r"\d+/12", re.sub("\x1b[^m]*m", "", text))
 
 
@@ -100,7 +100,7 @@ def test_cases_are_counted_while_they_are_made(tmp_path):
 @terminal
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     argv = [*RUN, "--journal", "j"]
-    code, text, _ = on_a_terminal(command(*argv), until=r"operator; \d+ agreed", number=signal.SIGINT, cwd=tmp_path)
+    code, text, _ = on_a_terminal(command(*argv), until=r"operator; \d+ right", number=signal.SIGINT, cwd=tmp_path)
     assert code == 130, text
     said = re.search(
         r"The journal 'j' has the verdicts on (\d+) cases?: repeat the command with --resume to go on", text

@@ -53,7 +53,7 @@ def test_check_prints_a_summary(large, refgrad_):
     assert code == 0
     assert len(lines) <= 25
     assert lines[0].startswith(f"right: {WEIGHTS + 1} gradients on 1 executor, largest error ")
-    assert lines[1].split()[:5] == ["dialect", "executor", "compared", "with", "agreed"]
+    assert lines[1].split()[:5] == ["dialect", "executor", "compared", "with", "right"]
     assert lines[2].split()[:5] == ["onnx", "numpy", "float64", "differences", str(WEIGHTS + 1)]
     code, every = refgrad_("check", large, "--backends", "numpy", "--directions", 1, "--verbose")
     assert code == 0
@@ -69,14 +69,14 @@ def test_check_says_what_disagrees_and_why(large, refgrad_, monkeypatch):
     code, lines = refgrad_(*words)
     assert code == 1
     assert len(lines) <= 25
-    assert any(line.startswith("disagreed (w") and "differences give" in line for line in lines)
+    assert any(line.startswith("wrong (w") and "differences give" in line for line in lines)
     [rest] = [line for line in lines if "more reasons, see --verbose" in line]
-    assert rest.startswith("disagreed (w")
+    assert rest.startswith("wrong (w")
     assert "more; onnx on numpy float64, ort on numpy float64)" in rest
     assert lines[0].startswith(f"wrong: {WEIGHTS // 2} of {WEIGHTS + 1} gradients: w0, w2, w4 and ")
     code, every = refgrad_(*words, "-v")
     assert code == 1
-    assert {line.split()[0] for line in every if line.endswith("disagreed")} == {f"w{k}" for k in range(0, WEIGHTS, 2)}
+    assert {line.split()[0] for line in every if line.endswith("wrong")} == {f"w{k}" for k in range(0, WEIGHTS, 2)}
 
 
 def shown(*rows, verbose=False):
@@ -88,25 +88,25 @@ def shown(*rows, verbose=False):
 @pytest.mark.parametrize("verbose", [False, True])
 def test_a_row_without_an_answer_gives_its_reason(verbose):
     text = shown(
-        Row("a", "onnx", "ort-cpu", "float64", "inconclusive", note="rounding\nhides it"),
+        Row("a", "onnx", "ort-cpu", "float64", "undecided", note="rounding\nhides it"),
         Row("b", "onnx", "ort-cpu", "float64", "not supported", note="no kernel"),
         Row("c", "onnxruntime", "ort-cpu", "float64", "refused"),
-        Row("d\x1b[31m", "onnx", "numpy", "float64", "disagreed", 1.0, float("nan"), 1e-6),
+        Row("d\x1b[31m", "onnx", "numpy", "float64", "wrong", 1.0, float("nan"), 1e-6),
         verbose=verbose,
     )
-    assert "inconclusive (a; onnx on ort-cpu): rounding hides it" in text
+    assert "undecided (a; onnx on ort-cpu): rounding hides it" in text
     assert "not supported (b; onnx on ort-cpu): no kernel" in text
     assert "refused (c; onnxruntime on ort-cpu): no reason is given" in text
-    assert "disagreed (d\ufffd[31m; onnx on numpy): no reason is given" in text
-    assert text.index("disagreed (") < text.index("inconclusive (")
+    assert "wrong (d\ufffd[31m; onnx on numpy): no reason is given" in text
+    assert text.index("wrong (") < text.index("undecided (")
     assert "\x1b" not in text
 
 
 def test_the_worst_gradient_is_the_one_with_the_largest_part_of_what_is_explained():
     text = shown(
-        Row("a", "onnx", "numpy", "float64", "agreed", 1.0, 1e-3, 1e-2),
-        Row("b", "onnx", "numpy", "float64", "agreed", 1.0, 1e-4, 2e-4),
-        Row("c", "onnx", "numpy", "float64", "agreed"),
+        Row("a", "onnx", "numpy", "float64", "right", 1.0, 1e-3, 1e-2),
+        Row("b", "onnx", "numpy", "float64", "right", 1.0, 1e-4, 2e-4),
+        Row("c", "onnx", "numpy", "float64", "right"),
     )
     assert text.splitlines()[2].split() == ["onnx", "numpy", "float64", "3", "b", "0.0001", "0.0002"]
 

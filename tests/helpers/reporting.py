@@ -4,8 +4,9 @@ import random
 
 import onnx.parser
 
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.results import About, Results
-from refgrad.conformance.judge.verdicts import AGREED, INCONCLUSIVE, REFUSED, VERDICTS, ResultRow
+from refgrad.conformance.verdicts import REFUSED, RIGHT, UNDECIDED, VERDICTS
 
 MODEL = onnx.parser.parse_model(
     '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
@@ -32,8 +33,8 @@ def made(count=40, pairs=PAIRS, seed=0):
             numbers = (
                 (draw.choice([0.0, 1.2345678e-7, 3.3, float("inf")]), 1e-6) if verdict != REFUSED else (None, None)
             )
-            against = ("torch",) if verdict == INCONCLUSIVE else ()
-            note = "" if verdict == AGREED else draw.choice(["", f"note of {pair[0]}", HOSTILE])
+            against = ("torch",) if verdict == UNDECIDED else ()
+            note = "" if verdict == RIGHT else draw.choice(["", f"note of {pair[0]}", HOSTILE])
             if draw.random() < 0.95:
                 rows.append(
                     ResultRow(

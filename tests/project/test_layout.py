@@ -47,7 +47,7 @@ STAIRCASE = (
     ("refgrad.compat",),
     ("refgrad.jax", "refgrad.torch"),
     # what judges gradients
-    ("refgrad.conformance.case",),
+    ("refgrad.conformance.case", "refgrad.conformance.verdicts"),
     ("refgrad.conformance.cases", "refgrad.conformance.problems"),
     ("refgrad.conformance.known", "refgrad.conformance.strategies"),
     ("refgrad.conformance.oracles",),

@@ -80,7 +80,7 @@ def test_a_page_says_what_the_code_and_the_results_say(site):
     assert "| `axis` | int | -1 |" in page
     assert "Softmax-2x3x4-axis=-1-static" in page
     assert "| refgrad | numpy |" in page
-    assert "comparisons agreed (differences" in page
+    assert "comparisons are right (differences" in page
     relu = site.pages["operators/Relu.md"]
     assert "| where | order | refgrad | torch | torch's function | ONNX Runtime | why |" in relu
     assert "| x = 0 | 1 | 0 | 0 | `relu(x)` | 0 | the result is as flat as for x < 0 |" in relu

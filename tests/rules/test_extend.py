@@ -109,13 +109,13 @@ def test_the_checks_agree_and_see_a_wrong_rule() -> None:
     define()
     feeds = {"x": SCORES, "t": LABELS, "c": np.array(True)}
     rows = check(model(HINGE), feeds=feeds, backends=["numpy"]).rows
-    assert {row.verdict for row in rows} == {"agreed"}
+    assert {row.verdict for row in rows} == {"right"}
 
 
 def test_a_wrong_rule_is_seen() -> None:
     define(factor=-2.002)
     rows = check(model(HINGE), feeds={"x": SCORES, "t": LABELS, "c": np.array(True)}, backends=["numpy"]).rows
-    assert "disagreed" in {row.verdict for row in rows}
+    assert "wrong" in {row.verdict for row in rows}
 
 
 def test_a_chain_of_operators_of_unknown_shape_has_types() -> None:

@@ -95,7 +95,7 @@ def test_a_step() -> None:
 def test_a_check_and_a_comparison() -> None:
     page = _shown(check(_model(), backends=["numpy"]))
     assert page.texts[0].startswith("The gradient of y by x, w is right: 2 gradients on 1 executor, largest error ")
-    assert {"dialect", "numpy", "agreed"} <= set(page.texts)
+    assert {"dialect", "numpy", "right"} <= set(page.texts)
     x = np.ones((2, 3), np.float32)
     page = _shown(compare(_model(), "refgrad@numpy", {"x_grad": np.zeros((2, 3), np.float32)}, {"x": x}, search=False))
     assert page.texts[0].endswith("DIFFERENT")

@@ -10,8 +10,9 @@ from importlib import util
 from typing import Any
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.runner import Plan, run_case
-from refgrad.conformance.judge.verdicts import CRASHED, ResultRow
+from refgrad.conformance.verdicts import CRASHED
 from refgrad.errors import OptionError
 from refgrad.installing import install
 from refgrad.tables import plugins

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from refgrad.conformance.judge.verdicts import VERDICTS, ResultRow
+from refgrad.conformance.judge.rows import ResultRow
+from refgrad.conformance.verdicts import VERDICTS
 from refgrad.errors import JournalError, choices
 from refgrad.protos.documents import parse_json, record_of, typed
 from refgrad.protos.inputs import read_bytes

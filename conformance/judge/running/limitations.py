@@ -8,12 +8,13 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
-from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, VERDICTS, ResultRow
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.known.records import read
+from refgrad.conformance.verdicts import CONVENTION, RIGHT, VERDICTS
 from refgrad.errors import LimitationsError, choices, did_you_mean
 
 TABLE = "limitation"
-EXPLAINABLE = tuple(verdict for verdict in VERDICTS if verdict not in (AGREED, CONVENTION))
+EXPLAINABLE = tuple(verdict for verdict in VERDICTS if verdict not in (RIGHT, CONVENTION))
 
 
 @dataclass(frozen=True)

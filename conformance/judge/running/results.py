@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import BUILDER, EXECUTOR, ResultRow
 from refgrad.conformance.judge.running.runner import MEMORY, ORACLES
-from refgrad.conformance.judge.verdicts import (
-    AGREED,
-    BUILDER,
-    EXECUTOR,
-    FAULTS,
-    INCONCLUSIVE,
-    OUT_OF_MEMORY,
-    TIMED_OUT,
-    VERDICTS,
-    ResultRow,
-)
+from refgrad.conformance.verdicts import FAULTS, OUT_OF_MEMORY, RIGHT, TIMED_OUT, UNDECIDED, VERDICTS
 from refgrad.errors import ResultsError, choices, counted
 from refgrad.escaping import json_text
 from refgrad.model.writing import replacing
@@ -192,7 +183,7 @@ class Results:
                     continue
                 letters.append(_LETTER_OF[row.verdict])
                 seen.append(witnesses.setdefault((row.witnesses, row.against), len(witnesses)))
-                if row.verdict != AGREED or row.note or row.against:
+                if row.verdict != RIGHT or row.note or row.against:
                     note = notes.setdefault(row.note, len(notes))
                     key = (place, _written(row.relative), _written(row.allowed), note)
                     details.setdefault(key, []).append(number)
@@ -470,4 +461,4 @@ def _by_version(name: str, version: str) -> str:
 
 
 def _weight(row: ResultRow) -> tuple[bool, bool, int]:
-    return row.verdict in FAULTS, row.verdict != INCONCLUSIVE, len(row.witnesses)
+    return row.verdict in FAULTS, row.verdict != UNDECIDED, len(row.witnesses)

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from refgrad import errors
+from refgrad.conformance import verdicts
 from refgrad.conformance.case import Case
-from refgrad.conformance.judge import verdicts
 from refgrad.conformance.judge.forward import forward_fault
 from refgrad.conformance.judge.judge import Candidate, judge
-from refgrad.conformance.judge.verdicts import BUILDER, EXECUTOR, ResultRow, says_unsupported
+from refgrad.conformance.judge.rows import BUILDER, EXECUTOR, ResultRow, says_unsupported
 from refgrad.conformance.oracles import Built, NotApplicable, Observation, Property, get_oracle
 from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.conformance.problems.systems.builders import attempt
@@ -58,7 +58,7 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
         problem: Problem = worker.call(ask, case, plan.seed)
     except WorkerError as error:
         note = f"the case could not be prepared: {error}"
-        return [row(b, e, verdicts.INCONCLUSIVE, note=note) for b in plan.builders for e in plan.executors]
+        return [row(b, e, verdicts.UNDECIDED, note=note) for b in plan.builders for e in plan.executors]
     observations, examiners = _observations(problem, plan, worker)
     forwards = {executor: _forward(problem, executor, worker) for executor in plan.executors if executor != INTERPRETER}
     results: list[ResultRow | Candidate] = []
@@ -140,7 +140,7 @@ def _side(
         answer = _answer(problem, row.builder, built, INTERPRETER, worker)
         known = _judged(problem, observations, [answer], worker)
     on_interpreter = known[0].verdict
-    if on_interpreter in (verdicts.AGREED, verdicts.CONVENTION):
+    if on_interpreter in (verdicts.RIGHT, verdicts.CONVENTION):
         return EXECUTOR
     if on_interpreter == (verdicts.WRONG if answered else verdicts.CRASHED):
         return BUILDER
@@ -156,7 +156,7 @@ def _judged(
         judged: Iterator[ResultRow] = iter(worker.call(judge, problem, observations, candidates) if candidates else ())
     except WorkerError as error:
         row, note = partial(ResultRow, problem.case), f"the judge: {error}"
-        judged = (row(c.builder, c.executor, verdicts.INCONCLUSIVE, note=note) for c in candidates)
+        judged = (row(c.builder, c.executor, verdicts.UNDECIDED, note=note) for c in candidates)
     return [result if isinstance(result, ResultRow) else next(judged) for result in results]
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.cluster import run_on_cluster
 from refgrad.conformance.judge.running.journal import Journal
 from refgrad.conformance.judge.running.results import About, Results
 from refgrad.conformance.judge.running.runner import Lanes, Plan, run_case
-from refgrad.conformance.judge.verdicts import ResultRow
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.problems.systems import builders, executors
 from refgrad.conformance.problems.systems.builders import get_builder

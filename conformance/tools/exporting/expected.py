@@ -19,13 +19,14 @@ from refgrad.conformance.judge.judge import ENOUGH, GradientCheck
 from refgrad.conformance.judge.running.runner import examine, observe
 from refgrad.conformance.judge.running.sources import tables
 from refgrad.conformance.oracles import Built, NotApplicable, Observation, Property, get_oracle
-from refgrad.conformance.oracles.comparison import AGREED, FLOAT64_BITS, SENSITIVE
+from refgrad.conformance.oracles.comparison import FLOAT64_BITS, SENSITIVE
 from refgrad.conformance.problems.kinked import kinks_of
 from refgrad.conformance.problems.point import Truth, largest, rounding, with_defaults
 from refgrad.conformance.problems.problem import Problem, ask
 from refgrad.conformance.problems.rounding import limits
 from refgrad.conformance.tools.exporting.names import named_tests
 from refgrad.conformance.tools.exporting.sizes import sized, types_in, with_sizes
+from refgrad.conformance.verdicts import RIGHT
 from refgrad.errors import UnconfirmedError, UnknownNameError, choices, counted, did_you_mean
 from refgrad.model.external import array_of
 from refgrad.protos.domains import MICROSOFT
@@ -127,7 +128,7 @@ def _unconfirmed(
     said = [f"{oracle} confirms it" for oracle in held]
     for oracle, judged in check.own_comparisons.get(name, {}).items():
         note = f": {judged.note}" if judged.note else ""
-        said.append(f"{oracle} confirms it" if judged.verdict == AGREED else f"{oracle} says {judged.verdict}{note}")
+        said.append(f"{oracle} confirms it" if judged.verdict == RIGHT else f"{oracle} says {judged.verdict}{note}")
     for one in (*check.observations, *silent):
         if isinstance(one, NotApplicable) and one.name in ("", name):
             said.append(f"{one.oracle} does not apply: {one.why}")

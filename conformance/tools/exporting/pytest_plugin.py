@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.limitations import Limitation, Limitations
 from refgrad.conformance.judge.running.runner import Plan, run_case
 from refgrad.conformance.judge.running.suite import require
-from refgrad.conformance.judge.verdicts import AGREED, CONVENTION, FAULTS, ResultRow
 from refgrad.conformance.tools.exporting.expected import chosen
+from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT
 from refgrad.errors import RefgradError
 from refgrad.escaping import printable
 from refgrad.worker import Worker
@@ -110,7 +111,7 @@ class _Gradient(pytest.Item):
             pytest.xfail(printable(f"{row.verdict}: {known.reason}"))
         if row.verdict in FAULTS:
             raise _FaultError(_described(row))
-        if row.verdict not in (AGREED, CONVENTION):
+        if row.verdict not in (RIGHT, CONVENTION):
             pytest.skip(_described(row))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
 The change is in the adjoints that the rule returns (a factor, the sign, an order), or in one emission: `op.Sub(a, b)` becomes
 `op.Sub(b, a)`. A change is only a mutant if it changes the gradient model of some case. A mutant is caught if the judge says
-wrong, or if its gradient fails and the unbroken one does not. An inconclusive verdict does not count.
+wrong, or if its gradient fails and the unbroken one does not. An undecided one does not count.
 
 An operator without a rule is differentiated through its function body, and a mutant is a body with one change: in its results,
 or in one emission. It is also caught if the body computes another result than the kernel of the operator, which does not use
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from refgrad.conformance.judge import verdicts
+from refgrad.conformance import verdicts
 from refgrad.conformance.tools.mutating.survivors import Equivalent, equivalents
 
 FAILS = "fails"  # the verdict on a broken gradient that cannot be built or run

@@ -15,8 +15,8 @@ from onnx import GraphProto, ModelProto, helper
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.builder.function import FunctionEmitter
 from refgrad.builder.nodes import written
+from refgrad.conformance import verdicts
 from refgrad.conformance.case import Case, is_float
-from refgrad.conformance.judge import verdicts
 from refgrad.conformance.judge.judge import Candidate, GradientCheck
 from refgrad.conformance.judge.running.runner import ORACLES, observe
 from refgrad.conformance.oracles import Built, Observation

@@ -10,11 +10,11 @@ import pytest
 
 from refgrad.conformance.judge.running.runner import Plan, run_case
 from refgrad.conformance.judge.running.sources import of_bugs
-from refgrad.conformance.judge.verdicts import FAULTS
 from refgrad.conformance.known.bugs.bug import TRAINING, equal, installed
 from refgrad.conformance.known.bugs.builders import builder_bugs
 from refgrad.conformance.known.bugs.builders.bug import BUILDER_VERSIONS, ENDS, ONNX_AD
 from refgrad.conformance.oracles import Directional, NotApplicable, get_oracle
+from refgrad.conformance.verdicts import FAULTS
 from refgrad.derivatives import ortbuilder
 from refgrad.worker import Worker
 

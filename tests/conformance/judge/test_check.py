@@ -48,14 +48,14 @@ def planted(monkeypatch):
 def test_a_right_gradient_agrees_everywhere():
     found = check(SMOOTH)
     assert found.ok
-    assert verdicts(found) <= {"agreed", "not supported"}
+    assert verdicts(found) <= {"right", "not supported"}
     assert {row.gradient for row in found.rows} == {"x", "w"}
     assert {(row.dialect, row.backend) for row in found.rows} >= {
         ("onnx", "numpy float64"),
         ("ort", "numpy float64"),
         ("onnx", "numpy"),
     }
-    assert all(row.relative <= row.allowed for row in found.rows if row.verdict == "agreed")
+    assert all(row.relative <= row.allowed for row in found.rows if row.verdict == "right")
 
 
 def test_a_wrong_rule_within_a_graph_disagrees_with_differences(planted):
@@ -68,7 +68,7 @@ def test_a_wrong_rule_within_a_graph_disagrees_with_differences(planted):
     planted("Sin", lambda op, d_output, input: op.Mul(d_output, op.Cos(op.Mul(input, 1.001))))
     found = check(steps, backends=["numpy"])
     assert not found.ok
-    assert "disagreed" in verdicts(found, "differences")
+    assert "wrong" in verdicts(found, "differences")
 
 
 def test_the_same_seed_gives_the_same_report():
@@ -89,7 +89,7 @@ def test_a_wrong_rule_disagrees_with_differences(wrong, planted):
     planted("Mul", wrong)
     found = check(SMOOTH, backends=["numpy"])
     assert not found.ok
-    assert "disagreed" in verdicts(found, "differences")
+    assert "wrong" in verdicts(found, "differences")
 
 
 def test_a_backend_that_computes_something_else_disagrees(monkeypatch):
@@ -107,8 +107,8 @@ def test_a_backend_that_computes_something_else_disagrees(monkeypatch):
     assert get_backend("numpy").name == "numpy"
     monkeypatch.setattr(NumpyModel, "run", slightly_off)
     found = check(SMOOTH, backends=["numpy"])
-    assert verdicts(found, "differences") == {"agreed"}
-    assert verdicts(found, "float64") == {"disagreed"}
+    assert verdicts(found, "differences") == {"right"}
+    assert verdicts(found, "float64") == {"wrong"}
 
 
 def test_a_backend_that_computes_another_model_disagrees_and_says_so(monkeypatch):
@@ -122,7 +122,7 @@ def test_a_backend_that_computes_another_model_disagrees_and_says_so(monkeypatch
 
     monkeypatch.setattr(NumpyModel, "run", doubled)
     found = check(SMOOTH, backends=["numpy"])
-    assert verdicts(found, "float64") == {"disagreed"}
+    assert verdicts(found, "float64") == {"wrong"}
     assert all("of 'y' is" in row.note for row in found.faults)
 
 
@@ -136,7 +136,7 @@ def test_a_fault_of_a_backend_that_is_known_is_not_held_against_the_gradient():
     found = check(corners, {"x": np.float32([[1, 5, 2, 8]]), "scales": np.float32([1, 0.6])}, wrt=["x"])
     assert found.ok
     [row] = {(r.verdict, r.note) for r in found.rows if r.backend == "ort-cpu" and r.dialect == "onnx"}
-    assert row[0] == "inconclusive"
+    assert row[0] == "undecided"
     assert "known of it: Resize" in row[1]
     assert "aligns corners by the rounded length" in row[1]
 
@@ -167,7 +167,7 @@ def test_a_fault_of_a_backend_that_is_known_is_not_held_against_the_gradient():
 def test_what_the_specification_leaves_open_is_no_fault(body, inputs, feeds, message):
     found = check(model(body, inputs), {**_drawn(inputs, feeds), **feeds})
     assert found.ok
-    assert any(message in row.note for row in found.rows if row.verdict == "inconclusive")
+    assert any(message in row.note for row in found.rows if row.verdict == "undecided")
 
 
 def _drawn(inputs, given):
@@ -200,7 +200,7 @@ def test_squares_that_leave_the_range_of_their_type_are_no_fault(size):
 def test_a_kink_is_no_disagreement():
     found = check(model("{ y = Relu(x) }"), {"x": np.zeros((1, 3), np.float32)}, backends=["numpy"])
     assert found.ok
-    assert verdicts(found, "differences") == {"kink"}
+    assert verdicts(found, "differences") == {"convention"}
     assert "from the left" in found.rows[0].note
 
 
@@ -216,7 +216,7 @@ def test_kinks_that_one_sided_derivatives_do_not_bracket_are_told_by_the_neighbo
     tied = model(body, "float[1, 1, 4, 4] x", "float[1, 1, M, M] y")
     found = check(tied, {"x": np.zeros((1, 1, 4, 4), np.float32)}, backends=["numpy"])
     assert found.ok
-    assert verdicts(found, "differences") == {"kink"}
+    assert verdicts(found, "differences") == {"convention"}
     assert "right beside this point" in found.rows[0].note
 
 
@@ -226,7 +226,7 @@ def test_a_slight_kink_beside_a_sharp_one_is_no_disagreement(seed):
     body = """{ slight, sharp = Split <axis = 1, num_outputs = 2> (x)
         a = LeakyRelu <alpha = 0.9995> (slight) b = Abs(sharp) y = Add(a, b) }"""
     found = check(model(body, "float[2, 2] x", "float[2, 1] y"), {"x": np.zeros((2, 2), np.float32)}, seed=seed)
-    assert verdicts(found, "differences") == {"kink"}
+    assert verdicts(found, "differences") == {"convention"}
 
 
 def test_a_rule_that_is_wrong_everywhere_is_no_kink(planted):
@@ -262,20 +262,20 @@ def test_a_kink_in_one_element_hides_no_fault_in_another(kink, seed, planted):
 
     planted(operator, wrong)
     found = check(kinked, feeds, wrt=["x"], backends=["numpy"], seed=seed)
-    assert "disagreed" in verdicts(found, "differences")
+    assert "wrong" in verdicts(found, "differences")
 
 
 def test_a_dialect_that_is_wrong_is_not_held_against_the_other(monkeypatch):
     monkeypatch.setitem(DIALECTS["onnx"].lowerings, "TanhGrad", lambda op, dY, Y: op.Mul(dY, Y))
     found = check(model("{ y = Tanh(x) }"), backends=["numpy"])
-    assert {row.verdict for row in found.rows if row.dialect == "onnx"} == {"disagreed"}
-    assert {row.verdict for row in found.rows if row.dialect == "ort"} == {"agreed"}
+    assert {row.verdict for row in found.rows if row.dialect == "onnx"} == {"wrong"}
+    assert {row.verdict for row in found.rows if row.dialect == "ort"} == {"right"}
 
 
-def test_an_infinite_derivative_is_inconclusive():
+def test_an_infinite_derivative_is_undecided():
     found = check(model("{ y = Sqrt(x) }"), {"x": np.float32([[0, 1, 2]])}, backends=["numpy"])
     assert found.ok
-    assert verdicts(found) == {"inconclusive"}
+    assert verdicts(found) == {"undecided"}
 
 
 def test_a_gradient_that_is_not_finite_where_the_derivative_is_disagrees(planted):
@@ -286,19 +286,19 @@ def test_a_gradient_that_is_not_finite_where_the_derivative_is_disagrees(planted
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_results_outside_the_range_of_the_type_are_inconclusive(scale):
+def test_results_outside_the_range_of_the_type_are_undecided(scale):
     body = f"<float s = {{{scale}}}, float t = {{{1 / scale}}}> {{ a = Mul(x, s) b = Mul(a, a) c = Mul(b, t) y = Mul(c, t) }}"
     found = check(model(body), wrt=["x"], backends=["numpy"])
     assert found.ok
-    assert verdicts(found, "differences") == {"agreed"}
-    assert verdicts(found, "float64") == {"inconclusive"}
+    assert verdicts(found, "differences") == {"right"}
+    assert verdicts(found, "float64") == {"undecided"}
     assert "than float32 can hold" in found.rows[-1].note
 
 
 def test_random_numbers_without_a_seed_are_the_same_in_the_model_and_in_its_gradient():
     found = check(model("{ a = RandomNormalLike(x) y = Mul(a, x) }"), backends=["numpy"])
     assert found.ok
-    assert verdicts(found) == {"agreed"}
+    assert verdicts(found) == {"right"}
 
 
 def test_backends_draw_random_numbers_of_their_own():
@@ -306,14 +306,14 @@ def test_backends_draw_random_numbers_of_their_own():
     body = "<float r = {0.5}, bool t = {1}> { y = Dropout <seed = 1> (x, r, t) }"
     found = check(model(body, "float[40] x", "float[40] y"), wrt=["x"])
     assert found.ok
-    assert verdicts(found, "differences") == {"agreed"}
+    assert verdicts(found, "differences") == {"right"}
     assert "Dropout: the backend draws random numbers of its own" in {row.note for row in found.rows}
 
 
 def test_differences_that_are_all_noise_settle_nothing(planted):
     planted("Relu", lambda op, d_Y, X: op.Mul(d_Y, 0.0))
     jumps = model("{ f = Floor(x) r = Relu(x) y = Add(f, r) }")
-    assert "agreed" not in verdicts(check(jumps, {"x": np.ones((1, 3), np.float32)}, backends=["numpy"]), "differences")
+    assert "right" not in verdicts(check(jumps, {"x": np.ones((1, 3), np.float32)}, backends=["numpy"]), "differences")
 
 
 def test_a_normalization_may_compute_in_less_than_double():
@@ -351,7 +351,7 @@ def test_a_gradient_that_cancels_to_zero_agrees_up_to_rounding():
     cancels = model(body.replace("{", "<int64[1] axes = {1}, float[1, 3] t = {1, 2, 3}> {", 1), outputs="float[N, 3] z")
     found = check(cancels, wrt=["x"], backends=["numpy"])
     assert found.ok
-    assert verdicts(found) == {"agreed"}
+    assert verdicts(found) == {"right"}
 
 
 def attention(seed, tokens=2, size=2, scores="Softmax <axis = -1>"):
@@ -461,13 +461,13 @@ FAR = {"x": np.float32([1, -150, 0.5, 2]), "w": np.float32([1, 1, -1, 0.5])}
 def test_an_underflow_in_the_branch_that_is_not_taken_is_no_fault():
     found = check(UNDERFLOWS, FAR)
     assert found.ok, found.faults
-    assert "less than float32 can hold" in next(row.note for row in found.rows if row.verdict == "inconclusive")
+    assert "less than float32 can hold" in next(row.note for row in found.rows if row.verdict == "undecided")
 
 
 def test_an_underflow_in_one_element_explains_no_other(tampered):
     tampered(lambda g: g * np.float32([1, 1, 1, 1.01]))
     found = check(UNDERFLOWS, FAR, backends=["numpy"])
-    assert {row.verdict for row in found.rows if row.oracle == "float64"} == {"disagreed"}
+    assert {row.verdict for row in found.rows if row.oracle == "float64"} == {"wrong"}
 
 
 def test_feeds_are_drawn_where_the_model_is_defined():
@@ -495,14 +495,14 @@ def test_every_float_type(kind):
         helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), backends=["numpy"]
     )
     assert found.ok
-    assert verdicts(found) == {"agreed"}
+    assert verdicts(found) == {"right"}
 
 
-def test_outputs_that_change_their_shape_are_inconclusive():
+def test_outputs_that_change_their_shape_are_undecided():
     expand = model("{ shape = Cast <to = 7> (size) y = Expand(x, shape) }", "float[1] x, float[1] size", "float[M] y")
     found = check(expand, {"x": np.ones(1, np.float32), "size": np.float32([2])}, wrt=["size"], backends=["numpy"])
     assert found.ok
-    assert verdicts(found, "differences") == {"inconclusive"}
+    assert verdicts(found, "differences") == {"undecided"}
     assert "shape" in found.rows[0].note
 
 
@@ -534,7 +534,7 @@ def test_random_weights_replace_constant_fills():
     assert np.all(arrays["var"] > 0)
     found = check(filled, wrt=["x"], random_weights=0, backends=["numpy"])
     assert found.ok
-    assert "agreed" in verdicts(found, "differences")
+    assert "right" in verdicts(found, "differences")
 
 
 def test_random_weights_of_every_layer():
@@ -568,7 +568,7 @@ def test_whole_models(path):
     image = next(v.name for v in graph.input if v.name not in {t.name for t in graph.initializer})
     found = check(path, wrt=[image], directions=1, random_weights=0)
     assert found.ok, found.faults
-    assert verdicts(found, "differences") == {"agreed"}
+    assert verdicts(found, "differences") == {"right"}
     assert not any("zero" in row.note for row in found.rows)
 
 
@@ -585,7 +585,7 @@ def test_an_mlp_regressor_converted_by_skl2onnx():
         regressor.fit(x, x.sum(axis=1))
     found = check(skl2onnx.to_onnx(regressor, x[:1], target_opset=18))
     assert found.ok, found.faults
-    assert verdicts(found, "differences") == {"agreed"}
+    assert verdicts(found, "differences") == {"right"}
     assert {"coefficient", "coefficient1", "coefficient2"} <= {row.gradient.removesuffix("_grad") for row in found.rows}
 
 
@@ -599,7 +599,7 @@ def test_an_input_without_a_shape_has_to_be_fed():
     feeds = {"x": rng.standard_normal((4, 3)), "w": rng.standard_normal((3, 2))}
     found = check(model, feeds={name: value.astype(np.float32) for name, value in feeds.items()})
     assert found.ok, found.faults
-    assert verdicts(found, "differences") == {"agreed"}
+    assert verdicts(found, "differences") == {"right"}
 
 
 def test_arguments_are_checked():
@@ -626,12 +626,12 @@ def test_one_sided_derivatives_differ_at_a_kink_only():
 class TestBuilder:
     def test_agrees(self):
         rows = [row for row in check(SMOOTH).rows if row.dialect == "onnxruntime"]
-        assert {row.verdict for row in rows} == {"agreed"}
+        assert {row.verdict for row in rows} == {"right"}
 
     def test_several_outputs_are_added_up(self):
         two = model("{ y = Sin(x) z = Exp(x) }", outputs="float[N, 3] y, float[N, 3] z")
         rows = [row for row in check(two).rows if row.dialect == "onnxruntime"]
-        assert {row.verdict for row in rows} == {"agreed"}
+        assert {row.verdict for row in rows} == {"right"}
 
     def test_refusing_is_no_disagreement(self):
         found = check(model("{ y = Softplus(x) }"))

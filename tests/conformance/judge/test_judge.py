@@ -79,7 +79,7 @@ def test_an_error_by_the_float64_gradient_alone_gives_its_size():
 
 def test_what_is_right_agrees():
     row = verdict({})
-    assert (row.verdict, set(row.witnesses)) == ("agreed", set(ORACLES))
+    assert (row.verdict, set(row.witnesses)) == ("right", set(ORACLES))
     assert row.relative <= row.allowed
 
 
@@ -95,18 +95,18 @@ def test_rounding_of_the_type_is_no_error():
     halves = {name: np.asarray(value, np.float16) for name, value in CASE.feeds.items()}
     half = ask(node_case("MatMul", *halves.values(), opset=21))
     observations = [said for name in ORACLES for said in runner.observe(name, half)]
-    assert verdict({}, observations, half).verdict == "agreed"
+    assert verdict({}, observations, half).verdict == "right"
 
 
 def test_a_tolerance_is_relative_to_the_gradient():
     tolerant = dataclasses.replace(PROBLEM, tolerance=0.05)
-    assert verdict({"A": WRONG["factor"]}, problem=tolerant).verdict == "agreed"
+    assert verdict({"A": WRONG["factor"]}, problem=tolerant).verdict == "right"
     assert verdict({"A": WRONG["sign"]}, problem=tolerant).verdict == "wrong"
 
 
 def test_nobody_asked_settles_nothing():
     row = verdict({}, observations=[NotApplicable("differences", "it does not apply")])
-    assert (row.verdict, row.witnesses) == ("inconclusive", ())
+    assert (row.verdict, row.witnesses) == ("undecided", ())
 
 
 def test_oracles_that_disagree_with_each_other_settle_nothing():
@@ -117,7 +117,7 @@ def test_oracles_that_disagree_with_each_other_settle_nothing():
         for said in OBSERVATIONS
     ]
     row = verdict({}, observations=lying)
-    assert row.verdict == "inconclusive"
+    assert row.verdict == "undecided"
     assert ("reference" in row.against, "differences" in row.witnesses) == (True, True)
 
 
@@ -128,7 +128,7 @@ def test_one_oracle_alone_makes_no_gradient_wrong_where_refgrad_does_not_agree_w
         if isinstance(said, Directional) and said.oracle == "reference"
     ]
     row = verdict({}, observations=lying)
-    assert row.verdict == "inconclusive"
+    assert row.verdict == "undecided"
     assert "reference alone says that it is wrong" in row.note
 
 
@@ -140,7 +140,7 @@ def test_another_autodiff_is_a_witness_element_by_element(error):
         for name in ("torch", "onnx-ad")
         for key, value in wide.items()
     ]
-    assert verdict({}, observations=said).verdict == "agreed"
+    assert verdict({}, observations=said).verdict == "right"
     row = verdict({"A": WRONG[error]}, observations=said)
     assert (row.verdict, {"torch", "onnx-ad"} <= set(row.witnesses)) == ("wrong", True)
 
@@ -155,7 +155,7 @@ KINKS = {
     "refgrad": (0.0, "convention"),
     "one": (1.0, "convention"),
     "half": (0.5, "convention"),
-    "outside": (2.0, "inconclusive"),
+    "outside": (2.0, "undecided"),
 }
 
 
@@ -191,7 +191,7 @@ def test_a_kink_is_seen_where_the_mean_of_both_sides_is_the_gradient(tie):
     assert verdict({}, observations, problem).verdict == "convention"
     assert verdict(other(cotangent), observations, problem).verdict == "convention"
     too_large = {name: 3 * value for name, value in other(cotangent).items()}
-    assert verdict(too_large, observations, problem).verdict == "inconclusive"
+    assert verdict(too_large, observations, problem).verdict == "undecided"
 
 
 def test_a_convention_at_one_element_covers_no_error_at_another():
@@ -257,7 +257,7 @@ def test_a_rule_that_is_wrong_everywhere_is_no_convention_at_a_kink(monkeypatch)
     wrong = dataclasses.replace(registry.RULES["", "Relu"], function=lambda op, d_Y, X: op.Mul(d_Y, 2.0))
     monkeypatch.setitem(registry.RULES, ("", "Relu"), wrong)
     alone = dataclasses.replace(case, feeds={name: np.zeros(5, np.float32)})
-    for one, expected in ((case, "wrong"), (alone, "inconclusive")):
+    for one, expected in ((case, "wrong"), (alone, "undecided")):
         problem = ask(one)
         observations = [said for oracle in ORACLES for said in runner.observe(oracle, problem)]
         assert verdict({}, observations, problem).verdict == expected
@@ -271,4 +271,4 @@ def test_two_draws_are_not_compared():
     problem = ask(Case("dropout", model, {"x": np.ones(8, np.float32)}))
     observations = [said for name in ORACLES for said in runner.observe(name, problem)]
     row = verdict({"x": np.ones(8, np.float32)}, observations, problem)
-    assert (row.verdict, "no two executors draw the same" in row.note) == ("inconclusive", True)
+    assert (row.verdict, "no two executors draw the same" in row.note) == ("undecided", True)

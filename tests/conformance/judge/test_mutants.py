@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from checking import assert_gradient
 
+from refgrad.conformance import verdicts
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.judge import verdicts
 from refgrad.conformance.judge.judge import Candidate, GradientCheck
-from refgrad.conformance.judge.verdicts import ResultRow
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.tools.mutating.mutants import FAILS, KERNEL, WRONG_RESULT, Mutant, Outcome
 from refgrad.conformance.tools.mutating.survey import defined, family, ruled, survey
 from refgrad.conformance.tools.mutating.survivors import Equivalent, equivalents
@@ -75,7 +75,7 @@ def test_a_body_that_only_computes_another_result_is_caught(monkeypatch: pytest.
     """A wrong bias does not change a gradient."""
 
     def believe(check: GradientCheck, candidate: Candidate) -> ResultRow:
-        return ResultRow(check.problem.case, candidate.builder, candidate.executor, verdicts.AGREED)
+        return ResultRow(check.problem.case, candidate.builder, candidate.executor, verdicts.RIGHT)
 
     monkeypatch.setattr(GradientCheck, "verdict", believe)
     outcomes = survey(["com.microsoft.BiasAdd"])
@@ -93,7 +93,7 @@ def check(outcomes: list[Outcome]) -> None:
 
 def test_mutants_survive_a_judge_that_believes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     def believe(check: GradientCheck, candidate: Candidate) -> ResultRow:
-        return ResultRow(check.problem.case, candidate.builder, candidate.executor, verdicts.AGREED)
+        return ResultRow(check.problem.case, candidate.builder, candidate.executor, verdicts.RIGHT)
 
     monkeypatch.setattr(GradientCheck, "verdict", believe)
     survivors = {one.mutant for one in survey(["Tanh"]) if not one.caught}

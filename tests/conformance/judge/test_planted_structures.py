@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from refgrad.builder.op import Emitter
+from refgrad.conformance import verdicts
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.control_flow import IFS, LOOPS, SCANS, FlowRow, flow
-from refgrad.conformance.judge import verdicts
 from refgrad.conformance.judge.judge import Candidate, judge
 from refgrad.conformance.judge.running import runner
 from refgrad.conformance.oracles import Observation
@@ -125,7 +125,7 @@ def test_it_is_found(planted: str, monkeypatch: Patch) -> None:
     op, row, plant = PLANTED[planted]
     case = flow(op, row)
     with np.errstate(all="ignore"):
-        assert verdict(case) == verdicts.AGREED
+        assert verdict(case) == verdicts.RIGHT
         plant(monkeypatch)
         try:
             assert verdict(case) == verdicts.WRONG

@@ -15,9 +15,10 @@ from refgrad.conformance.cases import of_operators
 from refgrad.conformance.judge.judge import GradientCheck
 from refgrad.conformance.judge.running import runner
 from refgrad.conformance.oracles import Directional, NotApplicable, Observation, get_oracle, runtime_differences
-from refgrad.conformance.oracles.comparison import AGREED, DISAGREED, EXACT, against_directions
+from refgrad.conformance.oracles.comparison import EXACT, against_directions
 from refgrad.conformance.oracles.runtime_differences import NAME
 from refgrad.conformance.problems.problem import Problem, ask
+from refgrad.conformance.verdicts import RIGHT, WRONG
 from refgrad.errors import RefgradError, WorkerError
 from refgrad.worker import Worker
 
@@ -139,9 +140,9 @@ def test_right_gradients_are_not_blamed_and_wrong_ones_are(operator: str, worker
     for one in problems().get(operator, []):
         problem = ask(one)
         observations = worker.call(runner.observe, NAME, problem)
-        assert verdicts(problem, observations, 1.0) <= {AGREED}, one
+        assert verdicts(problem, observations, 1.0) <= {RIGHT}, one
         for factor in (1.05, 0.95, -1.0):
-            assert verdicts(problem, observations, factor) <= {DISAGREED}, one
+            assert verdicts(problem, observations, factor) <= {WRONG}, one
 
 
 @needs_runtime
@@ -175,7 +176,7 @@ def test_a_transposed_operand_is_caught(worker: Worker) -> None:
     v, a, b = (x.astype(np.float64) for x in (problem.cotangents["Y"], *problem.feeds.values()))
     for name, right, wrong in (("A", v @ b.T, v @ b), ("B", a.T @ v, a @ v)):
         along = [one for one in observations if isinstance(one, Directional) and one.name == name]
-        for gradient, verdict in ((right, AGREED), (wrong, DISAGREED)):
+        for gradient, verdict in ((right, RIGHT), (wrong, WRONG)):
             judged = against_directions(
                 check.own_gradient, name, gradient / 2, along, EXACT, exact=True, compare_sides=False
             )

@@ -84,7 +84,7 @@ def test_the_suite_and_compare_allow_the_same_rounding() -> None:
         found = compare(model, "refgrad@numpy", tensors, feeds, cotangent=problem.cotangents, search=False)
         by_compare = {tensor.name: tensor.b.verdict == "right" for tensor in found.tensors}
         assert by_compare == {
-            name: against_float64(truth, name, value, tolerance).verdict == "agreed" for name, value in off.items()
+            name: against_float64(truth, name, value, tolerance).verdict == "right" for name, value in off.items()
         }
         seen |= set(by_compare.values())
     assert seen == {True, False}
@@ -285,7 +285,7 @@ def with_slope(at_zero: float) -> Any:
     return builder_with(fault)
 
 
-@pytest.mark.parametrize(("slope", "verdict"), [(1.0, "a convention"), (0.5, "a convention"), (3.0, "wrong")])
+@pytest.mark.parametrize(("slope", "verdict"), [(1.0, "convention"), (0.5, "convention"), (3.0, "wrong")])
 def test_a_kink_is_told_from_a_fault_at_it(slope: float, verdict: str) -> None:
     model = onnx.parser.parse_model(RELU)
     feeds = {"x": np.float32([0.5, 0.0, -1.0, 2.0])}

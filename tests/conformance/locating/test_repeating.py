@@ -15,8 +15,9 @@ from refgrad.conformance.locating import repeating
 from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.location import locate
 from refgrad.conformance.locating.reducing import reduce
-from refgrad.conformance.locating.repeating import REMEMBERS, VARIES, run_steadily
+from refgrad.conformance.locating.repeating import run_steadily
 from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.verdicts import REMEMBERS, VARIES
 from refgrad.errors import FeedError
 
 pytestmark = pytest.mark.interpreter

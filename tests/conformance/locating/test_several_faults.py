@@ -13,8 +13,9 @@ from planting import Planted, builder_with, network, scaled
 
 from refgrad.conformance import bisect, compare
 from refgrad.conformance.locating.sides import Live
-from refgrad.conformance.locating.verdicts import WRONG, Comparison
+from refgrad.conformance.locating.verdicts import Comparison
 from refgrad.conformance.oracles.joint import contradiction
+from refgrad.conformance.verdicts import WRONG
 
 pytestmark = pytest.mark.interpreter
 

@@ -343,7 +343,7 @@ def test_a_gradient_that_an_oracle_contradicts_is_no_test(monkeypatch):
         return [Elementwise("planted", "input", wrong, 1e-9)] if oracle == "complex-step" else observe(oracle, problem)
 
     monkeypatch.setattr(expecting, "observe", planted)
-    with pytest.raises(UnconfirmedError, match=r"planted says disagreed: element .* planted has"):
+    with pytest.raises(UnconfirmedError, match=r"planted says wrong: element .* planted has"):
         expect(case)
 
 

@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 
 from refgrad.conformance.case import node_case
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.limitations import Limitation, Limitations
 from refgrad.conformance.judge.running.results import About, Results
-from refgrad.conformance.judge.verdicts import (
-    AGREED,
-    CRASHED,
-    OUT_OF_MEMORY,
-    REFUSED,
-    TIMED_OUT,
-    UNSUPPORTED,
-    WRONG,
-    ResultRow,
-)
 from refgrad.conformance.reports import groups
 from refgrad.conformance.reports.traits import common, traits
+from refgrad.conformance.verdicts import CRASHED, OUT_OF_MEMORY, REFUSED, RIGHT, TIMED_OUT, UNSUPPORTED, WRONG
 
 pytestmark = pytest.mark.interpreter
 
@@ -105,7 +97,7 @@ def test_a_wrong_model_is_one_group_whoever_wrote_the_gradient():
             ("bb", "one", "e", WRONG, "executor", WRONG),
             ("a", "one", "e", WRONG, "executor", WRONG),
             ("a", "two", "e", WRONG, "executor", WRONG),
-            ("ccc", "one", "e", AGREED, "", ""),
+            ("ccc", "one", "e", RIGHT, "", ""),
         )
     )
     [group] = found
@@ -120,7 +112,7 @@ def test_a_builder_at_fault_is_one_group_whoever_ran_the_gradient():
         results(
             ("a", "b", "e", WRONG, "builder", ""),
             ("a", "b", "numpy", WRONG, "builder", ""),
-            ("bb", "b", "e", AGREED, "", ""),
+            ("bb", "b", "e", RIGHT, "", ""),
         )
     )
     assert group.title == "the builder b: the gradient of Exp is wrong: 1 of 2 cases"
@@ -136,7 +128,7 @@ def test_both_sides_may_be_at_fault():
 
 
 def test_a_wrong_model_with_a_right_gradient_is_told():
-    [group] = groups.faults(results(("a", "b", "e", AGREED, "", WRONG)))
+    [group] = groups.faults(results(("a", "b", "e", RIGHT, "", WRONG)))
     assert group.title == "the executor e: Exp is wrong forward, without a wrong gradient: 1 case"
     assert not group.is_fault
 
@@ -155,9 +147,9 @@ def test_other_verdicts_on_the_case_tell_who_it_is():
     made = results(
         ("a", "one", "e", WRONG, "", ""),
         ("a", "one", "f", WRONG, "", ""),
-        ("a", "two", "e", AGREED, "", ""),
+        ("a", "two", "e", RIGHT, "", ""),
         ("bb", "one", "e", WRONG, "", ""),
-        ("bb", "one", "f", AGREED, "", ""),
+        ("bb", "one", "f", RIGHT, "", ""),
         ("bb", "two", "e", WRONG, "", ""),
     )
     assert {(group.side, group.name, group.cases) for group in groups.faults(made)} == {
@@ -174,7 +166,7 @@ def test_what_a_limitation_explains_is_left_out():
 
 
 def test_faults_come_before_what_no_gradient_shows():
-    made = results(("a", "b", "e", AGREED, "", WRONG), ("a", "b", "f", WRONG, "builder", ""))
+    made = results(("a", "b", "e", RIGHT, "", WRONG), ("a", "b", "f", WRONG, "builder", ""))
     assert [group.name for group in groups.faults(made)] == ["b", "e"]
 
 
@@ -189,13 +181,13 @@ def test_faults_come_before_what_no_gradient_shows():
     ],
 )
 def test_a_limitation_is_about_the_model_itself_too(entry, expected):
-    [row] = results(("a", "b", "e", AGREED, "", WRONG)).rows
+    [row] = results(("a", "b", "e", RIGHT, "", WRONG)).rows
     assert Limitations((entry,)).covers_model(row, {"a": "Exp"}) is expected
 
 
 def test_what_has_no_answer_is_a_line_for_each_side():
     made = results(
-        ("a", "b", "e", AGREED, "", UNSUPPORTED),
+        ("a", "b", "e", RIGHT, "", UNSUPPORTED),
         ("bb", "b", "e", UNSUPPORTED, "", UNSUPPORTED),
         ("ccc", "c", "e", REFUSED, "", ""),
     )

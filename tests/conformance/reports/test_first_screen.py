@@ -87,8 +87,8 @@ def test_json_has_the_groups(screen):
 def test_an_operator_is_lacking_though_its_gradient_agrees(folder):
     data = json.loads((folder / "r.json").read_text())
     erf = [place for place, case in enumerate(data["cases"]) if case[1] == toys.MISSING]
-    agreed = [data["pairs"][0]["verdicts"][place] for place in erf].count("a")
-    assert agreed == len(erf) - 1  # the gradient of one case computes the operator again
+    right = [data["pairs"][0]["verdicts"][place] for place in erf].count("a")
+    assert right == len(erf) - 1  # the gradient of one case computes the operator again
 
 
 def test_the_reports_name_them_too(folder):

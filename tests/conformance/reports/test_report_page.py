@@ -12,9 +12,9 @@ from onnx.printer import to_text
 from reporting import HOSTILE, MODEL, PAIRS, RESULTS, made
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.judge.verdicts import AGREED, REFUSED, WRONG
 from refgrad.conformance.reports import groups, write
 from refgrad.conformance.reports.tally import MARKS
+from refgrad.conformance.verdicts import REFUSED, RIGHT, WRONG
 from refgrad.escaping import printable, shell_line
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -198,7 +198,7 @@ def test_a_case_shows_everything_that_is_known(opened, case):
         row = rows[builder, executor]
         assert verdict == f"{MARKS[row.verdict]} {row.verdict}"
         assert (witnesses, against) == (", ".join(row.witnesses), ", ".join(row.against))
-        if row.verdict != AGREED:
+        if row.verdict != RIGHT:
             assert [float(x) if x else None for x in (error, allowed)] == [
                 None if x is None else float(f"{x:.3g}") for x in (row.relative, row.allowed)
             ]

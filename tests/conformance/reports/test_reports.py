@@ -16,22 +16,22 @@ from reporting import HOSTILE, MODEL, PAIRS, RESULTS, VERSIONS
 from rich.console import Console
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.results import LETTERS, About, Results, load, merge
-from refgrad.conformance.judge.verdicts import (
-    AGREED,
-    CONVENTION,
-    FAULTS,
-    INCONCLUSIVE,
-    REFUSED,
-    TIMED_OUT,
-    UNSUPPORTED,
-    VERDICTS,
-    WRONG,
-    ResultRow,
-)
 from refgrad.conformance.reports import WRITERS, groups, html, junit, markdown, terminal, write
 from refgrad.conformance.reports.tally import MARKS, by_operator, counts_in, document_of, totals
 from refgrad.conformance.reports.terminal import show
+from refgrad.conformance.verdicts import (
+    CONVENTION,
+    FAULTS,
+    REFUSED,
+    RIGHT,
+    TIMED_OUT,
+    UNDECIDED,
+    UNSUPPORTED,
+    VERDICTS,
+    WRONG,
+)
 from refgrad.errors import OptionError, OutputFileError, ResultsError
 from refgrad.escaping import printable
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.interpreter
 
 def written(row):
     """What of a row is kept in the file."""
-    if row.verdict == AGREED and not row.note and not row.against:
+    if row.verdict == RIGHT and not row.note and not row.against:
         return replace(row, relative=None, allowed=None, seconds=0.0)
     three = {name: None if (x := getattr(row, name)) is None else float(f"{x:.3g}") for name in ("relative", "allowed")}
     return replace(row, seconds=0.0, **three)
@@ -87,7 +87,7 @@ def test_a_large_board_is_small():
     rows = []
     for case in cases:
         for builder, executor in pairs:
-            verdict = draw.choices([AGREED, REFUSED, WRONG], [70, 29, 1])[0]
+            verdict = draw.choices([RIGHT, REFUSED, WRONG], [70, 29, 1])[0]
             error = draw.random() if verdict == WRONG else None
             rows.append(
                 ResultRow(case, builder, executor, verdict, ("differences", "reference"), (), error, error, verdict)
@@ -162,18 +162,18 @@ def one(verdict, executor_version="onnxruntime 1.31.1", witnesses=("differences"
 
 
 def test_cases_of_two_runs_are_side_by_side():
-    merged = merge([one(AGREED, case="a"), one(WRONG, case="b")])
-    assert [(row.case, row.verdict) for row in merged.rows] == [("a", AGREED), ("b", WRONG)]
+    merged = merge([one(RIGHT, case="a"), one(WRONG, case="b")])
+    assert [(row.case, row.verdict) for row in merged.rows] == [("a", RIGHT), ("b", WRONG)]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [
-        (one(AGREED), one(WRONG), WRONG),
-        (one(WRONG), one(AGREED), WRONG),
-        (one(INCONCLUSIVE, witnesses=("a", "b")), one(AGREED), AGREED),
-        (one(AGREED), one(CONVENTION, witnesses=("a", "b")), CONVENTION),
-        (one(AGREED), one(CONVENTION), AGREED),
+        (one(RIGHT), one(WRONG), WRONG),
+        (one(WRONG), one(RIGHT), WRONG),
+        (one(UNDECIDED, witnesses=("a", "b")), one(RIGHT), RIGHT),
+        (one(RIGHT), one(CONVENTION, witnesses=("a", "b")), CONVENTION),
+        (one(RIGHT), one(CONVENTION), RIGHT),
     ],
 )
 def test_of_two_rows_the_graver_or_surer_stands(first, second, kept):
@@ -181,19 +181,19 @@ def test_of_two_rows_the_graver_or_surer_stands(first, second, kept):
 
 
 def test_two_versions_of_one_executor_are_told_apart():
-    runs = [one(AGREED), one(WRONG, "onnxruntime 1.19.2"), one(AGREED, "onnxruntime 1.30.0")]
+    runs = [one(RIGHT), one(WRONG, "onnxruntime 1.19.2"), one(RIGHT, "onnxruntime 1.30.0")]
     for merged in (merge(runs), merge([merge(runs[:2]), runs[2]]), merge([runs[0], merge(runs[1:])])):
         assert {row.executor: row.verdict for row in merged.rows} == {
-            "ort-cpu@1.31.1": AGREED,
+            "ort-cpu@1.31.1": RIGHT,
             "ort-cpu@1.19.2": WRONG,
-            "ort-cpu@1.30.0": AGREED,
+            "ort-cpu@1.30.0": RIGHT,
         }
         assert merged.versions["ort-cpu@1.19.2"] == "onnxruntime 1.19.2"
         assert merged.command(merged.rows[1]).endswith("--backend ort-cpu")
 
 
 def test_settings_that_differ_are_both_named():
-    both = one(AGREED, sources=["tables"], opset="21"), one(AGREED, sources=["tables", "node-tests"], opset="all")
+    both = one(RIGHT, sources=["tables"], opset="21"), one(RIGHT, sources=["tables", "node-tests"], opset="all")
     assert merge(both).settings == {"seed": 0, "sources": ["tables", "node-tests"], "opset": "21; all"}
 
 
@@ -201,9 +201,9 @@ def test_settings_that_differ_are_both_named():
     ("results", "message"),
     [
         ([], "no results to merge"),
-        ([one(AGREED), one(AGREED, seed=1)], "different seeds, '0', '1'"),
-        ([one(AGREED, feeds="a.npz"), one(AGREED, feeds="b.npz")], "different feeds, 'a.npz', 'b.npz'"),
-        ([one(AGREED), replace(one(AGREED), cases={"a": About("Mul", 21, "float32")})], "The case 'a' is "),
+        ([one(RIGHT), one(RIGHT, seed=1)], "different seeds, '0', '1'"),
+        ([one(RIGHT, feeds="a.npz"), one(RIGHT, feeds="b.npz")], "different feeds, 'a.npz', 'b.npz'"),
+        ([one(RIGHT), replace(one(RIGHT), cases={"a": About("Mul", 21, "float32")})], "The case 'a' is "),
     ],
 )
 def test_what_does_not_go_together_is_refused(results, message):
@@ -306,7 +306,7 @@ def test_a_suite_has_the_tests_of_its_pair(pair):
     (suite,) = (suite for suite in root if suite.get("name") == " on ".join(pair))
     rows = [row for row in RESULTS.rows if (row.builder, row.executor) == pair]
     failed = sum(row.verdict in FAULTS for row in rows)
-    skipped = sum(row.verdict in (REFUSED, UNSUPPORTED, INCONCLUSIVE) for row in rows)
+    skipped = sum(row.verdict in (REFUSED, UNSUPPORTED, UNDECIDED) for row in rows)
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == [
         str(n) for n in (len(rows), failed, skipped)
     ]
@@ -322,7 +322,7 @@ def test_a_test_says_what_its_row_says(verdict):
     row = ResultRow("Op0-0", "refgrad", "numpy", verdict, ("differences",), ("torch",), 0.5, 1e-6, f"why {HOSTILE}")
     (test,) = ElementTree.fromstring(junit.report(replace(RESULTS, rows=(row,)))).iter("testcase")
     assert (test.get("name"), test.get("classname")) == ("Op0-0", "refgrad.numpy.Op0")
-    if verdict in (AGREED, CONVENTION):
+    if verdict in (RIGHT, CONVENTION):
         assert not len(test)
         return
     (child,) = test
@@ -369,7 +369,7 @@ def test_the_scoreboard_says_what_the_rows_say():
                 r for r in RESULTS.rows if (r.builder, r.executor) == pair and RESULTS.cases[r.case].operator == name
             ]
             count = Counter(row.verdict for row in rows)
-            told = {AGREED: count[AGREED]} if cell == "✓" else {marks[part[0]]: int(part[1:]) for part in cell.split()}
+            told = {RIGHT: count[RIGHT]} if cell == "✓" else {marks[part[0]]: int(part[1:]) for part in cell.split()}
             assert told == count
     assert dict(versions[1:]) == VERSIONS
     assert dict(settings[1:]) == {"seed": "3", "sources": "tables, node-tests"}
@@ -382,7 +382,7 @@ def test_no_name_is_taken_for_markup():
 
 
 def test_a_board_without_faults_says_so():
-    assert "## What is wrong\n\nNothing.\n" in markdown.report(one(AGREED))
+    assert "## What is wrong\n\nNothing.\n" in markdown.report(one(RIGHT))
 
 
 # The terminal

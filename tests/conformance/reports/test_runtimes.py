@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from refgrad.conformance.case import node_case
-from refgrad.conformance.judge.verdicts import PHRASES
+from refgrad.conformance.judge.rows import PHRASES
 from refgrad.conformance.tools.exporting import known
 from refgrad.conformance.tools.exporting.export import export
 from refgrad.conformance.tools.exporting.known import known_failures

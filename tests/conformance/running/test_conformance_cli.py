@@ -38,10 +38,10 @@ def test_what_is_right_exits_with_0_and_writes_every_report(tmp_path, capsys, on
     files = [tmp_path / f"r{suffix}" for suffix in (".json", ".xml", ".md", ".html")]
     outputs = [part for file in files for part in ("-o", file)]
     assert run("run", "--case", one, "--workers", 1, *outputs) == 0
-    assert "agreed" in capsys.readouterr().out
+    assert "right" in capsys.readouterr().out
     assert all(file.stat().st_size for file in files)
     results = load(files[0])
-    assert [row.verdict for row in results.rows] == ["agreed", "agreed"]
+    assert [row.verdict for row in results.rows] == ["right", "right"]
     again = tmp_path / "again.html"
     assert run("report", files[0], "-o", again) == 0
     assert one in [case[0] for case in data_of(again.read_text())["cases"]]
@@ -55,7 +55,7 @@ def test_a_model_of_ones_own(tmp_path, capsys):
     assert run("run", "--source", tmp_path / "mine.onnx", "--workers", 1) == 0
     np.savez(tmp_path / "feeds.npz", x=np.ones((2, 3), np.float32))
     assert run("run", "--source", tmp_path / "mine.onnx", "--feeds", tmp_path / "feeds.npz", "--workers", 1) == 0
-    assert "agreed" in capsys.readouterr().out
+    assert "right" in capsys.readouterr().out
 
 
 def test_the_command_that_is_printed_comes_to_the_same_verdict(tmp_path, capsys, monkeypatch):
@@ -239,7 +239,7 @@ def test_the_suite_runs_from_python():
     cases = list(conformance.select(conformance.tables(), ["Relu"], dtype="float32"))[:2]
     results = conformance.run_suite(cases, conformance.Plan(("refgrad",)), lanes=1)
     assert isinstance(results, conformance.Results)
-    assert [(row.case, row.verdict) for row in results.rows] == [(case.name, "agreed") for case in cases]
+    assert [(row.case, row.verdict) for row in results.rows] == [(case.name, "right") for case in cases]
 
 
 def _scaled(path, factor):

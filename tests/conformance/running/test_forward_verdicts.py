@@ -11,12 +11,12 @@ import pytest
 
 from refgrad.cli.reporting import remarks
 from refgrad.conformance.case import node_case
+from refgrad.conformance.judge.rows import says_unsupported
 from refgrad.conformance.judge.running.journal import Journal
 from refgrad.conformance.judge.running.limitations import Limitations
 from refgrad.conformance.judge.running.results import load
 from refgrad.conformance.judge.running.runner import Plan
 from refgrad.conformance.judge.running.suite import run_suite
-from refgrad.conformance.judge.verdicts import says_unsupported
 from refgrad.errors import ResultsError
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
@@ -67,7 +67,7 @@ def test_only_what_says_so_is_not_supported(executor, verdict, forward, note):
     ("executor", "builder", "verdict", "side", "forward"),
     [
         ("Halved", "refgrad", "wrong", "executor", ""),
-        ("Shifted", "refgrad", "agreed", "", "wrong"),
+        ("Shifted", "refgrad", "right", "", "wrong"),
         ("foreign:Zeros", "refgrad", "wrong", "executor", "crashed"),  # it knows no other outputs
         ("foreign:More", "foreign:doubled", "wrong", "builder", ""),
         ("Shifted", "foreign:doubled", "wrong", "builder", "wrong"),
@@ -77,7 +77,7 @@ def test_only_what_says_so_is_not_supported(executor, verdict, forward, note):
         ("numpy", "foreign:asserting", "crashed", "builder", ""),
         ("foreign:Fewer", "refgrad", "wrong", "executor", "wrong"),
         ("numpy", "foreign:nothing", "wrong", "builder", ""),
-        ("numpy", "refgrad", "agreed", "", ""),
+        ("numpy", "refgrad", "right", "", ""),
     ],
 )
 def test_the_side_at_fault_is_named(executor, builder, verdict, side, forward):
@@ -131,7 +131,7 @@ def test_an_error_of_the_comparison_blames_nobody(monkeypatch, tmp_path):
     results = run_suite([node_case("Exp", X)], plan, lanes=1)
     results.save(tmp_path / "results.json")
     [found] = load(tmp_path / "results.json").rows
-    assert (found.verdict, found.forward) == ("agreed", "")
+    assert (found.verdict, found.forward) == ("right", "")
     assert found.forward_note == "the results of the model were not compared: this always fails"
     assert list(remarks(results, {found.case: "Exp"}, Limitations(), [], [])) == [
         f"1 result of a model was not compared, such as the results of failing:Shifted in {found.case}: {found.forward_note}"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.journal import Journal
-from refgrad.conformance.judge.verdicts import ResultRow
 from refgrad.errors import JournalError
 
 pytestmark = pytest.mark.interpreter
 
 SETTINGS = {"seed": 0, "builders": ("refgrad",)}
-FIRST = [ResultRow("a", "refgrad", "numpy", "agreed", ("differences", "reference"), (), 1e-7, 1e-6, "", 0.5)]
+FIRST = [ResultRow("a", "refgrad", "numpy", "right", ("differences", "reference"), (), 1e-7, 1e-6, "", 0.5)]
 SECOND = [
     ResultRow("b", "refgrad", "numpy", "wrong", ("differences",), (), math.inf, 1e-6, "x: off"),
     ResultRow("b", "refgrad", "ort-cpu", "refused"),
@@ -41,7 +41,7 @@ def test_what_was_done_is_read_back(tmp_path):
 @pytest.mark.parametrize("number", [None, 0.0, -0.0, 1e-300, 0.1 + 0.2, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("note", ["", "x: off by \u2028 0.0\r\n\x00"])
 def test_every_field_comes_back_as_it_was(tmp_path, number, note):
-    rows = [ResultRow("a", "", "", "agreed", (), ("differences",), number, number, note, 0.0), *SECOND]
+    rows = [ResultRow("a", "", "", "right", (), ("differences",), number, number, note, 0.0), *SECOND]
     with Journal(tmp_path / "j", SETTINGS) as journal:
         journal.append("a", rows)
     with Journal(tmp_path / "j", SETTINGS, resume=True) as journal:
@@ -77,7 +77,7 @@ def test_a_first_line_that_was_cut_off_is_written_again(tmp_path):
         (b'{"rows":[]}\n', "line 3: 'case'"),
         (b"[1]\n", "line 3"),
         (b'{"case":"x","rows":[{"builder":"b","executor":"e","verdict":"fine"}]}\n', "no verdict 'fine'; there are"),
-        (b'{"case":"x","rows":[{"builder":"b","executor":"e","verdict":"agreed","what":1}]}\n', "line 3.*what"),
+        (b'{"case":"x","rows":[{"builder":"b","executor":"e","verdict":"right","what":1}]}\n', "line 3.*what"),
     ],
 )
 def test_any_other_malformed_line_is_an_error_with_its_number(tmp_path, line, message):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.limitations import Limitation, Limitations
-from refgrad.conformance.judge.verdicts import AGREED, CRASHED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, ResultRow
+from refgrad.conformance.verdicts import CRASHED, REFUSED, RIGHT, UNDECIDED, UNSUPPORTED, WRONG
 from refgrad.errors import LimitationsError
 
 pytestmark = pytest.mark.interpreter
@@ -44,12 +45,12 @@ def row(case, verdict, builder="refgrad", executor="ort-cpu"):
     [
         (row("Conv-1", WRONG), "the kernel forgets the group"),
         (row("Conv-1", REFUSED), None),  # another verdict than the entry names
-        (row("Conv-1", AGREED), None),
+        (row("Conv-1", RIGHT), None),
         (row("Conv-1", WRONG, executor="numpy"), None),
         (row("Conv-1", WRONG, builder="onnx-ad"), None),
         (row("Mul-1", WRONG, "onnx-ad", "numpy"), "not looked at yet"),
         (row("Mul-1", UNSUPPORTED), "not looked at yet"),
-        (row("Mul-1", AGREED), None),
+        (row("Mul-1", RIGHT), None),
         (row("Mul-12", WRONG), None),
     ],
 )
@@ -66,11 +67,11 @@ def test_an_entry_with_operator_and_case_needs_both():
 @pytest.mark.parametrize(
     ("rows", "complete", "stale"),
     [
-        ([row("Conv-1", WRONG), row("Conv-2", AGREED), row("Mul-1", WRONG)], True, []),
-        ([row("Conv-1", AGREED), row("Conv-2", AGREED), row("Mul-1", WRONG)], True, ["no longer holds: "]),
-        ([row("Conv-1", INCONCLUSIVE), row("Mul-1", WRONG)], True, ["no longer holds: "]),
+        ([row("Conv-1", WRONG), row("Conv-2", RIGHT), row("Mul-1", WRONG)], True, []),
+        ([row("Conv-1", RIGHT), row("Conv-2", RIGHT), row("Mul-1", WRONG)], True, ["no longer holds: "]),
+        ([row("Conv-1", UNDECIDED), row("Mul-1", WRONG)], True, ["no longer holds: "]),
         ([row("Conv-1", WRONG, executor="numpy"), row("Mul-1", WRONG)], True, ["matches nothing"]),
-        ([row("Mul-1", AGREED)], False, ["no longer holds: what it is about is 'agreed', rows: 1"]),
+        ([row("Mul-1", RIGHT)], False, ["no longer holds: what it is about is 'right', rows: 1"]),
         ([], False, []),
         ([], True, ["matches nothing", "matches nothing"]),
     ],
@@ -109,8 +110,8 @@ ENTRY = '[[limitation]]\noperator = "Conv"\n'
         ),
         (f'{ENTRY}reason = "x"\nverdict = "wrnog"\n', "verdict is 'wrnog'. Did you mean 'wrong'? There are 'wrong'"),
         (
-            f'{ENTRY}reason = "x"\nverdict = "agreed"\n',
-            "verdict is 'agreed'. Did you mean 'refused'? There are 'wrong'",
+            f'{ENTRY}reason = "x"\nverdict = "right"\n',
+            "verdict is 'right'. Did you mean 'refused'? There are 'wrong'",
         ),
         (f'{ENTRY}reason = "x"\n[[limitation]]\ncase = "*"\n', "entry 2 has no reason"),
     ],
@@ -141,6 +142,6 @@ def test_what_failed_on_cuda_has_a_reason_and_every_reason_is_needed():
     assert [row.case for row in failed if known.covers(row, operators) is None] == []
     assert known.stale(rows, operators) == []
     said = " ".join((ROOT / "docs" / "executors.md").read_text(encoding="utf-8").split())
-    assert f"computed {counts[AGREED]:,} of {counts.total():,} cases of the suite right" in said
+    assert f"computed {counts[RIGHT]:,} of {counts.total():,} cases of the suite right" in said
     assert f"did not support {counts[UNSUPPORTED]}; {counts[CRASHED]} failed" in said
     assert f"and {counts[WRONG]} were wrong" in said

@@ -46,14 +46,14 @@ def verdict(builder="refgrad", executor="numpy", case=None, **limits):
 
 def test_right_gradients_agree_and_the_oracles_that_say_so_are_named():
     row = verdict()
-    assert row.verdict == "agreed"
+    assert row.verdict == "right"
     assert {"differences", "reference"} <= set(row.witnesses)
 
 
 @pytest.mark.parametrize(
     ("builder", "executor", "expected", "note"),
     [
-        ("foreign:right", "numpy", "agreed", ""),
+        ("foreign:right", "numpy", "right", ""),
         ("foreign:doubled", "numpy", "wrong", "X"),
         ("foreign:refusing", "numpy", "refused", "I do not know this operator"),
         ("foreign:refusing_in_its_own_way", "numpy", "refused", "I do not know this operator"),
@@ -64,7 +64,7 @@ def test_right_gradients_agree_and_the_oracles_that_say_so_are_named():
         ("foreign:aborting", "numpy", "crashed", "ended with -6"),
         ("refgrad", "foreign:Aborting", "crashed", "ended with -6"),
         ("refgrad", "foreign:Zeros", "wrong", "X"),
-        ("refgrad", "foreign:More", "agreed", ""),
+        ("refgrad", "foreign:More", "right", ""),
         ("refgrad", "foreign:Leaving", "crashed", "ended with 3"),
         ("refgrad", "foreign:OfOnnx", "crashed", "TypeError: unsupported operand"),
     ],
@@ -94,7 +94,7 @@ def test_what_is_no_answer_is_wrong_and_spoils_nobody_elses(builder, executor, n
     plan = Plan((builder, "refgrad:ort"), (executor, "numpy"))
     rows = run_suite([relu()], plan, lanes=1).rows
     assert (rows[0].verdict, rows[0].witnesses, note in rows[0].note) == ("wrong", ("answer",), True), rows[0]
-    assert rows[-1].verdict == "agreed"
+    assert rows[-1].verdict == "right"
 
 
 def test_a_hang_is_a_row():
@@ -108,7 +108,7 @@ def test_too_much_memory_is_a_row():
 def test_the_others_go_on_after_a_crash():
     plan = Plan(("foreign:aborting", "refgrad"), ("foreign:Aborting", "numpy"))
     rows = run_suite([relu()], plan, lanes=1).rows
-    assert [row.verdict for row in rows] == ["crashed", "crashed", "crashed", "agreed"]
+    assert [row.verdict for row in rows] == ["crashed", "crashed", "crashed", "right"]
 
 
 def test_a_kink_is_a_convention_with_its_name():
@@ -126,7 +126,7 @@ def test_one_witness_alone_makes_nothing_wrong():
         '<ir_version: 10, opset_import: ["" : 21, "nobody" : 1]> g (float[2] x) => (float[2] y) { y = Unknown(x) }'
     )
     row = verdict(case=Case("unknown", model, {"x": np.ones(2, np.float32)}))
-    assert row.verdict == "inconclusive"
+    assert row.verdict == "undecided"
 
 
 def few():

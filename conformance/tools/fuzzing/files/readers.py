@@ -16,14 +16,15 @@ from onnx import ModelProto, numpy_helper
 from refgrad.backends import get_backend
 from refgrad.backends.base import check_feeds, graph_inputs
 from refgrad.conformance import reports as reporting
+from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running import sources
 from refgrad.conformance.judge.running.journal import Journal
 from refgrad.conformance.judge.running.limitations import Limitations
 from refgrad.conformance.judge.running.results import About, Results, load, merge
-from refgrad.conformance.judge.verdicts import AGREED, WRONG, ResultRow
 from refgrad.conformance.locating.recordings import Recording, match, read_recording
 from refgrad.conformance.tools.parity.kept import Kept
 from refgrad.conformance.tools.parity.pair import Pair
+from refgrad.conformance.verdicts import RIGHT, WRONG
 from refgrad.model import native
 from refgrad.parameters.states import read_state_dict
 from refgrad.parameters.weights import weights
@@ -92,7 +93,7 @@ def _tensor() -> bytes:
 
 def _results() -> Results:
     rows = (
-        ResultRow("Relu-1", "refgrad", "numpy", AGREED, ("differences",)),
+        ResultRow("Relu-1", "refgrad", "numpy", RIGHT, ("differences",)),
         ResultRow("Relu-2", "refgrad", "numpy", WRONG, (), ("differences",), 0.5, 1e-6, "expected 1, got 2"),
     )
     about = {row.case: About("Relu", 18, "float32") for row in rows}

@@ -1,32 +1,10 @@
-"""The verdicts on one builder's gradient of one case, as one executor computed it."""
+"""The rows of results: the verdict on one builder's gradient of one case, as one executor computed it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-AGREED = "agreed"
-WRONG = "wrong"
-CONVENTION = "convention"
-REFUSED = "refused"
-UNSUPPORTED = "not supported"
-CRASHED = "crashed"
-TIMED_OUT = "timed out"
-OUT_OF_MEMORY = "out of memory"
-INCONCLUSIVE = "inconclusive"
-
-VERDICTS = {
-    AGREED: "the oracles that apply say that it is right",
-    WRONG: "two oracles or more say that it is wrong, and none that it is right; or it is no gradient at all",
-    CONVENTION: "there is no derivative at this point, and the answer is one of the conventions",
-    REFUSED: "the builder made no gradient and said so",
-    UNSUPPORTED: "the executor says that it does not support the gradient, or the model itself",
-    CRASHED: "the process ended, the builder raised an exception that is not a refusal, or the executor failed without "
-    "saying that it does not support something",
-    TIMED_OUT: "there was no answer within the time limit",
-    OUT_OF_MEMORY: "there was no answer within the memory limit",
-    INCONCLUSIVE: "the oracles disagree, or none applies",
-}
 # What executors say of something that they do not support. The runners of the exported suite have the same phrases.
 PHRASES = (
     "not implemented",
@@ -58,7 +36,6 @@ PHRASES = (
 _EXCEPTIONS = ("NotImplementedError", "BackendIsNotSupposedToImplementIt")  # of Python, and of onnx.backend
 # Of Python, whatever they say: "'<' not supported between instances of 'list' and 'int'".
 _BUGS = ("AttributeError", "LookupError", "NameError", "RecursionError", "TypeError", "ZeroDivisionError")
-FAULTS = frozenset((WRONG, CRASHED, TIMED_OUT, OUT_OF_MEMORY))
 BUILDER, EXECUTOR = "builder", "executor"  # the sides that can be at fault
 
 
