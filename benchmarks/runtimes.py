@@ -4,8 +4,8 @@
 
 EXPORT is what `refgrad conformance export` wrote. PRINTED is a folder with a file for each runtime and folder of tests, which
 holds what the runner printed: `<runtime>~gradients.jsonl`, `<runtime>~symbolic~gradients.jsonl`. Writes
-reports/results/runtimes.json, with the names of the tests that fail, and reports/known_failures.json, with the names of all
-gradient models that do not pass. `nox -s runtimes` does all of it.
+reports/results/runtimes.json, with the names of the tests that a runtime fails, and reports/known_failures.json, with the
+names of all gradient models that it does not get right. `nox -s runtimes` does all of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from timing import RESULTS, write
 
 KNOWN = RESULTS.parent / "known_failures.json"
+VERDICTS = ("right", "wrong", "not supported", "crashed", "timed out")  # the words of the runners
 _WORDS = 160  # letters of a reason that are kept
 _BESIDE = re.compile(
     r"Stack backtrace.*|\[ONNXRuntimeError\] : \d+ : |failed to call OrtRun\(\)\. |\S*/(?=model\.onnx)|(?<!\S)/\S*/(?=\w)"
@@ -50,13 +51,13 @@ def main() -> None:
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the number of the tests in each group, and with the names of those that fail. Of others it has the first."""
+    """The row with the number of the tests in each group and their names: of those that are not supported, only the first."""
     groups = [
         {
             "verdict": group["verdict"],
             "why": group["why"],
             "count": len(group["tests"]),
-            "tests": group["tests"] if group["verdict"] == "failed" else group["tests"][:1],
+            "tests": group["tests"][:1] if group["verdict"] == "not supported" else group["tests"],
         }
         for group in row["groups"]
     ]
@@ -64,7 +65,7 @@ def shortened(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_failures(rows: Iterable[dict[str, Any]], cases: Mapping[str, str]) -> dict[str, Any]:
-    """The tests that a runtime does not pass, each with a checksum of its case and the numbers of runtimes and reasons."""
+    """The tests that a runtime does not get right, each with a checksum of its case and the numbers of runtimes and reasons."""
     runtimes: dict[str, int] = {}
     reasons: dict[str, int] = {}
     found: dict[str, list[Any]] = {}
@@ -79,11 +80,11 @@ def known_failures(rows: Iterable[dict[str, Any]], cases: Mapping[str, str]) -> 
 
 
 def collected(path: Path) -> dict[str, Any]:
-    """What one runner printed: how many tests have each verdict, and the others than passed by their reason."""
+    """What one runner printed: how many tests have each verdict, and the others than right by their reason."""
     *lines, summary = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for line in lines:
-        if line["verdict"] != "passed":
+        if line["verdict"] != "right":
             why = " ".join(_BESIDE.sub("", line["why"]).split())[:_WORDS]
             key = line["verdict"], _PARTICULAR.sub("…", why)
             group = groups.setdefault(key, {"verdict": line["verdict"], "why": why, "tests": []})
@@ -94,7 +95,7 @@ def collected(path: Path) -> dict[str, Any]:
         "runtime": runtime,
         "version": summary["version"],
         "folder": "/".join(folder),
-        **{verdict: counts[verdict] for verdict in ("passed", "failed", "unsupported")},
+        **{verdict: counts[verdict] for verdict in VERDICTS},
         "seconds": summary["seconds"],
         "groups": sorted(groups.values(), key=lambda group: (group["verdict"], -len(group["tests"]), group["why"])),
     }

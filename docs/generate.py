@@ -675,25 +675,29 @@ def runtimes() -> dict[Path, str]:
         if folder in runs:
             rows = [
                 (
-                    *(str(run[key]) for key in ("runtime", "version", "passed", "failed", "unsupported")),
+                    *(str(run[key]) for key in ("runtime", "version", *summaries.COLUMNS_OF_RUNTIMES)),
                     summaries.right(run),
                     str(run["seconds"]),
                 )
-                for run in sorted(runs[folder], key=lambda run: -run["passed"])
+                for run in sorted(runs[folder], key=lambda run: -run["right"])
             ]
-            header = ("runtime", "version", "passed", "failed", "unsupported", "right", "seconds")
+            header = ("runtime", "version", *summaries.COLUMNS_OF_RUNTIMES, "right of those that ran", "seconds")
             parts.append(f"## {title}\n\n{table(header, rows)}")
     for folder, title in FOLDERS.items():
         for run in runs.get(folder, ()):
-            for verdict, heading in (("failed", "fails"), ("unsupported", "does not support")):
-                groups = [group for group in run["groups"] if group["verdict"] == verdict]
-                shown = groups if verdict == "failed" else groups[:_GROUPS]
-                if shown:
-                    parts.append(
-                        f"## What {run['runtime']} {heading}: {title[0].lower()}{title[1:]}\n\n"
-                        + (f"The {len(shown)} most frequent of {len(groups)} reasons.\n\n" if shown != groups else "")
-                        + table(("tests", "what it says", "such as", "why"), _grouped(run["runtime"], shown))
-                    )
+            of = f"{title[0].lower()}{title[1:]}"
+            groups = sorted(run["groups"], key=lambda group: -group["count"])
+            if faults := [group for group in groups if group["verdict"] != "not supported"]:
+                header = ("tests", "verdict", "what it says", "such as", "why")
+                body = table(header, _explained(run["runtime"], faults))
+                parts.append(f"## What {run['runtime']} fails: {of}\n\n{body}")
+            if others := [group for group in groups if group["verdict"] == "not supported"]:
+                rows = [(str(g["count"]), _plain(g["why"]), _case_of(g["tests"][0])) for g in others[:_GROUPS]]
+                parts.append(
+                    f"## What {run['runtime']} does not support: {of}\n\n"
+                    + (f"The {_GROUPS} most frequent of {len(others)} reasons.\n\n" if len(others) > _GROUPS else "")
+                    + table(("tests", "what it says", "such as"), rows)
+                )
     return {
         REPORTS / "runtimes.md": "\n".join(parts),
         ROOT / "docs" / "runtimes.md": summaries.runtimes(runs, FOLDERS, table),
@@ -720,18 +724,18 @@ FOLDERS = {
 }
 
 
-def _grouped(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
-    """A row for the tests that do not pass for one reason. Only failures have a reason of docs/runtime_faults.toml."""
+def _explained(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
+    """A row for the tests that fail in one way and for one reason of docs/runtime_faults.toml."""
     for group in groups:
-        said = _plain(group["why"])
-        if group["verdict"] != "failed":
-            yield str(group["count"]), said, group["tests"][0].removeprefix("test_grad_"), ""
-            continue
         tests: dict[str, list[str]] = {}
         for test in group["tests"]:
             tests.setdefault(reason_of(runtime, test), []).append(test)
         for reason, names in tests.items():
-            yield str(len(names)), said, names[0].removeprefix("test_grad_"), reason
+            yield str(len(names)), group["verdict"], _plain(group["why"]), _case_of(names[0]), reason
+
+
+def _case_of(test: str) -> str:
+    return test.removeprefix("test_grad_")
 
 
 def cost_of_strong_zero() -> str:

@@ -20,6 +20,15 @@ COLUMNS_OF_PARITY = {
     "same names": "of these, both graphs have the same names of gradients",
     "isomorphic": "of these, both graphs are the same node by node",
 }
+COLUMNS_OF_RUNTIMES = {  # the verdicts of the runners
+    "right": "every output is right",
+    "wrong": "an output is off by more than is allowed, or has another shape or type",
+    "not supported": "the runtime says that it does not support something in the model, or does not load it (today the "
+    "runners count that as crashed)",
+    "crashed": "an error while it ran, or a process that ended",
+    "timed out": "no answer in a minute",
+}
+RIGHT_OF = ("right of a folder", "the right ones, as a part of those that ran: all but those that are not supported")
 FIGURES = ("ratio", "of torch", "of refgrad's", "error", "growth", "worst ratio", "times as fast as scikit-learn")
 
 
@@ -137,32 +146,31 @@ def scoreboard(results: Mapping[str, Any], table: Table) -> str:
 
 
 def runtimes(runs: Mapping[str, Rows], folders: Mapping[str, str], table: Table) -> str:
-    """docs/runtimes.md: what each runtime passes of each folder of the exported suite."""
+    """docs/runtimes.md: what each runtime gets right of each folder of the exported suite."""
     shares = {(folder, run["runtime"]): right(run) for folder, rows in runs.items() for run in rows}
     first, *others = (folder for folder in folders if folder in runs)
-    counts = ("passed", "failed", "unsupported")
     rows = [
         (
             f"{run['runtime']} {run['version']}",
-            *(str(run[count]) for count in counts),
+            *(str(run[verdict]) for verdict in COLUMNS_OF_RUNTIMES),
             *(shares.get((folder, run["runtime"]), "") for folder in (first, *others)),
         )
-        for run in sorted(runs[first], key=lambda run: -run["passed"])
+        for run in sorted(runs[first], key=lambda run: -run["right"])
     ]
     return (
         "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported suite](export.md) with the "
         "runner that is in the export\n(`nox -s runtimes`). A gradient model is a hard test for a runtime: it has "
         f"operators that no exporter writes, empty tensors, and few\nelements. The counts are of the folder `{first}`:\n\n"
-        + table(("runtime", *counts, *(f"right of `{folder}`" for folder in (first, *others))), rows)
-        + "\n| column | meaning |\n| --- | --- |\n| passed | every output is right |\n| failed | a wrong result, an error "
-        "while it ran, a process that ended, or no answer in a minute |\n| unsupported | the runtime says that it does not "
-        "support something in the model, or does not load it (today the runners count that as failed) |\n| right | passed, "
-        "as a part of the tests that ran |\n\n[The report](../reports/runtimes.md) has the counts of every folder, and why "
+        + table(("runtime", *COLUMNS_OF_RUNTIMES, *(f"right of `{folder}`" for folder in (first, *others))), rows)
+        + "\n"
+        + table(("column ([verdicts](glossary.md#verdicts))", "meaning"), [*COLUMNS_OF_RUNTIMES.items(), RIGHT_OF])
+        + "\n[The report](../reports/runtimes.md) has the counts of every folder, and why "
         "tests fail or are not supported. `known_failures.json`\nbeside it names every gradient model that a runtime does "
         "not pass. An export has the same in its `manifest.json`.\n"
     )
 
 
 def right(run: Mapping[str, Any]) -> str:
-    """The passed tests as a fraction of the tests that ran."""
-    return f"{run['passed'] / max(run['passed'] + run['failed'], 1):.1%}"
+    """The right tests as a fraction of the tests that ran."""
+    ran = sum(run[verdict] for verdict in COLUMNS_OF_RUNTIMES if verdict != "not supported")
+    return f"{run['right'] / max(ran, 1):.1%}"

@@ -10,14 +10,15 @@
  *
  * A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
  *
- *   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
- *   unsupported   the runtime says that it does not support something in the model
- *   failed        a wrong output, a crash (any other error, or a process that ended), no answer in time, or a file of the
- *                 test that is missing or damaged: `why` begins with which
+ *   right           each output has the right shape and type, and no element is off by more than the tolerance of the test
+ *   wrong           an output is off by more, or has another shape or type
+ *   not supported   the runtime says that it does not support something in the model
+ *   crashed         any other error, a process that ended, or a file of the test that is missing or damaged
+ *   timed out       no answer in time
  *
- * The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
- * failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
- * failed, and 2 where there was none to run.
+ * The last line is the summary, with the number of tests of each verdict. The tests run in a process of their own. When it ends
+ * or hangs, the test that it was at has crashed or timed out, and the next process goes on behind it. The exit code is 0 where
+ * every test is right or not supported, 1 where one is not, and 2 where there was none to run.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -39,10 +40,9 @@
 #include <onnxruntime_c_api.h>
 
 enum { WHY = 400, LINE = 1 << 16, MOST = 256, MOST_AXES = 64 };
-enum { PASSED, UNSUPPORTED, FAILED, N_VERDICTS };
+enum { RIGHT, WRONG, UNSUPPORTED, CRASHED, TIMED_OUT, N_VERDICTS };
 
-static const char *const VERDICTS[N_VERDICTS] = {"passed", "unsupported", "failed"};
-static const char DAMAGED[] = "damaged: ";
+static const char *const VERDICTS[N_VERDICTS] = {"right", "wrong", "not supported", "crashed", "timed out"};
 static size_t counts[N_VERDICTS];
 
 typedef struct {
@@ -146,6 +146,11 @@ static int fine(OrtStatus *status) {
     return 0;
 }
 
+/* The verdict where something did not work. */
+static int failure(void) {
+    return unsupported ? UNSUPPORTED : CRASHED;
+}
+
 static const struct Type *type_of(const char *name) {
     for (size_t k = 0; k < sizeof TYPES / sizeof *TYPES; k++)
         if (!strcmp(TYPES[k].name, name)) return &TYPES[k];
@@ -169,7 +174,7 @@ static int read_array(const char *folder, const Tensor *tensor, Array *array) {
     char *path = path_in(folder, tensor->file);
     FILE *file = fopen(path, "rb");
     free(path);
-    say("damaged: %s cannot be read", tensor->file);
+    say("damaged file: %s cannot be read", tensor->file);
     if (!file) return 0;
     long size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
     rewind(file);
@@ -243,8 +248,8 @@ static double element(const void *data, ONNXTensorElementDataType type, size_t k
     }
 }
 
-/* Whether an output is right; if not, `why` says what is wrong. */
-static int is_right(const char *folder, const Test *test, const Tensor *output, const OrtValue *value) {
+/* What becomes of an output; `why` has the reason. */
+static int judged(const char *folder, const Test *test, const Tensor *output, const OrtValue *value) {
     Array right;
     OrtTensorTypeAndShapeInfo *info = NULL;
     ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
@@ -252,51 +257,51 @@ static int is_right(const char *folder, const Test *test, const Tensor *output, 
     size_t rank = 0;
     void *data = NULL;
     int ok = read_array(folder, output, &right) && fine(ort->GetTensorTypeAndShape(value, &info)) &&
-             fine(ort->GetTensorElementType(info, &type)) && fine(ort->GetDimensionsCount(info, &rank)) && rank <= MOST_AXES &&
-             fine(ort->GetDimensions(info, dims, rank)) && fine(ort->GetTensorMutableData((OrtValue *)value, &data));
+             fine(ort->GetTensorElementType(info, &type)) && fine(ort->GetDimensionsCount(info, &rank)) &&
+             fine(ort->GetDimensions(info, dims, rank < MOST_AXES ? rank : MOST_AXES)) &&
+             fine(ort->GetTensorMutableData((OrtValue *)value, &data));
     if (info) ort->ReleaseTensorTypeAndShapeInfo(info);
-    char told[WHY] = "";
+    int found = WRONG;
     if (!ok) {
-        snprintf(told, sizeof told, strncmp(why, DAMAGED, strlen(DAMAGED)) ? "crashed: %.*s" : "%.*s", WHY - 12, why);
+        found = failure();
     } else if (type != type_of(output->dtype)->type) {
-        snprintf(told, sizeof told, "wrong: %s has another type than %s", output->name, output->dtype);
+        say("%s has another type than %s", output->name, output->dtype);
     } else if (rank != right.rank || memcmp(dims, right.dims, rank * sizeof *dims)) {
-        snprintf(told, sizeof told, "wrong: %s has another shape", output->name);
+        say("%s has another shape", output->name);
     } else {
         double most = 0;
         for (size_t k = 0; k < right.count && !isnan(most); k++) {
             double off = fabs(element(data, type, k) - element(right.data, type, k));
             if (!(off <= most)) most = off;
         }
-        if (!(most <= test->tolerance))
-            snprintf(told, sizeof told, "wrong: %s is off by %.2g, where %.2g is allowed", output->name, most, test->tolerance);
+        if (most <= test->tolerance) found = RIGHT;
+        else say("%s is off by %.2g, where %.2g is allowed", output->name, most, test->tolerance);
     }
     free(right.memory);
-    say("%s", told);
-    return !told[0];
+    return found;
 }
 
 /* What becomes of a test; `why` has the reason. */
-static const char *verdict(const char *folder, const Test *test) {
+static int verdict(const char *folder, const Test *test) {
     Array arrays[MOST];
     OrtValue *inputs[MOST] = {NULL}, *outputs[MOST] = {NULL};
     const char *read[MOST], *asked[MOST];
     OrtSessionOptions *options = NULL;
     OrtSession *session = NULL;
     size_t k, given = 0;
-    int ran = 0, right = 1;
+    int found = RIGHT;
     why[0] = 0;
     unsupported = 0;
     char *model = path_in(folder, test->model);
     if (!test->n_outputs) {
-        say("damaged: it has no output");
+        say("damaged file: tests.tsv lists no output");
         free(model);
-        return VERDICTS[FAILED];
+        return CRASHED;
     }
     if (access(model, R_OK)) {
-        say("damaged: %s cannot be read", test->model);
+        say("damaged file: %s cannot be read", test->model);
         free(model);
-        return VERDICTS[FAILED];
+        return CRASHED;
     }
     int ok = fine(ort->CreateSessionOptions(&options)) && fine(ort->SetSessionLogSeverityLevel(options, 4)) &&
              fine(ort->SetIntraOpNumThreads(options, 1));
@@ -309,11 +314,11 @@ static const char *verdict(const char *folder, const Test *test) {
         read[given] = input->name;
     }
     for (k = 0; k < test->n_outputs; k++) asked[k] = test->outputs[k].name;
-    ok = ok && fine(ort->CreateSession(env, model, options, &session));
+    ok = ok && fine(ort->CreateSession(env, model, options, &session)) &&
+         fine(ort->Run(session, NULL, read, (const OrtValue *const *)inputs, given, asked, test->n_outputs, outputs));
     free(model);
-    if (ok)
-        ran = fine(ort->Run(session, NULL, read, (const OrtValue *const *)inputs, given, asked, test->n_outputs, outputs));
-    for (k = 0; ran && right && k < test->n_outputs; k++) right = is_right(folder, test, &test->outputs[k], outputs[k]);
+    if (!ok) found = failure();
+    for (k = 0; found == RIGHT && k < test->n_outputs; k++) found = judged(folder, test, &test->outputs[k], outputs[k]);
     for (k = 0; k < given; k++) {
         if (inputs[k]) ort->ReleaseValue(inputs[k]);
         free(arrays[k].memory);
@@ -322,13 +327,7 @@ static const char *verdict(const char *folder, const Test *test) {
         if (outputs[k]) ort->ReleaseValue(outputs[k]);
     if (session) ort->ReleaseSession(session);
     if (options) ort->ReleaseSessionOptions(options);
-    if (ran) return VERDICTS[right ? PASSED : FAILED];
-    if (!ok && !strncmp(why, DAMAGED, strlen(DAMAGED))) return VERDICTS[FAILED];
-    if (unsupported) return VERDICTS[UNSUPPORTED];
-    char told[WHY];
-    snprintf(told, sizeof told, "%s", why);
-    say("crashed: %.*s", WHY - 12, told);
-    return VERDICTS[FAILED];
+    return found;
 }
 
 /* Print text as JSON of ASCII: a message may have names in it that a terminal obeys. */
@@ -422,8 +421,8 @@ static int child(const char *library, const char *folder, const Test *tests, siz
     fprintf(out, "%s\n", version);
     fflush(out);
     for (; done < count; done++) {
-        const char *found = verdict(folder, &tests[done]);
-        fprintf(out, "%s\t%s\n", found, why);
+        int found = verdict(folder, &tests[done]);
+        fprintf(out, "%s\t%s\n", VERDICTS[found], why);
         fflush(out);
     }
     return 0;
@@ -504,18 +503,17 @@ int main(int count, char **words) {
         waitpid(running, &status, 0);
         if (!loaded) return 2; /* the child said why */
         if (done < n_tests) {
-            if (late) say("timed out: no answer in %g s", seconds);
-            else if (WIFSIGNALED(status)) say("crashed: the process ended with signal %d", WTERMSIG(status));
-            else say("crashed: the process ended with code %d", WEXITSTATUS(status));
-            report(tests[done++].name, VERDICTS[FAILED], why);
+            if (late) say("no answer in %g s", seconds);
+            else if (WIFSIGNALED(status)) say("the process ended with signal %d", WTERMSIG(status));
+            else say("the process ended with code %d", WEXITSTATUS(status));
+            report(tests[done++].name, VERDICTS[late ? TIMED_OUT : CRASHED], why);
         }
     } while (done < n_tests);
     clock_gettime(CLOCK_MONOTONIC, &end);
     double took = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     printf("{\"runtime\": \"onnxruntime-c\", \"version\": ");
     print_json(told);
-    for (size_t k = 0; k < N_VERDICTS; k++)
-        if (counts[k]) printf(", \"%s\": %zu", VERDICTS[k], counts[k]);
+    for (size_t k = 0; k < N_VERDICTS; k++) printf(", \"%s\": %zu", VERDICTS[k], counts[k]);
     printf(", \"seconds\": %.1f}\n", took);
-    return counts[FAILED] ? 1 : 0;
+    return counts[WRONG] || counts[CRASHED] || counts[TIMED_OUT];
 }

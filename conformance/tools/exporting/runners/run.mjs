@@ -6,15 +6,16 @@
 //
 // A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
 //
-//   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
-//   unsupported   the runtime says that it does not support something in the model
-//   failed        a wrong output, a crash (any other error, or a process that ended), no answer in time, or a file of the
-//                 test that is missing or damaged: `why` begins with which
+//   right           each output has the right shape and type, and no element is off by more than the tolerance of the test
+//   wrong           an output is off by more, or has another shape or type
+//   not supported   the runtime says that it does not support something in the model
+//   crashed         any other error, a process that ended, or a file of the test that is missing or damaged
+//   timed out       no answer in time
 //
-// The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
-// failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
-// failed, and 2 where there was none to run. The runtime is looked for above this file and above the current folder; --modules
-// names another folder that has node_modules.
+// The last line is the summary, with the number of tests of each verdict. The tests run in a process of their own. When it ends
+// or hangs, the test that it was at has crashed or timed out, and the next process goes on behind it. The exit code is 0 where
+// every test is right or not supported, 1 where one is not, and 2 where there was none to run. The runtime is looked for above
+// this file and above the current folder; --modules names another folder that has node_modules.
 
 import { spawn } from 'node:child_process';
 import { existsSync, readFileSync, writeSync } from 'node:fs';
@@ -24,7 +25,7 @@ import { createInterface } from 'node:readline';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
 
-const VERDICTS = ['passed', 'unsupported', 'failed'];
+const VERDICTS = ['right', 'wrong', 'not supported', 'crashed', 'timed out'];
 const ANSWERS = 3; // the pipe of the verdicts, which a runtime does not print to
 const RUNTIMES = ['onnxruntime-node', 'onnxruntime-web'];
 const PHRASES = [ // what runtimes say of something that they do not support
@@ -138,11 +139,11 @@ async function verdict(ort, folder, test) {
     inputs = test.inputs.map((input) => readArray(folder, input));
     expected = test.outputs.map((output) => readArray(folder, output));
     model = readFileSync(join(folder, test.model));
-    if (Number.isNaN(test.tolerance)) throw new Error('its tolerance is not a number');
-    if (!expected.length) throw new Error('it has no output');
+    if (Number.isNaN(test.tolerance)) throw new Error('tests.tsv has a tolerance that is not a number');
+    if (!expected.length) throw new Error('tests.tsv lists no output');
   } catch (error) {
     const told = String(error.message);
-    return unsupported(told) ? ['unsupported', told] : ['failed', `damaged: ${told}`];
+    return unsupported(told) ? ['not supported', told] : ['crashed', `damaged file: ${told}`];
   }
   try {
     const feeds = {};
@@ -153,11 +154,10 @@ async function verdict(ort, folder, test) {
     session = await ort.InferenceSession.create(model, { logSeverityLevel: 4 });
     const results = await session.run(feeds);
     const wrong = difference(test, expected, results);
-    return wrong ? ['failed', `wrong: ${wrong}`] : ['passed', ''];
+    return [wrong ? 'wrong' : 'right', wrong];
   } catch (error) {
     const said = String(error?.message ?? error).replace(/\s+/g, ' ');
-    const told = said.slice(0, 300);
-    return unsupported(said) ? ['unsupported', told] : ['failed', `crashed: ${told}`];
+    return [unsupported(said) ? 'not supported' : 'crashed', said.slice(0, 300)];
   } finally {
     await session?.release?.();
   }
@@ -201,7 +201,7 @@ function generation(again, seconds, done, count, told) {
     ended.then(([, code]) => {
       clearTimeout(timer);
       if (done < count) {
-        told(done++, ['failed', late ? `timed out: no answer in ${seconds} s` : `crashed: the process ended with ${code}`]);
+        told(done++, late ? ['timed out', `no answer in ${seconds} s`] : ['crashed', `the process ended with ${code}`]);
       }
       finish(done);
     });
@@ -272,7 +272,7 @@ if (Number(values.skip) >= tests.length) {
 if (values.child) {
   await child(runtime, require, folder, tests, Number(values.skip));
 }
-const counts = {};
+const counts = Object.fromEntries(VERDICTS.map((word) => [word, 0]));
 // A runtime's message may have names in it that a terminal obeys: JSON with escapes for all but ASCII.
 const json = (value) => JSON.stringify(value).replace(/[\u007f-\uffff]/g, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, '0')}`);
 const start = performance.now();
@@ -280,10 +280,10 @@ const again = [fileURLToPath(import.meta.url), runtime, folder, '--only', values
 let done = Number(values.skip);
 while (done < tests.length) {
   done = await generation(again, Number(values.seconds), done, tests.length, (place, [found, why]) => {
-    counts[found] = (counts[found] ?? 0) + 1;
+    counts[found] += 1;
     console.log(json({ test: tests[place].name, verdict: found, why }));
   });
 }
 const seconds = Number(((performance.now() - start) / 1000).toFixed(1));
 console.log(json({ runtime, version, ...counts, seconds }));
-process.exit(counts.failed ? 1 : 0);
+process.exit(counts.wrong || counts.crashed || counts['timed out'] ? 1 : 0);

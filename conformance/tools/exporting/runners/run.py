@@ -6,14 +6,15 @@
 
 A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
 
-    passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
-    unsupported   the runtime says that it does not support something in the model
-    failed        a wrong output, a crash (any other error, or a process that ended), no answer in time, or a file of the
-                  test that is missing or damaged: `why` begins with which
+    right           each output has the right shape and type, and no element is off by more than the tolerance of the test
+    wrong           an output is off by more, or has another shape or type
+    not supported   the runtime says that it does not support something in the model
+    crashed         any other error, a process that ended, or a file of the test that is missing or damaged
+    timed out       no answer in time
 
-The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
-failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
-failed, and 2 where there was none to run.
+The last line is the summary, with the number of tests of each verdict. The tests run in a process of their own. When it ends
+or hangs, the test that it was at has crashed or timed out, and the next process goes on behind it. The exit code is 0 where
+every test is right or not supported, 1 where one is not, and 2 where there was none to run.
 
 A runtime of yours is one function. It takes the path of a model and the names of its inputs and outputs, and returns a function
 from the arrays of the inputs to the arrays of the outputs. runtimes.py has examples.
@@ -31,7 +32,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -49,7 +49,7 @@ OUT = _set_aside() if __name__ == "__main__" else sys.stdout  # before a runtime
 import numpy as np  # noqa: E402
 import runtimes  # noqa: E402
 
-VERDICTS = ("passed", "unsupported", "failed")
+VERDICTS = ("right", "wrong", "not supported", "crashed", "timed out")
 _BUGS = (AttributeError, LookupError, NameError, RecursionError, TypeError, ZeroDivisionError)
 _UNSUPPORTED = (  # what runtimes say of something that they do not support
     "not implemented",
@@ -122,7 +122,7 @@ def load(folder: Path, rows: list[list[str]]) -> Test:
         array = np.load(folder / file, allow_pickle=False)
         (test.inputs if kind == "input" else test.outputs)[tensor] = runtimes.of_type(array, dtype)
     if not test.outputs:
-        raise ValueError("it has no output")
+        raise ValueError("tests.tsv lists no output")
     return test
 
 
@@ -153,21 +153,19 @@ def difference(test: Test, outputs: Any) -> str:
 
 
 def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str]:
-    """The verdict on a test, and the reason, which is "" if it passed."""
+    """The verdict on a test, and the reason, which is "" if it is right."""
     try:
         test = load(folder, rows)
     except NotImplementedError as error:
-        return "unsupported", _told(error)
+        return "not supported", _told(error)
     except Exception as error:
-        return "failed", f"damaged: {_told(error)}"
+        return "crashed", f"damaged file: {_told(error)}"
     try:
         run = runtime(test.model, list(test.inputs), list(test.outputs))
         wrong = difference(test, run(list(test.inputs.values())))
     except BaseException as error:  # a runtime raises anything
-        if _says_unsupported(error):
-            return "unsupported", _told(error)
-        return "failed", f"crashed: {_told(error)}"
-    return ("failed", f"wrong: {wrong}") if wrong else ("passed", "")
+        return "not supported" if _says_unsupported(error) else "crashed", _told(error)
+    return "wrong" if wrong else "right", wrong
 
 
 def _says_unsupported(error: BaseException) -> bool:
@@ -203,8 +201,8 @@ def child(name: str, folder: Path, tests: list[tuple[str, list[list[str]]]], ski
 
 
 def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]]]) -> bool:
-    """Run the tests in processes that may end; print what became of each. Whether none failed."""
-    counts: Counter[str] = Counter()
+    """Run the tests in processes that may end; print what became of each. Whether every one is right or not supported."""
+    counts = dict.fromkeys(VERDICTS, 0)
     start, done = time.perf_counter(), arguments.skip
     process: subprocess.Popen[bytes] | None = None
     lines: queue.Queue[bytes] = queue.Queue()
@@ -228,11 +226,11 @@ def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]
             if found is None and line:
                 continue  # it is no answer to this test
         except queue.Empty:
-            found, line = ("failed", f"timed out: no answer in {arguments.seconds:g} s"), b""
+            found, line = ("timed out", f"no answer in {arguments.seconds:g} s"), b""
         if not line:
             process.kill()
             code, process = process.wait(), None
-        what, why = found or ("failed", f"crashed: the process ended with code {code}")
+        what, why = found or ("crashed", f"the process ended with code {code}")
         counts[what] += 1
         print(json.dumps({"test": tests[done][0], "verdict": what, "why": why}), file=OUT)
         done, late = done + 1, 0.0
@@ -246,7 +244,7 @@ def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]
         "seconds": seconds,
     }
     print(json.dumps(summary), file=OUT)
-    return not counts["failed"]
+    return not (counts["wrong"] or counts["crashed"] or counts["timed out"])
 
 
 def _verdict_in(line: bytes, place: int) -> tuple[str, str] | None:
