@@ -19,7 +19,7 @@ VERDICTS = {
     UNDECIDED: "nobody can say: rounding or the range of the type hides the answer, the oracles disagree, or none applies",
     REFUSED: "the builder says that it does not make this gradient",
     UNSUPPORTED: "the executor says that it does not support an operator, a type or an opset, or the model itself",
-    CRASHED: "the process ended, or an error says neither of these",
+    CRASHED: "the process ended, or there was an error that is neither a refusal nor a lack of support",
     TIMED_OUT: "there was no answer within the time limit",
     OUT_OF_MEMORY: "there was no answer within the memory limit",
 }
