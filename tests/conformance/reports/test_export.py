@@ -485,7 +485,7 @@ def test_the_selection_has_every_operator_and_every_attribute():
         (node_case("Exp", NUMBERS, shapes="symbolic"), "test_grad_exp_opset22_symbolic_2x3"),
         (
             node_case("Gemm", NUMBERS, NUMBERS.T, NUMBERS[0, 0], constant=["B"]),
-            "test_grad_gemm_opset22_constant_b_with_c_2x3_3",
+            "test_grad_gemm_opset22_constant_b_with_c_2x3_scalar",
         ),
         (node_case("Exp", NUMBERS, name="Exp-of-a-matrix-static-opset22"), "test_grad_exp_opset22_of_a_matrix"),
         (

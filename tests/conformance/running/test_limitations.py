@@ -111,7 +111,7 @@ ENTRY = '[[limitation]]\noperator = "Conv"\n'
         (f'{ENTRY}reason = "x"\nverdict = "wrnog"\n', "verdict is 'wrnog'. Did you mean 'wrong'? There are 'wrong'"),
         (
             f'{ENTRY}reason = "x"\nverdict = "right"\n',
-            "verdict is 'right'. Did you mean 'refused'? There are 'wrong'",
+            "verdict is 'right'. There are 'wrong'",
         ),
         (f'{ENTRY}reason = "x"\n[[limitation]]\ncase = "*"\n', "entry 2 has no reason"),
     ],
