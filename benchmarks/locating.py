@@ -240,14 +240,16 @@ def unsummed(made: ModelProto, node: str) -> None:
         found.op_type = "ReduceMax"
 
 
-def dropped(value: str) -> Callable[[ModelProto, str], None]:
-    """The sum of the adjoints of a value loses all terms but the first."""
+def dropped(value: str, reader: str) -> Callable[[ModelProto, str], None]:
+    """The sum of the adjoints of a value loses the term of one of its readers."""
 
     def edit(made: ModelProto, node: str) -> None:
+        lost = {name for one in made.graph.node if one.name.startswith(f"{reader}_Grad/") for name in one.output}
         for one in made.graph.node:
             if one.name in (f"{value}_Grad/Sum_0", f"{value}_Grad/Add_0"):
+                [kept] = set(one.input) - lost
                 one.op_type = "Identity"
-                del one.input[1:]
+                one.input[:] = [kept]
 
     return edit
 
@@ -314,8 +316,8 @@ RULES = (
     rule("a wrong pool", "unet", "node_avg_pool2d_1", times(0.25)),
     rule("a wrong Resize", "unet", "node_upsample_bilinear2d", times(1.01)),
     rule("a wrong LSTM", "lstm", "node_LSTM_64", times(1.01)),
-    rule("a lost term of a sum", "vit", "node_add_5", dropped("add_5"), "node_layer_norm_2"),
-    rule("a lost term of a sum", "unet", "node_conv2d_9", dropped("conv2d_9"), "node_Sigmoid_146"),
+    rule("a lost term of a sum", "vit", "node_add_5", dropped("add_5", "node_layer_norm_2"), "node_layer_norm_2"),
+    rule("a lost term of a sum", "unet", "node_conv2d_9", dropped("conv2d_9", "node_Sigmoid_146"), "node_Sigmoid_146"),
 )
 KINKS = (("mlp", 1.0), ("mlp", 5.0), ("unet", -1.0), ("unet", 2.0))
 FUSIONS = (Fault("a product that is rounded when it is fused", "segformer", (), "fusion"),)
@@ -535,7 +537,8 @@ def main() -> None:
     )
     if given.output:
         shown = [_shown(row) for row in rows]
-        given.output.write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in shown)
+        given.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
