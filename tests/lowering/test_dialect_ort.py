@@ -28,7 +28,15 @@ def _dropout(training: bool, **options: Any) -> Case:
     return node_case("Dropout", X, None, np.array(training), opset=21, wrt=["data"], **options)
 
 
+def _grouped(*sizes: int) -> Case:
+    window = np.linspace(0.5, 1, 4 * 2 ** len(sizes), dtype=np.float32).reshape(4, 1, *(2 for _ in sizes))
+    return _case("Conv", np.linspace(-1, 2, 4 * int(np.prod(sizes))).reshape(1, 4, *sizes), window, group=4)
+
+
 KERNELS: dict[str, tuple[Case, set[str]]] = {
+    "a convolution in groups": (_grouped(3, 3), {"ConvGrad"}),
+    "a convolution of a row in groups": (_grouped(9), set()),
+    "a convolution of a volume in groups": (_grouped(3, 3, 3), set()),
     "a mean": (_case("ReduceMean", X), {"Scale"}),
     "a mean of a scalar": (_case("ReduceMean", X[0, 0]), {"Scale"}),
     "a mean in float16": (_case("ReduceMean", X, dtype=np.float16), {"Scale"}),

@@ -11,13 +11,20 @@ from refgrad.lowering.ort.kernels import SINGLE
 from refgrad.lowering.ort.windows import SAME, known_pads
 from refgrad.tables.registry import lowering
 
+_IMAGES = 4  # axes: batch, channels, height and width
+
 
 @lowering("ConvGrad", dialect="ort")
 def conv_grad(
     op: Emitter, dY: str, X: str, W: str, auto_pad: str, pads: Sequence[int] | None, **attributes: Any
 ) -> tuple[str, str, str] | None:
-    """The kernel takes auto_pad SAME for no pads at all, so it is told them; where the batch is empty the process ends."""
+    """The kernel takes auto_pad SAME for no pads at all, so it is told them; where the batch is empty the process ends.
+
+    With groups, where there are not two spatial axes, it writes zeros beyond the end of dX, which may be the other gradients.
+    """
     if op.type(dY) not in SINGLE or 0 in (op.shape(X) or ()):
+        return None
+    if attributes["group"] not in (None, 1) and _IMAGES not in map(op.rank, (X, dY, W)):
         return None
     if auto_pad in SAME:
         kernel = attributes["kernel_shape"] or spatial(op, W)
