@@ -28,8 +28,8 @@ from refgrad.conformance.locating.sides import Apart, guarded
 from refgrad.conformance.locating.values import ModelValues, described
 from refgrad.conformance.problems.point import largest
 from refgrad.conformance.problems.rounding import limits
-from refgrad.conformance.verdicts import REMEMBERS, VARIES
-from refgrad.errors import RefgradError
+from refgrad.conformance.verdicts import REMEMBERS, TIMED_OUT, VARIES
+from refgrad.errors import RefgradError, WorkerError
 from refgrad.protos.traverse import nested
 from refgrad.tables.randomness import may_draw, operator_of
 
@@ -86,6 +86,8 @@ def run_steadily(
     try:
         runs = _Runs.of(backend, model, feeds)
     except RefgradError as error:
+        if isinstance(error.__cause__, WorkerError) and error.__cause__.verdict == TIMED_OUT:
+            return first, None  # of so slow an executor no second run is known
         failing = dict.fromkeys(first, math.inf)
         return first, Unsteady(REMEMBERS, failing, note=f"a first run gives results, and a later one fails: {error}")
     kind = runs.kind()

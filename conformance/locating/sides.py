@@ -168,7 +168,7 @@ class Apart(Backend):
     """An executor in a process of its own: where it dies or does not end, that is its answer."""
 
     def __init__(self, name: str, seconds: float = SECONDS) -> None:
-        self.name = name
+        self.name, self._seconds = name, seconds
         self._worker = Worker(seconds)
 
     def description(self) -> str:
@@ -201,6 +201,7 @@ class Apart(Backend):
         """
         asked = None if outputs is None else list(outputs)
         fed = [dict(one) for one in feeds]
+        self._worker.seconds = self._seconds * len(fed)
         try:
             made: list[dict[str, Any]] = self._worker.call(
                 executors.run_in_turn, self.name, model, fed, asked, **options

@@ -16,9 +16,9 @@ from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.location import locate
 from refgrad.conformance.locating.reducing import reduce
 from refgrad.conformance.locating.repeating import run_steadily
-from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.locating.sides import Apart, Live
 from refgrad.conformance.verdicts import REMEMBERS, VARIES
-from refgrad.errors import FeedError
+from refgrad.errors import BackendError, FeedError, WorkerError
 
 pytestmark = pytest.mark.interpreter
 
@@ -302,6 +302,28 @@ def test_a_session_that_remembers_is_no_fault_of_a_node(change, note):
     assert found.a.unsteady.node == ""
     assert note in found.a.unsteady.note
     assert "the session as a whole" in str(found.a.unsteady)
+
+
+def test_a_later_run_that_takes_too_long_is_no_verdict(monkeypatch):
+    model, x = network(), np.ones((3, 4), np.float32)
+    backend = Apart("onnx.reference", seconds=30)
+    right = repeating.in_turn(backend, model, [{"x": x}])
+
+    def slow(backend, model, feeds, fresh=False):
+        if len(feeds) == 1:
+            return right
+        raise BackendError("it timed out") from WorkerError("timed out", "nothing came back after 60 s")
+
+    monkeypatch.setattr(repeating, "in_turn", slow)
+    assert run_steadily(backend, model, {"x": x}) == (right[0], None)
+    backend.close()
+
+
+def test_a_session_has_its_time_for_each_run():
+    backend = Apart("onnx.reference", seconds=30)
+    backend.in_turn(network(), [{"x": np.ones((3, 4), np.float32)}] * 3)
+    assert backend._worker.seconds == 90
+    backend.close()
 
 
 @pytest.mark.parametrize("executor", ["ort-cpu", "onnx.reference"])
