@@ -62,12 +62,12 @@ MARKUP = {
     "refgrad/markup.py": {"_TABLE", "style", "tag"},
     "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "kinds", "full", "style", "role",
                             "more", "text", "x"},
+    "conformance/reports/pages.py": {"STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]"},
     "conformance/reports/comparison_page.py": {
-        "_STYLE", "_WORDS", "_COLOURS", "_side(side)", "picture", "fill", "kind", "name", "one", "side",
-        "head", "heads", "rows", "cells", "items", "elements", "figures", "lines", "''.join(parts)", "''.join(pictures)",
+        "_WORDS", "_COLOURS", "_side(side)", "picture", "fill", "kind", "name", "side", "way",
+        "items", "elements", "figures", "lines", "pages.table('Tensors', _HEADS, rows)",
         "''.join(cells)", "width", "height", "cell", "x * cell", "y * cell", "_bar(error)", "' open' if is_open else ''",
-        "'ok' if tensor.ok else 'bad'", "_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')",
-        "''.join((f'<p>{html(line)}</p>' for line in stopped_lines(comparison)))",
+        "_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')",
     },
 }  # fmt: skip
 _MARKUP = re.compile(
