@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 WRITERS: dict[str, tuple[str, ...] | str] = {
     "refgrad/cli/conformance.py": "JSON of ASCII",
     "refgrad/cli/containment.py": "a pipe to the process that prints it",
-    "refgrad/cli/debugging.py": "what conformance.reporting returns",
     "refgrad/cli/listings.py": "what refgrad.show returns, and JSON of ASCII",
     "refgrad/cli/output.py": ("lines", "printable"),
     "refgrad/cli/training.py": "numbers",
@@ -44,7 +43,7 @@ WRITERS: dict[str, tuple[str, ...] | str] = {
     "conformance/tools/jets/__main__.py": "operators of refgrad",
     "conformance/locating/reducing.py": ("code", "markdown", "printable"),
     "conformance/reports/__init__.py": "what the modules beside it return",
-    "conformance/reports/checks.py": ("printable",),
+    "conformance/reports/checks.py": ("markdown", "printable"),
     "conformance/reports/comparisons.py": ("markdown", "printable"),
     "conformance/reports/terminal.py": ("printable", "shell_line"),
     "conformance/judge/running/results.py": ("json_text",),
@@ -63,6 +62,10 @@ MARKUP = {
     "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "kinds", "full", "style", "role",
                             "more", "text", "x"},
     "conformance/reports/pages.py": {"STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]"},
+    "conformance/reports/check_page.py": {
+        "_SURE", "_OF_BUILDER", "meanings", "of_builder", "nothing", "shown", "''.join(items)", "pages.kind_of(verdict)",
+        "pages.table('Errors by dialect and executor', heads, map(pages.row, rows))",
+    },
     "conformance/reports/comparison_page.py": {
         "_WORDS", "_COLOURS", "_side(side)", "picture", "fill", "kind", "name", "side", "way",
         "items", "elements", "figures", "lines", "pages.table('Tensors', _HEADS, rows)",
