@@ -83,7 +83,7 @@ FILLED = {
     "refgrad/compat/training/sgd_learning_loss.py": "_PREDICTION: a number",
     "refgrad/cli/numbers.py": "the start of an error: a number",
     "conformance/tools/exporting/export.py": "{tests}: a number",
-    "conformance/reports/html.py": "{{data}}: base64, {{faults}}: escaped; both are filled in at once",
+    "conformance/reports/html.py": "{{data}}: base64, {{faults}}, {{verdict}}: escaped, and text of refgrad; filled in at once",
     "refgrad/walks/page.py": "{{data}}: base64, and text of refgrad; all filled in at once",
 }
 # Text that is run, or parsed as a model.
