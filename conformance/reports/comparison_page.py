@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from refgrad.conformance.locating.paths import ErrorPath, Neighbourhood
 from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor
+from refgrad.conformance.reports import pages
 from refgrad.conformance.reports.comparisons import (
     cells_of,
     judged,
@@ -42,27 +43,24 @@ _COLOURS = (
 
 def page(comparison: Comparison) -> str:
     """One HTML page without any other file and without scripts."""
-    parts = []
+    parts = [f"<p>{html(line)}</p>" for line in stopped_lines(comparison)]
+    parts.append(f"<p>{_WORDS}</p>")
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         parts.append(f"<h2>{name} = {html(side.label)}</h2>{_side(side)}")
-    head = "".join(f"<th scope='col'>{one}</th>" for one in _HEADS)
-    rows = "".join(map(_tr, sorted(comparison.tensors, key=lambda tensor: tensor.ok)))
+    listed = sorted(comparison.tensors, key=lambda tensor: tensor.ok)
+    rows = [pages.row(cells_of(tensor), "none" if tensor.ok else "fault") for tensor in listed]
+    parts.append(f"<h2>Tensors</h2>{pages.table('Tensors', _HEADS, rows)}")
     wrong = [(tensor, seen) for tensor in comparison.tensors for seen in (tensor.a, tensor.b) if seen.maps is not None]
     wrong.sort(key=lambda one: -(one[1].error or 0.0))
-    pictures = [f"<h2>What is wrong, element by element</h2><p>{_COLOURS}</p>"] if wrong else []
-    pictures += [_heat_maps(tensor, seen) for tensor, seen in wrong[:_PICTURES]]
+    if wrong:
+        parts.append(f"<h2>What is wrong, element by element</h2><p>{_COLOURS}</p>")
+    parts += [_heat_maps(tensor, seen) for tensor, seen in wrong[:_PICTURES]]
     if len(wrong) > _PICTURES:
-        pictures.append(f"<p>And {len(wrong) - _PICTURES:.0f} more.</p>")
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>refgrad compare</title>"
-        f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style></head><body><main>"
-        f"<h1>{html(title(comparison))}</h1><p class='verdict'>{html(sentence(comparison))}</p>"
-        f"{''.join(f'<p>{html(line)}</p>' for line in stopped_lines(comparison))}<p>{_WORDS}</p>"
-        f"{''.join(parts)}<h2>Tensors</h2>"
-        f"<div class='wide' tabindex='0' role='region' aria-label='Tensors'><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{''.join(pictures)}<h2>How it was compared</h2>"
-        f"<p>{html(judged(comparison))}</p><p>Versions: {html(versions_of(comparison))}.</p></main></body></html>\n"
-    )
+        parts.append(f"<p>And {len(wrong) - _PICTURES:.0f} more.</p>")
+    parts.append(f"<h2>How it was compared</h2><p>{html(judged(comparison))}</p>")
+    parts.append(f"<p>Versions: {html(versions_of(comparison))}.</p>")
+    kind = "right" if comparison.ok else "fault"
+    return pages.framed("refgrad compare", title(comparison), sentence(comparison), kind, "".join(parts), _STYLE)
 
 
 def _side(side: Sided) -> str:
@@ -93,16 +91,15 @@ def _graph(around: Neighbourhood) -> str:
 def _way(path: ErrorPath, *, is_open: bool) -> str:
     """A table of the values that have the error, from the node at fault to the tensor."""
     stations = [(one.node, one.value, one.error) for one in path.stations] + [("", f"tensor {path.tensor}", path.error)]
-    rows = "".join(
+    rows = [
         f"<tr><td>{number:.0f}</td><td>{html(node)}</td><td>{html(value)}</td><td>{html(_relative(error))}</td>"
         f"<td>{_bar(error)}</td></tr>"
         for number, (node, value, error) in enumerate(stations, 1)
-    )
-    heads = "".join(f"<th scope='col'>{one}</th>" for one in ("step", "made by", "value", "relative error", "as a bar"))
+    ]
+    way = pages.table(f"The way to {path.tensor}", ("step", "made by", "value", "relative error", "as a bar"), rows)
     return (
-        f"<details{' open' if is_open else ''}><summary>to tensor {html(path.tensor)}: {html(_relative(path.error))}</summary>"
-        f"<div class='wide' tabindex='0' role='region' aria-label='{html(f'The way to {path.tensor}')}'>"
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        f"<details{' open' if is_open else ''}><summary>to tensor {html(path.tensor)}: {html(_relative(path.error))}"
+        f"</summary>{way}</details>"
     )
 
 
@@ -115,15 +112,7 @@ def _bar(error: float | None) -> str:
     if error is None or math.isnan(error):
         return ""
     length = 160 if error >= 1 else max(2, 160 * (1 + math.log10(max(error, 1e-9)) / 9))
-    return (
-        f"<svg aria-hidden='true' width='160' height='10'><rect width='{length:.0f}' height='10' fill='#b3261e'/></svg>"
-    )
-
-
-def _tr(tensor: Tensor) -> str:
-    first, *rest = cells_of(tensor)
-    cells = f"<th scope='row'>{html(first)}</th>" + "".join(f"<td>{html(cell)}</td>" for cell in rest)
-    return f"<tr class='{'ok' if tensor.ok else 'bad'}'>{cells}</tr>"
+    return f"<svg aria-hidden='true' width='160' height='10'><rect class='bar' width='{length:.0f}' height='10'/></svg>"
 
 
 def _heat_maps(tensor: Tensor, seen: Seen) -> str:
@@ -174,13 +163,9 @@ def _heat_map(grid: Sequence[Sequence[float]], size: float, label: str) -> str:
     )
 
 
-_STYLE = (
-    ":root{color-scheme:light}"
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;background:#fff;color:#1f2328}"
-    "h1{font-size:1.5rem;overflow-wrap:anywhere}h2{margin-top:2.5rem;overflow-wrap:anywhere}h3{overflow-wrap:anywhere}"
-    ".verdict{font-size:1.2rem;font-weight:600;border-left:5px solid #b3261e;padding-left:.75rem;overflow-wrap:anywhere}"
-    "table{border-collapse:collapse}summary{font-weight:600;padding:.25rem 0;overflow-wrap:anywhere}"
-    "td,th{border-bottom:1px solid #ddd;padding:.25rem .6rem;text-align:left;vertical-align:top}"
-    "tr.bad td,tr.bad th{background:#fff0f0}.wide{overflow-x:auto;margin:0 0 1rem}li{overflow-wrap:anywhere}"
-    ".maps{display:flex;flex-wrap:wrap;gap:1.5rem}.maps figure{margin:0}.maps figure svg{border:1px solid #999}"
-)
+_STYLE = """
+.maps { display: flex; flex-wrap: wrap; gap: 1.5rem; }
+.bar { fill: var(--fault-bar); }
+figure { margin: 0 0 1rem; }
+.maps figure svg { border: 1px solid var(--line); max-width: 100%; height: auto; }
+"""

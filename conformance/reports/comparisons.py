@@ -304,8 +304,13 @@ def _document_of(tensor: Tensor) -> dict[str, Any]:
 
 
 def text_of(comparison: Comparison) -> str:
-    """The comparison as the text of a JSON file. Infinities and NaN are texts: JSON has none."""
-    return json.dumps(_finite(document(comparison)), indent=2) + "\n"
+    """The comparison as the text of a JSON file."""
+    return json_of(document(comparison))
+
+
+def json_of(document: Any) -> str:
+    """The text of a JSON file. Infinities and NaN are texts: JSON has none."""
+    return json.dumps(_finite(document), indent=2) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +14,7 @@ from refgrad.conformance.judge.running.results import Results
 from refgrad.conformance.reports.tally import shortened
 from refgrad.conformance.reports.traits import common
 from refgrad.conformance.verdicts import (
+    CONVENTION,
     CRASHED,
     FAULTS,
     OUT_OF_MEMORY,
@@ -30,6 +32,7 @@ from refgrad.escaping import shell_line
 Key: TypeAlias = tuple[str, str, str, str, str]  # the side, its name, the operator, what it gets wrong, the verdict
 MODEL, GRADIENT = "forward", "gradient"  # what a side gets wrong: the operator itself, or its gradient
 _NAMES = 8  # of operators, in a line
+_SIDES = 4  # at fault, in a sentence
 _SAID = {UNSUPPORTED: "does not support", REFUSED: "refuses", UNDECIDED: "cannot be judged for"}
 _WORDS = {
     WRONG: "is wrong",
@@ -108,6 +111,18 @@ class Group:
             count = f"all {count}" if self.cases == self.asked else f"{self.cases} of {count}"
         return f"{self.who}: {self.fault}: {count}"
 
+    @property
+    def certainty(self) -> str:
+        """How sure the fault is in the smallest case: the oracles that say so, and the error beside the allowed one."""
+        if self.verdict != WRONG:
+            return "it gives no result"
+        if self.what == MODEL:
+            return "rounding does not explain the distance from the interpreter's result, in float64 and in the model's types"
+        row = self.smallest
+        told = f"{', '.join(row.witnesses)} say so" if row.witnesses else "the result is no gradient"
+        allowed = "" if row.allowed is None else f", {row.allowed:.2g} is allowed"
+        return told if row.relative is None else f"{told}; relative error {row.relative:.2g}{allowed}"
+
     def document(self) -> dict[str, Any]:
         """The group for JSON."""
         return {
@@ -161,6 +176,34 @@ def faults(
             one.operator,
         ),
     )
+
+
+def counts_of(results: Results) -> str:
+    """The numbers of verdicts, cases and operators, in words."""
+    operators = {about.operator for about in results.cases.values()}
+    numbers = (
+        counted(len(results.rows), "verdict"),
+        counted(len(results.cases), "case"),
+        counted(len(operators), "operator"),
+    )
+    return f"{numbers[0]} on {numbers[1]} of {numbers[2]}"
+
+
+def sentence(results: Results, groups: Sequence[Group]) -> tuple[str, str]:
+    """The verdict on all results together, and the result in one sentence: who is at fault in which operators."""
+    if not results.faults:
+        counts = Counter(row.verdict for row in results.rows)
+        verdict = next((one for one in (RIGHT, CONVENTION, UNDECIDED, *VERDICTS) if counts[one]), UNDECIDED)
+        told = ", ".join(f"{counts[one]} {one}" for one in VERDICTS if counts[one])
+        return verdict, f"{verdict}: no fault in {counts_of(results)}{told and f': {told}'}"
+    operators: dict[str, list[str]] = {}
+    for group in groups:
+        if group.is_fault:
+            operators.setdefault(group.who, []).append(group.operator)
+    sides = [f"{who} in {abridged(dict.fromkeys(names))}" for who, names in operators.items()]
+    if len(sides) > _SIDES:
+        sides[_SIDES:] = [f"{len(sides) - _SIDES} more"]
+    return WRONG, f"{counted(len(results.faults), 'fault')} in {counts_of(results)}: {'; '.join(sides)}"
 
 
 def not_answered(results: Results) -> list[Group]:

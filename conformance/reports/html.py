@@ -15,15 +15,16 @@ import numpy as np
 from refgrad.conformance.case import Case
 from refgrad.conformance.judge.running.results import LETTERS, Results, options_of
 from refgrad.conformance.oracles import oracles
-from refgrad.conformance.reports.groups import Group, faults, not_answered, without_answer
+from refgrad.conformance.reports.groups import Group, faults, not_answered, sentence, without_answer
+from refgrad.conformance.reports.pages import STYLE, kind_of
 from refgrad.conformance.reports.tally import MARKS, shortened
-from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, UNDECIDED, VERDICTS
+from refgrad.conformance.verdicts import VERDICTS
 from refgrad.errors import ResultsError
 from refgrad.escaping import html, shell_line
 from refgrad.model.printing import onnx_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
-_PLACE = re.compile(r"\{\{(data|faults)\}\}")  # in the template
+_PLACE = re.compile(r"\{\{(style|kind|verdict|faults|data)\}\}")  # in the template
 _DATA = re.compile(r'<script id="data" type="text/plain">(.*?)</script>', re.DOTALL)
 _FEW = 8  # elements of a feed that are shown
 
@@ -34,10 +35,10 @@ def report(results: Results, cases: Iterable[Case] = ()) -> str:
     ordered = [known.get(name) for name in sorted(results.cases)]
     groups = faults(results, known.values())
     data = results.document() | {
-        "groups": [{key: value for key, value in one.document().items() if key != "rows"} for one in groups],
+        "groups": [_shown(one) for one in groups],
         "without": list(without_answer(not_answered(results))),
         "marks": [
-            [letter, verdict, MARKS[verdict], _kind(verdict), VERDICTS[verdict]] for letter, verdict in _by_mark()
+            [letter, verdict, MARKS[verdict], kind_of(verdict), VERDICTS[verdict]] for letter, verdict in _by_mark()
         ],
         "models": ["" if case is None else onnx_text(case.model) for case in ordered],
         "feeds": [[] if case is None else _feeds(case.feeds) for case in ordered],
@@ -46,15 +47,31 @@ def report(results: Results, cases: Iterable[Case] = ()) -> str:
         "options": [shell_line(options_of(pair)) for pair in results.pairs],
     }
     packed = zlib.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), 9)
-    parts = {"data": base64.b64encode(packed).decode(), "faults": _listed(groups)}
+    verdict, text = sentence(results, groups)
+    parts = {
+        "style": STYLE,
+        "kind": kind_of(verdict),
+        "verdict": html(text),
+        "faults": _listed(groups),
+        "data": base64.b64encode(packed).decode(),
+    }
     return _PLACE.sub(lambda place: parts[place[1]], TEMPLATE.read_text(encoding="utf-8"))  # at once: names may look so
+
+
+def _shown(group: Group) -> dict[str, Any]:
+    """A group as the page shows it: without its rows, with the certainty of its smallest case."""
+    return {key: value for key, value in group.document().items() if key != "rows"} | {"sure": group.certainty}
 
 
 def _listed(groups: Sequence[Group]) -> str:
     """The faults as a list, for browsers without JavaScript."""
-    lines = [(one.title, f"{one.smallest.case}: {shortened(one.note)}", one.command) for one in groups]
+    lines = [
+        (one.title, f"{one.smallest.case}: {shortened(one.note)}", f"How sure: {one.certainty}", one.command)
+        for one in groups
+    ]
     return "".join(
-        f"<li>{html(title)}<br>{html(case)}<br><code>{html(command)}</code></li>" for title, case, command in lines
+        f"<li>{html(title)}<br>{html(case)}<br>{html(sure)}<br><code>{html(command)}</code></li>"
+        for title, case, sure, command in lines
     )
 
 
@@ -73,15 +90,6 @@ def data_of(page: str) -> dict[str, Any]:
 def _by_mark() -> list[tuple[str, str]]:
     letters = {verdict: letter for letter, verdict in LETTERS.items()}
     return [(letters[verdict], verdict) for verdict in MARKS]
-
-
-def _kind(verdict: str) -> str:
-    """The colour of a verdict."""
-    if verdict in FAULTS:
-        return "fault"
-    if verdict in (RIGHT, CONVENTION):
-        return "right"
-    return "doubt" if verdict == UNDECIDED else "none"
 
 
 def _feeds(feeds: Mapping[str, Any]) -> list[list[str]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from refgrad.conformance.judge.rows import ResultRow
 from refgrad.conformance.judge.running.results import Results
-from refgrad.conformance.reports.groups import MODEL, Group, faults, not_answered, without_answer
+from refgrad.conformance.reports.groups import MODEL, Group, counts_of, faults, not_answered, without_answer
 from refgrad.conformance.reports.tally import occurring, shortened, totals
 from refgrad.conformance.verdicts import FAULTS, UNDECIDED
 from refgrad.errors import counted
@@ -59,12 +59,7 @@ def show(
         _print(console, f"and {counted(len(lines) - LINES_SHOWN, 'more line')}: --verbose prints all")
     if groups:
         _print(console, f"To repeat the first: {shell_line(results.command(groups[0].smallest))}")
-    asked = len(results.cases), len({about.operator for about in results.cases.values()})
-    _print(
-        console,
-        f"{counted(len(results.faults), 'fault')} in {counted(len(results.rows), 'verdict')} on {counted(asked[0], 'case')} of "
-        f"{counted(asked[1], 'operator')}",
-    )
+    _print(console, f"{counted(len(results.faults), 'fault')} in {counts_of(results)}")
 
 
 def _show_totals(results: Results, console: Console) -> None:

@@ -11,7 +11,7 @@ import typer
 from refgrad.backends.base import load_model
 from refgrad.cli import conformance as suite
 from refgrad.cli.commands import choice
-from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
+from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Reports, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import (
     AGREES,
     DISAGREES,
@@ -21,9 +21,11 @@ from refgrad.cli.output import (
     ToldInterruption,
     print_json,
     refuse_overwriting,
+    require_reports,
     say,
     say_lines,
     stdout,
+    write_reports,
 )
 from refgrad.conformance.judge.nan.nonfinite import nonfinite
 from refgrad.conformance.locating import comparing
@@ -82,11 +84,7 @@ def compare(
     seed: Seed = 0,
     dim: Dim = None,
     search: Annotated[bool, typer.Option(help="Look for the nodes at fault.")] = True,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a report: .html, .md or .json. May be repeated."),
-        Files.WRITTEN,
-    ] = None,
+    output: Reports = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -97,9 +95,7 @@ def compare(
     The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink. Stopped by --max-seconds,
     the command says what it knows by then, with the exit code 2 if nothing is wrong in it.
     """
-    for path in output or ():
-        if path.suffix not in _REPORTS:
-            raise OptionError(f"{str(path)!r}: a report is a .html, a .md or a .json file.")
+    require_reports(output or ())
     recordings = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
     refuse_overwriting([*recordings, *((Files.WRITTEN, path) for path in output or ())])
     size, sizes = sizes_of(dim)
@@ -133,9 +129,7 @@ def compare(
             search=search,
             progress=lambda what, done, total: bar(done, total, what),
         )
-    for path in output or ():
-        with replacing(path) as file:
-            file.write_text(_REPORTS[path.suffix](comparison), encoding="utf-8")
+    write_reports(output or (), _REPORTS, comparison)
     if as_json:
         print_json(comparisons.document(comparison))
     else:

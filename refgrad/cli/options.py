@@ -81,6 +81,11 @@ Result = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="The file to write.", show_default=False),
     Files.WRITTEN_MODEL,
 ]
+Reports = Annotated[
+    list[Path] | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write a report: .html, .md or .json. May be repeated."),
+    Files.WRITTEN,
+]
 Of = Annotated[
     str | None,
     typer.Option(

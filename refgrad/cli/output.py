@@ -37,7 +37,7 @@ from refgrad.errors import OptionError, abridged, choices, counted
 from refgrad.escaping import lines, printable
 from refgrad.interruption import CODE
 from refgrad.model.checks.malformed import explained
-from refgrad.model.writing import data_file_of, refuse_replacing, save_gradient, writable
+from refgrad.model.writing import data_file_of, refuse_replacing, replacing, save_gradient, writable
 from refgrad.show.tables import table
 from refgrad.tables import plugins
 
@@ -45,6 +45,7 @@ AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, CODE  # exit codes
 _WIDTH = 160  # of a table outside a terminal
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list
+_REPORTS = (".html", ".md", ".json")
 _QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code has the answer.")]
 
 _is_quiet = False
@@ -77,6 +78,26 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def require_reports(paths: Iterable[Path]) -> None:
+    """Refuse a report that `check` and `compare` cannot write, before anything is computed.
+
+    :raises OptionError: the suffix of a path is not .html, .md or .json.
+    """
+    for path in paths:
+        if path.suffix not in _REPORTS:
+            raise OptionError(f"{str(path)!r}: a report is a .html, a .md or a .json file.")
+
+
+def write_reports(paths: Iterable[Path], writers: Mapping[str, Callable[..., str]], *result: Any) -> None:
+    """Write each report, whole or not at all, with the writer of its suffix.
+
+    :raises OutputFileError: a file cannot be written.
+    """
+    for path in paths:
+        with replacing(path) as file:
+            file.write_text(writers[path.suffix](*result), encoding="utf-8")
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], verbose: bool = True, least: int = 0) -> None:

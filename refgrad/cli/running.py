@@ -14,19 +14,36 @@ from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
-from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say_lines, stdout
+from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Reports, Seed, Verbose, Wrt, names, sizes_of
+from refgrad.cli.output import (
+    AGREES,
+    DISAGREES,
+    Bar,
+    Files,
+    print_json,
+    print_names,
+    print_table,
+    require_reports,
+    say,
+    say_lines,
+    stdout,
+    write_reports,
+)
 from refgrad.conformance.judge.check import check as run_check
 from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.systems.executors import executor_names, get_executor
-from refgrad.conformance.reports import checks
+from refgrad.conformance.problems.systems.surroundings import surroundings
+from refgrad.conformance.reports import check_page, checks
+from refgrad.conformance.reports.advice import CheckCommand
 from refgrad.errors import OptionError
 from refgrad.model.writing import replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
+from refgrad.tables import plugins
 from refgrad.tables.dialects import DIALECTS
 
+_REPORTS = {".html": check_page.page, ".md": checks.markdown_of, ".json": checks.text_of}
 _ELEMENTS = 10_000  # of an output, in JSON
 
 
@@ -158,6 +175,7 @@ def check(
             help="First replace constant weights, such as 0.02 everywhere, by random numbers of this seed.",
         ),
     ] = None,
+    output: Reports = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -166,6 +184,7 @@ def check(
     The exit code is 1 if a gradient is wrong or a backend crashes. Other verdicts do not change it: convention, undecided,
     not supported, refused, or an error of ONNX Runtime's own builder.
     """
+    require_reports(output or ())
     size, sizes = sizes_of(dim)
     given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(model, external_data=False)))
     with Bar("differentiating") as bar:
@@ -184,10 +203,28 @@ def check(
             random_weights=random_weights,
             progress=bar,
         )
+    if output:
+        asked: dict[str, Any] = {
+            "--feeds": feeds,
+            "--backend": backends,
+            "--dialect": dialect,
+            "--wrt": wrt,
+            "--outputs": outputs,
+            "--seed": seed or None,
+            "--dim": dim,
+            "--tolerance": tolerance,
+            "--directions": None if directions == 2 else directions,
+            "--random-weights": random_weights,
+            "--import": plugins.named(),
+        }
+        versions = surroundings(dict.fromkeys(row.backend for row in found.rows))
+        write_reports(output, _REPORTS, found, CheckCommand.of(model, asked, versions))
     if as_json:
         print_json(checks.document(found))
     else:
         checks.show(found, stdout(), verbose)
+        for path in output or ():
+            say(f"{path}: written")
     raise typer.Exit(AGREES if found.ok else DISAGREES)
 
 

@@ -162,7 +162,8 @@ def calls(command: Command, folder: Path) -> Iterator[list[str]]:
             if command.name == "conformance run":
                 written = tuple(word for kind in ("json", "xml", "md", "html") for word in ("-o", f"{end}.{kind}"))
             elif command.of_role(Files.WRITTEN) and "--json" not in extra:
-                written = ("-o", f"{end}.{'npz' if command.name == 'run' else 'dot' if '--dot' in extra else 'txt'}")
+                kinds = {"run": "npz", "check": "md", "compare": "md"}
+                written = ("-o", f"{end}.{'dot' if '--dot' in extra else kinds.get(command.name, 'txt')}")
             yield command.words(given, (*extra, *written))
             if command.name == "show":
                 yield command.words(given, extra)

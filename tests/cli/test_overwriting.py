@@ -193,7 +193,7 @@ def test_the_commands_that_write_are_found():
         "recipe fgsm",
     }
     others = {command.name for command in commands()} - names
-    assert others == {"backends", "explain", "ops", "demo", "check", "nan", "preflight", "weights", "conformance cases"}
+    assert others == {"backends", "explain", "ops", "demo", "nan", "preflight", "weights", "conformance cases"}
 
 
 def test_a_folder_of_training_data_is_an_input(prepared, run, tmp_path, capsys):

@@ -45,3 +45,25 @@ def made(count=40, pairs=PAIRS, seed=0):
 
 
 RESULTS = made()
+
+# https://www.w3.org/TR/WCAG22/#contrast-minimum: 4.5 between a text and what is behind it
+LOW_CONTRAST = """() => {
+  const linear = part => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const light = color => {
+    const [r, g, b] = color.match(/[\\d.]+/g).map(part => linear(part / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = one => {
+    const color = one ? getComputedStyle(one).backgroundColor : "rgb(255, 255, 255)";
+    return color === "rgba(0, 0, 0, 0)" ? behind(one.parentElement) : color;
+  };
+  const low = new Set();
+  for (const one of document.querySelectorAll("body *")) {
+    const text = [...one.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!text || !one.offsetParent || one.closest(".dim, .hidden, option")) continue;
+    const colors = [getComputedStyle(one).color, behind(one)];
+    const [less, more] = colors.map(light).sort((x, y) => x - y);
+    if ((more + 0.05) / (less + 0.05) < 4.5) low.add(`${one.tagName}.${one.className}: ${colors.join(" on ")}`);
+  }
+  return [...low];
+}"""

@@ -35,7 +35,17 @@ from refgrad.conformance.judge.running.sources import select
 from refgrad.conformance.locating import paths, reducing, scripts
 from refgrad.conformance.locating.comparing import compare as compared
 from refgrad.conformance.problems.observation import Built
-from refgrad.conformance.reports import checks, comparison_page, comparisons, html, junit, markdown, terminal
+from refgrad.conformance.reports import (
+    check_page,
+    checks,
+    comparison_page,
+    comparisons,
+    html,
+    junit,
+    markdown,
+    terminal,
+)
+from refgrad.conformance.reports.advice import CheckCommand
 from refgrad.escaping import printable
 from refgrad.training.step import step_model
 from refgrad.walks import text as walk_text
@@ -148,6 +158,7 @@ def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str],
     assert traced.paths
     comparison = replace(comparison, b=traced)
     check = checked(model, backends=["numpy"])
+    asked = CheckCommand(say("model"), {"--wrt": [say("x")]}, {say("version"): say("number")})
     step = step_model(model)
     tables = [
         refgrad.weights(model),
@@ -170,6 +181,9 @@ def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str],
         "comparison as Markdown": (comparisons.markdown_of(comparison), hostile.of_markdown),
         "comparison as JSON": (comparisons.text_of(comparison), hostile.of_json),
         "check": (console_text(lambda c: checks.show(check, c, verbose=True)), hostile.of_lines),
+        "page of a check": (check_page.page(check, asked), hostile.of_html),
+        "check as Markdown": (checks.markdown_of(check, asked), hostile.of_markdown),
+        "check as JSON": (checks.text_of(check, asked), hostile.of_json),
     }  # fmt: skip
     return made
 

@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 WRITERS: dict[str, tuple[str, ...] | str] = {
     "refgrad/cli/conformance.py": "JSON of ASCII",
     "refgrad/cli/containment.py": "a pipe to the process that prints it",
-    "refgrad/cli/debugging.py": "what conformance.reporting returns",
     "refgrad/cli/listings.py": "what refgrad.show returns, and JSON of ASCII",
     "refgrad/cli/output.py": ("lines", "printable"),
     "refgrad/cli/training.py": "numbers",
@@ -44,7 +43,7 @@ WRITERS: dict[str, tuple[str, ...] | str] = {
     "conformance/tools/jets/__main__.py": "operators of refgrad",
     "conformance/locating/reducing.py": ("code", "markdown", "printable"),
     "conformance/reports/__init__.py": "what the modules beside it return",
-    "conformance/reports/checks.py": ("printable",),
+    "conformance/reports/checks.py": ("markdown", "printable"),
     "conformance/reports/comparisons.py": ("markdown", "printable"),
     "conformance/reports/terminal.py": ("printable", "shell_line"),
     "conformance/judge/running/results.py": ("json_text",),
@@ -62,12 +61,16 @@ MARKUP = {
     "refgrad/markup.py": {"_TABLE", "style", "tag"},
     "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "kinds", "full", "style", "role",
                             "more", "text", "x"},
+    "conformance/reports/pages.py": {"STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]"},
+    "conformance/reports/check_page.py": {
+        "_SURE", "_OF_BUILDER", "meanings", "of_builder", "nothing", "shown", "''.join(items)", "pages.kind_of(verdict)",
+        "pages.table('Errors by dialect and executor', heads, map(pages.row, rows))",
+    },
     "conformance/reports/comparison_page.py": {
-        "_STYLE", "_WORDS", "_COLOURS", "_side(side)", "picture", "fill", "kind", "name", "one", "side",
-        "head", "heads", "rows", "cells", "items", "elements", "figures", "lines", "''.join(parts)", "''.join(pictures)",
+        "_WORDS", "_COLOURS", "_side(side)", "picture", "fill", "kind", "name", "side", "way",
+        "items", "elements", "figures", "lines", "pages.table('Tensors', _HEADS, rows)",
         "''.join(cells)", "width", "height", "cell", "x * cell", "y * cell", "_bar(error)", "' open' if is_open else ''",
-        "'ok' if tensor.ok else 'bad'", "_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')",
-        "''.join((f'<p>{html(line)}</p>' for line in stopped_lines(comparison)))",
+        "_heat_map(grid, size or 1.0, f'{kind} of {tensor.name}')",
     },
 }  # fmt: skip
 _MARKUP = re.compile(
@@ -80,7 +83,7 @@ FILLED = {
     "refgrad/compat/training/sgd_learning_loss.py": "_PREDICTION: a number",
     "refgrad/cli/numbers.py": "the start of an error: a number",
     "conformance/tools/exporting/export.py": "{tests}: a number",
-    "conformance/reports/html.py": "{{data}}: base64, {{faults}}: escaped; both are filled in at once",
+    "conformance/reports/html.py": "{{data}}: base64, {{faults}}, {{verdict}}: escaped, and text of refgrad; filled in at once",
     "refgrad/walks/page.py": "{{data}}: base64, and text of refgrad; all filled in at once",
 }
 # Text that is run, or parsed as a model.

@@ -1,4 +1,4 @@
-"""The page of a comparison in a browser: it fits, it follows the rules of accessibility, and needs no network and no script."""
+"""The pages of a comparison and of a check in a browser: they fit, are accessible, and need no network and no script."""
 
 import os
 import shutil
@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 from planting import Planted, builder_with, network, scaled
+from reporting import LOW_CONTRAST
 
-from refgrad.conformance import compare
+from refgrad.conformance import check, compare
+from refgrad.conformance.judge.check import Check, Row
 from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.reports import check_page
+from refgrad.conformance.reports.advice import CheckCommand
 from refgrad.conformance.reports.comparison_page import page
+from refgrad.conformance.verdicts import VERDICTS
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -18,10 +23,31 @@ BROWSER = os.environ.get("REFGRAD_BROWSER") or next(filter(None, map(shutil.whic
 AXE = Path(os.environ.get("REFGRAD_NODE_MODULES", ".")) / "axe-core" / "axe.min.js"
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")]
 
-SIDES = {
-    "kernel": lambda: Live("refgrad", Planted("Tanh_1", lambda y: 1.01 * y)),
-    "rule": lambda: Live(builder_with(scaled("Tanh_1", 1.5)), "numpy"),
-    "sound": lambda: "refgrad@numpy",
+
+def compared_with(side):
+    """The page of a comparison with this side."""
+    model, feeds = network()
+    return page(compare(model, "refgrad@numpy", side, feeds))
+
+
+def checked():
+    """The page of a check of the network."""
+    return check_page.page(check(network()[0], backends=["numpy"]), CheckCommand("network.onnx"))
+
+
+def every_verdict():
+    """The page of a check with every verdict, and long names."""
+    long = "module.layers.0.attention.projection.weight" * 4
+    rows = [Row(long, "onnx", "ort-cpu", "float64", one, 1.0, 1.0, 1e-6, f"{long}: {one}") for one in VERDICTS]
+    return check_page.page(Check((long,), (long,), 0, "given", tuple(rows)), CheckCommand(f"{long}.onnx"))
+
+
+PAGES = {
+    "kernel": lambda: compared_with(Live("refgrad", Planted("Tanh_1", lambda y: 1.01 * y))),
+    "rule": lambda: compared_with(Live(builder_with(scaled("Tanh_1", 1.5)), "numpy")),
+    "sound": lambda: compared_with("refgrad@numpy"),
+    "check": checked,
+    "every verdict": every_verdict,
 }
 
 
@@ -33,11 +59,10 @@ def browser():
         started.close()
 
 
-@pytest.fixture(scope="module", params=SIDES)
+@pytest.fixture(scope="module", params=PAGES)
 def address(request, tmp_path_factory):
-    model, feeds = network()
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(page(compare(model, "refgrad@numpy", SIDES[request.param](), feeds)), encoding="utf-8")
+    file.write_text(PAGES[request.param](), encoding="utf-8")
     return file.as_uri()
 
 
@@ -57,7 +82,7 @@ def shown(request, browser, address):
 
 
 def test_it_is_read_without_scripts(shown, address):
-    assert shown.locator("h1").inner_text().startswith("The two ")
+    assert shown.locator("h1").inner_text().startswith(("The two ", "Is the gradient of "))
     assert shown.locator("p.verdict").is_visible()
     assert shown.locator("script").count() == 0
     if "differ" in shown.locator("h1").inner_text():
@@ -69,6 +94,16 @@ def test_it_is_read_without_scripts(shown, address):
 def test_it_fits_a_phone(shown):
     if shown.evaluate("typeof window") == "object":
         assert shown.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(browser, address, scheme):
+    context = browser.new_context(color_scheme=scheme)
+    opened = context.new_page()
+    opened.goto(address)
+    low = opened.evaluate(LOW_CONTRAST)
+    context.close()
+    assert low == []
 
 
 def test_rules_of_accessibility(browser, address):

@@ -11,7 +11,16 @@ from refgrad.conformance.judge.running.limitations import Limitation, Limitation
 from refgrad.conformance.judge.running.results import About, Results
 from refgrad.conformance.reports import groups
 from refgrad.conformance.reports.traits import common, traits
-from refgrad.conformance.verdicts import CRASHED, OUT_OF_MEMORY, REFUSED, RIGHT, TIMED_OUT, UNSUPPORTED, WRONG
+from refgrad.conformance.verdicts import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    REFUSED,
+    RIGHT,
+    TIMED_OUT,
+    UNDECIDED,
+    UNSUPPORTED,
+    WRONG,
+)
 
 pytestmark = pytest.mark.interpreter
 
@@ -157,6 +166,57 @@ def test_other_verdicts_on_the_case_tell_who_it_is():
         ("executor", "e", 1),  # bb
     }
     assert not any("the operator itself is right" in group.title for group in groups.faults(made))  # nobody ran it
+
+
+def test_the_result_is_one_sentence():
+    made = results(
+        ("a", "b", "e", WRONG, "builder", ""),
+        ("bb", "b", "f", WRONG, "", ""),
+        ("a", "c", "e", CRASHED, "executor", WRONG),
+        ("ccc", "c", "e", RIGHT, "", ""),
+    )
+    told = "the executor e in Exp; the builder b in Exp; b on f (builder or executor) in Exp"
+    expected = WRONG, f"3 faults in 4 verdicts on 3 cases of 1 operator: {told}"
+    assert groups.sentence(made, groups.faults(made)) == expected
+
+
+def test_a_sentence_about_many_sides_is_cut():
+    made = results(*(("a", f"b{k}", "e", WRONG, "builder", "") for k in range(7)))
+    assert groups.sentence(made, groups.faults(made))[1].endswith("; the builder b3 in Exp; 3 more")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ((RIGHT, UNDECIDED, UNSUPPORTED), "right: no fault in 3 {}: 1 right, 1 undecided, 1 not supported"),
+        ((UNSUPPORTED, UNDECIDED), "undecided: no fault in 2 {}: 1 undecided, 1 not supported"),
+        ((REFUSED, REFUSED), "refused: no fault in 2 {}: 2 refused"),
+    ],
+)
+def test_a_result_without_faults_is_a_sentence(verdicts, expected):
+    made = results(*(("a", f"b{k}", "e", one, "", "") for k, one in enumerate(verdicts)))
+    told = expected.replace("{}", "verdicts on 3 cases of 1 operator")
+    assert groups.sentence(made, groups.faults(made)) == (expected.partition(":")[0], told)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "witnesses", "numbers", "expected"),
+    [
+        (
+            WRONG,
+            ("differences", "torch"),
+            (0.5, 1e-6),
+            "differences, torch say so; relative error 0.5, 1e-06 is allowed",
+        ),
+        (WRONG, ("differences",), (0.5, None), "differences say so; relative error 0.5"),
+        (WRONG, (), (None, None), "the result is no gradient"),
+        (CRASHED, (), (None, None), "it gives no result"),
+    ],
+)
+def test_a_group_says_how_sure_it_is(verdict, witnesses, numbers, expected):
+    row = ResultRow("a", "b", "e", verdict, witnesses, (), *numbers)
+    [group] = groups.faults(Results({"seed": 0}, {}, {"a": About("Exp", 13, "float32")}, (row,)))
+    assert group.certainty == expected
 
 
 def test_what_a_limitation_explains_is_left_out():

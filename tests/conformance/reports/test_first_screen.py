@@ -92,7 +92,13 @@ def test_an_operator_is_lacking_though_its_gradient_agrees(folder):
 
 
 def test_the_reports_name_them_too(folder):
-    page = data_of((folder / "r.html").read_text())
+    written = (folder / "r.html").read_text()
+    executor, builder = f"toys:Runtime in {toys.WRONG}, {toys.RAISING}", f"toys:gradient in {toys.LOST}"
+    told = f"16 faults in 70 verdicts on 35 cases of 4 operators: the executor {executor}; the builder {builder}"
+    assert f'class="verdict fault">{told}</p>' in written
+    page = data_of(written)
+    assert "differences" in page["groups"][2]["sure"]
+    assert "from the interpreter&#x27;s result" in written
     titles = "\n".join(group["title"] for group in page["groups"])
     assert all(said in titles for said in SAID[:3])
     assert any(SAID[3] in line for line in page["without"])

@@ -453,7 +453,8 @@ def test_the_page_lists_the_faults_without_javascript():
     found = groups.faults(RESULTS)
     assert len(lines) == len(found) > 1
     for line, group in zip(lines, found, strict=True):
-        assert all(printable(part) in line for part in (group.title, group.smallest.case, group.command))
+        parts = (group.title, printable(group.smallest.case), group.certainty, group.command)
+        assert all(part in line for part in parts)
     assert set(re.findall("<[^>]*>", listed)) == {"<li>", "</li>", "<br>", "<code>", "</code>"}
 
 
