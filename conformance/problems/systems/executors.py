@@ -222,7 +222,7 @@ class _PreparedReference(Prepared):
             self._evaluator = native.reference(model)
         except Exception as error:  # it raises whatever an implementation does
             raise BackendError(
-                f"{REFERENCE} does not read the model: {raised(error)}. Try another executor."
+                f"{REFERENCE} does not read the model: {raised(error)}"
             ) from error
 
     def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class _PreparedReference(Prepared):
                 warnings.simplefilter("ignore")  # NumPy's, of infinities and casts
                 results = self._evaluator.run(list(asked), checked)
         except Exception as error:  # it raises whatever an implementation does
-            raise BackendError(f"{REFERENCE} fails on the model: {raised(error)}. Try another executor.") from error
+            raise BackendError(f"{REFERENCE} fails on the model: {raised(error)}") from error
         return dict(zip(asked, results, strict=True))
 
 
