@@ -284,9 +284,12 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
         if not recorded.keys() & state.keys():  # what has values and fits none is of another tensor
             weights_of = {t.name: array_of(t) for t in model.graph.initializer if t.name in open_ours}
             _by_elimination(open_theirs, open_ours, weights_of, matched)
+    within = {name for node in model.graph.node for name in node.output}
     for name in recorded:
         if name not in matched.known:
-            matched.left.setdefault(name, "no gradient of the model has its size and its values")
+            why = "it is of a value within the model, and gradients of inputs and initializers are compared"
+            other = "no gradient of the model has its size and its values"
+            matched.left.setdefault(name, why if name in within else other)
     return matched
 
 

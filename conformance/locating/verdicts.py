@@ -94,7 +94,8 @@ class Sided:
     """The findings about one side: its failure, wrong rules and kernels, values out of range, and runs that differ.
 
     `unsearched` is what the search for faults has not looked at to the end, with the reason, "" if the comparison was stopped.
-    `paths` are the ways of the errors from the nodes at fault to wrong tensors, `around` the graphs around these nodes.
+    `paths` are the ways of the errors from the nodes at fault to wrong tensors, `around` the graphs around these nodes. A
+    recording has none of these, and `between` are the nodes each of which explains its verdicts if it alone is at fault.
     """
 
     label: str
@@ -109,6 +110,8 @@ class Sided:
     unsearched: Mapping[str, str] = field(default_factory=dict)
     paths: tuple[ErrorPath, ...] = ()
     around: tuple[Neighbourhood, ...] = ()
+    is_recorded: bool = False
+    between: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

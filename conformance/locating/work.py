@@ -19,6 +19,7 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.elementwise import BEYOND, HIDDEN, ZERO, within_rounding
 from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.locating import paths
+from refgrad.conformance.locating.between import between
 from refgrad.conformance.locating.bisection import Bisected, bisect, narrowing_casts
 from refgrad.conformance.locating.causes import cause_of
 from refgrad.conformance.locating.judge import LOOKED, Judge, by_output, is_exact, is_far, recast
@@ -64,6 +65,7 @@ class Work:
         self.unsearched: dict[str, str] = {}
         self._paths: tuple[ErrorPath, ...] = ()
         self._around: tuple[Neighbourhood, ...] = ()
+        self._between: tuple[str, ...] = ()
 
     # What it has
 
@@ -76,6 +78,7 @@ class Work:
             self.gradients = held
             recording = Recording(self.side.label, self.side.values, held)
             self.matched = match(self.judge.point.model, recording, self.judge.truth.gradients)
+            self._not_zero = [name for name, value in self.judge.truth.gradients.items() if np.any(value)]
             return
         try:
             self._run(self.side)
@@ -389,9 +392,24 @@ class Work:
         """Follow the errors from the nodes at fault to the wrong tensors, and keep the graphs around these nodes."""
         wrong = [tensor for tensor in tensors if seen_of(tensor, place).verdict == WRONG and len(tensor.of) == 1]
         try:
+            if isinstance(self.side, Recording):
+                self._between = self._explaining(tensors, wrong, place)
             self._paths, self._around = self._traced(wrong, place)
         except (RefgradError, LookupError):  # a value is no tensor: the nodes are named all the same
             return
+
+    def _explaining(self, tensors: Sequence[Tensor], wrong: Sequence[Tensor], place: int) -> tuple[str, ...]:
+        """The nodes that explain which of the recorded gradients are wrong; none where that has another cause."""
+        point = self.judge.point
+        names = {tensor.of[0] for tensor in wrong if tensor.kind == GRADIENT and not seen_of(tensor, place).cause}
+        right = {
+            name
+            for tensor in tensors
+            if tensor.kind == GRADIENT and seen_of(tensor, place).verdict == RIGHT
+            for name in tensor.of
+            if name in self._not_zero
+        }
+        return between(paths.TracedGraph(point.model, point.feeds), names, right) if names else ()
 
     def _traced(self, wrong: Sequence[Tensor], place: int) -> tuple[tuple[ErrorPath, ...], tuple[Neighbourhood, ...]]:
         judge, built = self.truth_of_side, self._built
@@ -471,6 +489,8 @@ class Work:
             dict(self.unsearched),
             self._paths,
             self._around,
+            isinstance(self.side, Recording),
+            self._between,
         )
 
     def tell(self, what: str, done: int = 0, total: int | None = None) -> None:

@@ -110,10 +110,13 @@ def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain
     return array.astype(value.dtype)
 
 
+_GRADIENT = "_grad"  # the end of the name of a gradient in a recording
+
+
 def read_feeds(
     path: str | Path, inputs: Sequence[Value], max_memory: int | None = None, *, some: bool = False
 ) -> dict[str, Any]:
-    """The arrays of an .npz file, checked against the inputs of a model.
+    """The arrays of an .npz file, checked against the inputs of a model. Of a recording, which has gradients too, its inputs.
 
     :param some: inputs may be missing.
     :param max_memory: how many bytes all arrays may have together; a small file may hold large ones. By default what
@@ -122,6 +125,8 @@ def read_feeds(
     """
     arrays = read_arrays(path, "Feeds", max_memory)
     declared = {value.name: value for value in inputs}
+    if any(name.endswith(_GRADIENT) and name not in declared for name in arrays):
+        arrays = {name: array for name, array in arrays.items() if name in declared}
     if some:
         inputs = [replace(value, has_default=True) for value in inputs]
     return check_feeds({name: _as_declared(a, declared.get(name)) for name, a in arrays.items()}, inputs)

@@ -1,4 +1,4 @@
-"""The commands that a report of a check recommends: the check itself, and what helps next."""
+"""The commands that the report of a check or of a comparison recommends: the command itself, and what helps next."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refgrad.conformance.judge.check import BUILDER, DIALECTS, Check, Row
+from refgrad.conformance.locating.verdicts import Comparison, seen_of
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.verdicts import CONVENTION, FAULTS, UNDECIDED, WRONG
 from refgrad.escaping import shell, shell_path
@@ -19,13 +20,15 @@ _TAKEN = {  # the options of a check that another command takes too
     "grad": (*_OF_GRADIENT, "--import"),
     "nan": (*_OF_POINT, *_OF_GRADIENT, "--import"),
     "reduce": (*_OF_POINT, "--import"),
+    "walk": (*_OF_POINT, "--import"),
 }
+_TORCH = "To have the value that torch takes at a kink, write the gradient with torch's conventions:"
 _OWN_WEIGHTS = "--random-weights changed the weights for this check alone: the other commands take those of the file."
 
 
 @dataclass(frozen=True)
-class CheckCommand:
-    """A check on the command line: the model, and the values of each option that was given.
+class ModelCommand:
+    """A command on a model: the model, and the values of each option that was given.
 
     `versions` has the versions here, by what has them.
     """
@@ -35,7 +38,7 @@ class CheckCommand:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: str | os.PathLike[str], options: Mapping[str, Any], versions: Mapping[str, str]) -> CheckCommand:
+    def of(cls, model: str | os.PathLike[str], options: Mapping[str, Any], versions: Mapping[str, str]) -> ModelCommand:
         """The command with these options. The value of one is None or empty if it was not given, and may be a list."""
         given = {name: value if isinstance(value, list) else [value] for name, value in options.items()}
         texts = {name: [str(value) for value in values if value is not None] for name, values in given.items()}
@@ -54,7 +57,7 @@ def _words(option: str, value: str) -> list[str]:
     return [f"{option}={value}"] if value.startswith("-") else [option, value]
 
 
-def steps(found: Check, asked: CheckCommand) -> list[tuple[str, str]]:
+def steps(found: Check, asked: ModelCommand) -> list[tuple[str, str]]:
     """The next steps, which depend on the verdicts that occur: a sentence and its command, "" if there is none."""
     rows = [row for row in found.rows if row.dialect != BUILDER]
     verdicts = {row.verdict for row in rows}
@@ -72,12 +75,7 @@ def steps(found: Check, asked: CheckCommand) -> list[tuple[str, str]]:
             listed.append(("If the weights are all equal, check with random ones:", with_weights))
         listed.append(("See if a number leaves the range of its type:", asked.command("nan")))
     if CONVENTION in verdicts:
-        listed.append(
-            (
-                "To have the value that torch takes at a kink, write the gradient with torch's conventions:",
-                asked.command("grad", "--kinks", "torch", "-o", "gradient.onnx"),
-            )
-        )
+        listed.append((_TORCH, asked.command("grad", "--kinks", "torch", "-o", "gradient.onnx")))
     if not listed:
         listed.append(("Nothing has to be mended. Write the gradient:", asked.command("grad", "-o", "gradient.onnx")))
     if "--random-weights" in asked.options:
@@ -85,7 +83,30 @@ def steps(found: Check, asked: CheckCommand) -> list[tuple[str, str]]:
     return listed
 
 
-def _at_fault(rows: Sequence[Row], asked: CheckCommand) -> Iterator[tuple[str, str]]:
+def after_comparison(found: Comparison, asked: ModelCommand, given: Sequence[str]) -> list[tuple[str, str]]:
+    """The next steps after a comparison: a sentence and its command, "" if there is none.
+
+    :param given: the sides as they were given.
+    """
+    listed: list[tuple[str, str]] = []
+    for place, (name, side) in enumerate((("a", found.a), ("b", found.b))):
+        verdicts = {seen_of(tensor, place).verdict for tensor in found.tensors}
+        if side.is_recorded and WRONG in verdicts:
+            inputs = () if "--feeds" in asked.options else ("--feeds", given[place])
+            walked = asked.command("walk", *inputs)
+            listed.append((f"Step through the right gradient, beside the program that made {name}:", walked))
+        elif side.failed or WRONG in verdicts:
+            reduced = asked.command("reduce", "--side", given[place], "-o", "reduced")
+            listed.append((f"Write the smallest model that shows the fault of {name}, as a bug report:", reduced))
+        if UNDECIDED in verdicts and not side.is_recorded and ":" not in given[place].partition("@")[2]:
+            in_double = asked.command("compare", "--a", "refgrad@numpy", "--b", f"{given[place]}:float64")
+            listed.append((f"See if {name} is right in double, where rounding hides less:", in_double))
+    if any(CONVENTION in (tensor.a.verdict, tensor.b.verdict) for tensor in found.tensors):
+        listed.append((_TORCH, asked.command("grad", "--kinks", "torch", "-o", "gradient.onnx")))
+    return listed or [("Nothing has to be mended.", "")]
+
+
+def _at_fault(rows: Sequence[Row], asked: ModelCommand) -> Iterator[tuple[str, str]]:
     """The steps for faults: the first fault of each executor, and of the mathematics."""
     first: dict[tuple[str, str], Row] = {}
     for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refgrad.conformance.judge.check import BUILDER, Check
 from refgrad.conformance.reports import pages
-from refgrad.conformance.reports.advice import CheckCommand, steps
+from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.reports.checks import compared, reasons, summary_of, title, versions_of
 from refgrad.conformance.verdicts import RIGHT, VERDICTS
 from refgrad.errors import abridged
@@ -25,15 +25,11 @@ _OF_BUILDER = (
 )
 
 
-def page(found: Check, asked: CheckCommand) -> str:
+def page(found: Check, asked: ModelCommand) -> str:
     """One HTML page without any other file and without scripts."""
     word = found.answer[0]
     parts = ["<h2>What is wrong, and where</h2>", _places(found), "<h2>How sure it is</h2>", _certainty(found)]
-    parts += [
-        "<h2>What to do next</h2><ol>",
-        *(_step(text, command) for text, command in steps(found, asked)),
-        "</ol>",
-    ]
+    parts += [pages.next_steps(steps(found, asked))]
     rows = [
         pages.row(
             (
@@ -80,11 +76,6 @@ def _certainty(found: Check) -> str:
         f"<p>{_SURE}{html(within)} explains it.</p>{of_builder}"
         f"{pages.table('Errors by dialect and executor', heads, map(pages.row, rows))}<dl>{meanings}</dl>"
     )
-
-
-def _step(text: str, command: str) -> str:
-    shown = f"<pre>{html(command)}</pre>" if command else ""
-    return f"<li>{html(text)}{shown}</li>"
 
 
 _STYLE = """

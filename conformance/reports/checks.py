@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from refgrad.conformance.judge.check import Check, Row, gravity
-from refgrad.conformance.reports.advice import CheckCommand, steps
+from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.reports.comparisons import json_of
 from refgrad.conformance.reports.markdown import table as table_of
 from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, UNDECIDED
@@ -118,12 +118,12 @@ def document(found: Check) -> dict[str, Any]:
     return {"ok": found.ok, "answer": ": ".join(found.answer), **asdict(found)}
 
 
-def text_of(found: Check, asked: CheckCommand) -> str:
+def text_of(found: Check, asked: ModelCommand) -> str:
     """The result as the text of a JSON file. It does not depend on `asked`."""
     return json_of(document(found))
 
 
-def markdown_of(found: Check, asked: CheckCommand) -> str:
+def markdown_of(found: Check, asked: ModelCommand) -> str:
     """The result as Markdown, to be pasted into an issue: what is wrong, where, how sure, and how to repeat it."""
     heads, rows = summary_of(found)
     told = [
@@ -148,12 +148,12 @@ def markdown_of(found: Check, asked: CheckCommand) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def title(asked: CheckCommand) -> str:
+def title(asked: ModelCommand) -> str:
     """The question that a check answers."""
     return f"Is the gradient of {Path(asked.model).name} right?"
 
 
-def versions_of(asked: CheckCommand) -> str:
+def versions_of(asked: ModelCommand) -> str:
     """The versions in one line."""
     return ", ".join(f"{name} {version}" for name, version in asked.versions.items())
 

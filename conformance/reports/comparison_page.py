@@ -16,6 +16,7 @@ from refgrad.conformance.reports.comparisons import (
     stopped_lines,
     title,
     told_of,
+    verdicts_of,
     versions_of,
 )
 from refgrad.errors import abridged
@@ -41,12 +42,17 @@ _COLOURS = (
 )
 
 
-def page(comparison: Comparison) -> str:
-    """One HTML page without any other file and without scripts."""
+def page(comparison: Comparison, steps: Sequence[tuple[str, str]] = ()) -> str:
+    """One HTML page without any other file and without scripts.
+
+    :param steps: what to do next, each a sentence and its command.
+    """
     parts = [f"<p>{html(line)}</p>" for line in stopped_lines(comparison)]
     parts.append(f"<p>{_WORDS}</p>")
     for name, side in (("a", comparison.a), ("b", comparison.b)):
-        parts.append(f"<h2>{name} = {html(side.label)}</h2>{_side(side)}")
+        place = "ab".index(name)
+        parts.append(f"<h2>{name} = {html(side.label)}</h2><p>{html(verdicts_of(comparison, place))}</p>{_side(side)}")
+    parts.append(pages.next_steps(steps))
     listed = sorted(comparison.tensors, key=lambda tensor: tensor.ok)
     rows = [pages.row(cells_of(tensor), "none" if tensor.ok else "fault") for tensor in listed]
     parts.append(f"<h2>Tensors</h2>{pages.table('Tensors', _HEADS, rows)}")
@@ -66,7 +72,7 @@ def page(comparison: Comparison) -> str:
 def _side(side: Sided) -> str:
     """The findings about a side: in words, the graphs around the nodes at fault, the ways of the error."""
     lines = "".join(f"<li>{html(line)}</li>" for line in lines_of(side))
-    parts = [f"<ul>{lines}</ul>" if lines else "<p>Nothing is wrong here.</p>"]
+    parts = [f"<ul>{lines}</ul>"] if lines else []
     parts += [_graph(one) for one in side.around[:_AROUND]]
     if side.paths:
         parts.append(

@@ -24,6 +24,7 @@ from refgrad.show.tables import table
 
 _SHOWN = 12  # tensors of a summary
 _ORIGINS = 8
+_BETWEEN = 12  # nodes that can be at fault
 _LONGEST = 300  # letters of the reason why a side has no gradient, in a sentence
 _COLOURS = {RIGHT: tables.GOOD, WRONG: tables.WRONG, MISSING: tables.WRONG, UNDECIDED: tables.UNKNOWN}
 _AS_SAID = {WRONG: "is wrong in", UNDECIDED: "cannot be judged in", MISSING: "lacks"}
@@ -74,7 +75,9 @@ def _shared_causes(comparison: Comparison) -> dict[tuple[str, str], list[str]]:
 def sentence(comparison: Comparison) -> str:
     """The verdict in one sentence: which side is wrong, in what, and for which nodes or values."""
     if comparison.ok:
-        return f"{comparison.a.label} (a) and {comparison.b.label} (b) are right in every tensor."
+        by_choice = sum(CONVENTION in (tensor.a.verdict, tensor.b.verdict) for tensor in comparison.tensors)
+        rest = f" or, in {by_choice}, follow a convention at a kink" if by_choice else ""
+        return f"{comparison.a.label} (a) and {comparison.b.label} (b) are right in every tensor{rest}."
     parts = []
     for name, side, place in (("a", comparison.a, 0), ("b", comparison.b, 1)):
         if side.failed:
@@ -215,6 +218,9 @@ def lines_of(side: Sided) -> Iterator[str]:
         yield from _of_kernels(side.kernels, side)
     for origin in side.origins[:_ORIGINS]:
         yield f"not finite: {origin}"
+    if side.between:
+        nodes = abridged(side.between, _BETWEEN)
+        yield f"it is recorded and cannot be run; if one node alone is at fault, it is one of {nodes}"
     reasons: dict[str, list[str]] = {}
     for name, why in side.unmatched.items():
         reasons.setdefault(why, []).append(name)
@@ -223,6 +229,20 @@ def lines_of(side: Sided) -> Iterator[str]:
             yield f"recorded {names[0]!r} is not compared: {why}"
         else:
             yield f"{len(names)} of the recorded gradients are not compared ({abridged(names)}): {why}"
+
+
+def verdicts_of(comparison: Comparison, place: int) -> str:
+    """A sentence about the tensors of a side: how many have which verdict, and which are not right."""
+    by_verdict: dict[str, list[str]] = {}
+    for tensor in comparison.tensors:
+        by_verdict.setdefault(seen_of(tensor, place).verdict, []).append(tensor.name)
+    others = [
+        f"{verdict} in {counted(len(names), 'tensor')}: {abridged(names)}"
+        for verdict, names in by_verdict.items()
+        if verdict != RIGHT
+    ]
+    right = f"right in {counted(len(by_verdict.get(RIGHT, ())), 'tensor')}"
+    return f"It is {'; '.join([*others, right])}."
 
 
 def ways_of(side: Sided) -> Iterator[str]:
@@ -303,7 +323,7 @@ def _document_of(tensor: Tensor) -> dict[str, Any]:
     return document
 
 
-def text_of(comparison: Comparison) -> str:
+def text_of(comparison: Comparison, _: Sequence[tuple[str, str]] = ()) -> str:
     """The comparison as the text of a JSON file."""
     return json_of(document(comparison))
 
@@ -349,13 +369,16 @@ def _side(side: Sided) -> dict[str, Any]:
     }
 
 
-def markdown_of(comparison: Comparison) -> str:
+def markdown_of(comparison: Comparison, steps: Sequence[tuple[str, str]] = ()) -> str:
     """The comparison as Markdown, for an issue: the sentence, the tensors that differ, the nodes at fault, the versions."""
     doubtful = [tensor for tensor in comparison.tensors if not tensor.ok]
     parts = [f"# {markdown(title(comparison))}", markdown(sentence(comparison))]
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         if lines := [*lines_of(side), *ways_of(side)]:
             parts += [f"## {name} = {markdown(side.label)}", "\n".join(f"- {markdown(line)}" for line in lines)]
+    if steps:
+        told = [f"- {markdown(' '.join(filter(None, step)))}" for step in steps]
+        parts += ["## What to do next", "\n".join(told)]
     if doubtful:
         rows = [cells_of(tensor) for tensor in doubtful[:_SHOWN]]
         heads = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")

@@ -60,6 +60,12 @@ def table(label: str, heads: Iterable[str], rows: Iterable[str]) -> str:
     )
 
 
+def next_steps(steps: Iterable[tuple[str, str]]) -> str:
+    """A list of sentences, each with a command, "" if there is none."""
+    items = [f"<li>{html(text)}{f'<pre>{html(command)}</pre>' if command else ''}</li>" for text, command in steps]
+    return f"<h2>What to do next</h2><ol>{''.join(items)}</ol>" if items else ""
+
+
 def row(cells: Sequence[str], kind: str = "none") -> str:
     """A row of a table whose cells are text. The first one is its head."""
     widths = ["long" if len(cell) > _SHORT else "short" for cell in cells]

@@ -36,10 +36,12 @@ from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.problem import ask
 from refgrad.conformance.problems.systems.executors import imported
 from refgrad.conformance.reports import comparison_page, comparisons
+from refgrad.conformance.reports.advice import ModelCommand, after_comparison
 from refgrad.errors import OptionError, OutputFileError, counted, of_type
 from refgrad.escaping import printable
 from refgrad.interruption import INTERRUPTED
 from refgrad.model.writing import replacing
+from refgrad.tables import plugins
 
 _SIDE = (
     "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or package.module:function@package.module:Class; or "
@@ -129,7 +131,10 @@ def compare(
             search=search,
             progress=lambda what, done, total: bar(done, total, what),
         )
-    write_reports(output or (), _REPORTS, comparison)
+    if output:
+        options = {"--feeds": feeds, "--seed": seed or None, "--dim": dim, "--wrt": wrt, "--outputs": outputs}
+        asked = ModelCommand.of(model, options | {"--import": plugins.named()}, {}) if model else None
+        write_reports(output, _REPORTS, comparison, after_comparison(comparison, asked, (a, b)) if asked else [])
     if as_json:
         print_json(comparisons.document(comparison))
     else:

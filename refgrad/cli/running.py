@@ -35,7 +35,7 @@ from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.systems.executors import executor_names, get_executor
 from refgrad.conformance.problems.systems.surroundings import surroundings
 from refgrad.conformance.reports import check_page, checks
-from refgrad.conformance.reports.advice import CheckCommand
+from refgrad.conformance.reports.advice import ModelCommand
 from refgrad.errors import OptionError
 from refgrad.model.writing import replacing
 from refgrad.show import demo as notebook
@@ -218,7 +218,7 @@ def check(
             "--import": plugins.named(),
         }
         versions = surroundings(dict.fromkeys(row.backend for row in found.rows))
-        write_reports(output, _REPORTS, found, CheckCommand.of(model, asked, versions))
+        write_reports(output, _REPORTS, found, ModelCommand.of(model, asked, versions))
     if as_json:
         print_json(checks.document(found))
     else:

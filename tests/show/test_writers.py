@@ -45,7 +45,7 @@ from refgrad.conformance.reports import (
     markdown,
     terminal,
 )
-from refgrad.conformance.reports.advice import CheckCommand
+from refgrad.conformance.reports.advice import ModelCommand
 from refgrad.escaping import printable
 from refgrad.training.step import step_model
 from refgrad.walks import text as walk_text
@@ -158,7 +158,7 @@ def said_by(model: ModelProto, say: Say) -> dict[str, tuple[str, Callable[[str],
     assert traced.paths
     comparison = replace(comparison, b=traced)
     check = checked(model, backends=["numpy"])
-    asked = CheckCommand(say("model"), {"--wrt": [say("x")]}, {say("version"): say("number")})
+    asked = ModelCommand(say("model"), {"--wrt": [say("x")]}, {say("version"): say("number")})
     step = step_model(model)
     tables = [
         refgrad.weights(model),

@@ -21,7 +21,7 @@ from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.cli import main
 from refgrad.conformance.judge.check import Check, Row
 from refgrad.conformance.reports import check_page, checks
-from refgrad.conformance.reports.advice import CheckCommand, steps
+from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.verdicts import CONVENTION, CRASHED, RIGHT, UNDECIDED, UNSUPPORTED, VERDICTS, WRONG
 from refgrad.errors import BackendError
 from refgrad.escaping import is_printable
@@ -191,8 +191,8 @@ def found_with(*verdicts: str, note: str = "because") -> Check:
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_every_verdict_has_a_step_and_its_meaning(verdict: str) -> None:
     found = found_with(verdict)
-    assert steps(found, CheckCommand("m.onnx"))
-    page = check_page.page(found, CheckCommand("m.onnx"))
+    assert steps(found, ModelCommand("m.onnx"))
+    page = check_page.page(found, ModelCommand("m.onnx"))
     assert html.escape(VERDICTS[verdict]) in page
     assert (f"<b class='none'>{UNSUPPORTED}</b>: the gradient of x; onnx on ort-cpu" in page) == (
         verdict == UNSUPPORTED
@@ -201,7 +201,7 @@ def test_every_verdict_has_a_step_and_its_meaning(verdict: str) -> None:
 
 def test_all_steps_of_several_verdicts() -> None:
     found = found_with(WRONG, CRASHED, UNDECIDED, CONVENTION)
-    commands = [command for _, command in steps(found, CheckCommand("m.onnx", {"--seed": ["4"]}))]
+    commands = [command for _, command in steps(found, ModelCommand("m.onnx", {"--seed": ["4"]}))]
     assert commands == [
         "refgrad compare m.onnx --a refgrad@numpy --b refgrad@ort-cpu --seed 4",
         "refgrad reduce m.onnx --side refgrad@ort-cpu -o reduced --seed 4",
@@ -215,7 +215,7 @@ def test_all_steps_of_several_verdicts() -> None:
 def test_random_weights_are_not_those_of_the_other_commands() -> None:
     said = [
         text
-        for text, command in steps(found_with(WRONG), CheckCommand("m.onnx", {"--random-weights": ["0"]}))
+        for text, command in steps(found_with(WRONG), ModelCommand("m.onnx", {"--random-weights": ["0"]}))
         if not command
     ]
     assert said == [
@@ -225,7 +225,7 @@ def test_random_weights_are_not_those_of_the_other_commands() -> None:
 
 def test_a_long_list_of_reasons_is_cut_and_the_table_has_all() -> None:
     rows = [Row(f"w{k}", "onnx", "numpy", "float64", WRONG, 1.0, 1.0, 1e-6, f"reason {k}") for k in range(40)]
-    page = check_page.page(Check((), (), 0, "given", tuple(rows)), CheckCommand("m.onnx"))
+    page = check_page.page(Check((), (), 0, "given", tuple(rows)), ModelCommand("m.onnx"))
     assert page.count("<li>") < 12
     assert "36 more reasons, see the table below" in page
     assert "reason 39</td>" in page
@@ -302,19 +302,19 @@ def test_hostile_names_are_text(seed: int) -> None:
         assert hostile.of_markdown(texts[0]) == hostile.of_markdown(texts[1])
 
 
-def written(name: str, writer: Callable[[Check, CheckCommand], str]) -> str:
+def written(name: str, writer: Callable[[Check, ModelCommand], str]) -> str:
     """A report in which every text is a name."""
     rows = [
         Row(name, "onnx", name, "float64", verdict, 1.0, 1.0, 1e-6, name) for verdict in (WRONG, CRASHED, UNDECIDED)
     ]
     found = Check((name,), (name,), 0, name, tuple(rows), (name,))
     options = {option: [name] for option in ("--feeds", "--wrt", "--outputs", "--dim", "--import")}
-    return writer(found, CheckCommand(f"{name}.onnx".replace("\0", ""), options, {name: name}))
+    return writer(found, ModelCommand(f"{name}.onnx".replace("\0", ""), options, {name: name}))
 
 
 def test_a_command_survives_the_paste() -> None:
     for name in hostile.names(0):
-        request = CheckCommand(f"{name}.onnx", {"--feeds": [name], "--wrt": [name], "--tolerance": ["0.1"]})
+        request = ModelCommand(f"{name}.onnx", {"--feeds": [name], "--wrt": [name], "--tolerance": ["0.1"]})
         if is_printable(name):
             given = [f"--feeds={name}"] if name.startswith("-") else ["--feeds", name]
             assert shlex.split(request.command("compare"))[3 : 3 + len(given)] == given

@@ -12,7 +12,7 @@ from refgrad.conformance import check, compare
 from refgrad.conformance.judge.check import Check, Row
 from refgrad.conformance.locating.sides import Live
 from refgrad.conformance.reports import check_page
-from refgrad.conformance.reports.advice import CheckCommand
+from refgrad.conformance.reports.advice import ModelCommand
 from refgrad.conformance.reports.comparison_page import page
 from refgrad.conformance.verdicts import VERDICTS
 
@@ -32,14 +32,14 @@ def compared_with(side):
 
 def checked():
     """The page of a check of the network."""
-    return check_page.page(check(network()[0], backends=["numpy"]), CheckCommand("network.onnx"))
+    return check_page.page(check(network()[0], backends=["numpy"]), ModelCommand("network.onnx"))
 
 
 def every_verdict():
     """The page of a check with every verdict, and long names."""
     long = "module.layers.0.attention.projection.weight" * 4
     rows = [Row(long, "onnx", "ort-cpu", "float64", one, 1.0, 1.0, 1e-6, f"{long}: {one}") for one in VERDICTS]
-    return check_page.page(Check((long,), (long,), 0, "given", tuple(rows)), CheckCommand(f"{long}.onnx"))
+    return check_page.page(Check((long,), (long,), 0, "given", tuple(rows)), ModelCommand(f"{long}.onnx"))
 
 
 PAGES = {
