@@ -18,6 +18,7 @@ from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, 
 from refgrad.links import Folders, with_data_in
 from refgrad.model.external import external_tensors, load, refuse_external
 from refgrad.model.reading import read
+from refgrad.protos.types import dimension
 
 ModelLike: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
 Dim: TypeAlias = "int | str | None"
@@ -68,11 +69,7 @@ def describe(info: onnx.ValueInfoProto, has_default: bool = False) -> Value:
         ) from error
     shape: tuple[Dim, ...] | None = None
     if tensor.HasField("shape"):
-        # A size below 0 is unknown: so ONNX Runtime reads it, and so some exporters write it.
-        shape = tuple(
-            (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
-            for d in tensor.shape.dim
-        )
+        shape = tuple(map(dimension, tensor.shape.dim))
     return Value(info.name, dtype, shape, has_default=has_default)
 
 

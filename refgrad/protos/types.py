@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset((*SIXTEEN_BIT, TensorProto.FLOAT, TensorProto.DOUBLE))
 KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 FLOAT_DTYPES = frozenset(map(helper.tensor_dtype_to_np_dtype, FLOATS))
+_FORMULA = re.compile(r"(?=.*[^\W\d])(?=.*[-+*/(])[\w\s.,()*/%^+-]+")  # such as "2*N + 1", "floor(N/2)"
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 Dim = int | str | None
 Shape = tuple[Dim, ...]
@@ -91,10 +93,15 @@ def type_of(value: ValueInfoProto) -> tuple[int, Shape | None]:
 
 
 def dimension(dim: TensorShapeProto.Dimension) -> Dim:
-    """The size or the name of a dimension; None below 0, where ONNX Runtime and some exporters mean an unknown size."""
+    """The size or the name of a dimension; None where it is unknown.
+
+    A size below 0 is unknown: ONNX Runtime reads it so. So is a text such as "?", which some exporters write on every axis that
+    they do not know: only a name, or a formula of names, promises that equal texts are equal sizes.
+    """
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
-    return dim.dim_param or None
+    text = dim.dim_param
+    return text if text.isidentifier() or _FORMULA.fullmatch(text) else None
 
 
 def type_text(kind: TypeProto) -> str:
