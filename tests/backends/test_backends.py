@@ -72,6 +72,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.links",
         "refgrad.model",
         "refgrad.protos.domains",
+        "refgrad.protos.types",
         "refgrad.protos.metadata",
         "refgrad.model.external",
         "refgrad.model.checks.recursion",

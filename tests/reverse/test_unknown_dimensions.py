@@ -51,6 +51,6 @@ def test_a_name_is_a_promise():
 
 def test_other_commands_take_such_axes():
     assert compare(product("?"), "refgrad@numpy", "refgrad@numpy", {"x": X, "y": Y}).ok
-    assert refgrad.cost(product("?"), {ANY: 4}).rows
+    assert refgrad.cost(product("?"), {ANY: 4}).nodes
     with pytest.raises(RefgradError, match="has neither a size nor a name"):
         refgrad.cost(product("?"))
