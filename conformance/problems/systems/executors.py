@@ -221,9 +221,7 @@ class _PreparedReference(Prepared):
         try:
             self._evaluator = native.reference(model)
         except Exception as error:  # it raises whatever an implementation does
-            raise BackendError(
-                f"{REFERENCE} does not read the model: {raised(error)}"
-            ) from error
+            raise BackendError(f"{REFERENCE} does not read the model: {raised(error)}") from error
 
     def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         asked = check_outputs(outputs, self.outputs)
