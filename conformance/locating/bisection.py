@@ -164,7 +164,7 @@ def _explained(fault: Fault, builder: str) -> Fault:
         return replace(fault, formula="the adjoints of a value that several nodes read are added")
     [operator] = fault.operators
     try:
-        formula = explain(operator).text
+        formula = " ".join(explain(operator).text.partition("\n\n")[0].split())
     except UnknownNameError:
         formula = ""
     of_operator = [bug for bug in builder_bugs() if bug.operator == operator and builder in bug.builders]
