@@ -22,7 +22,7 @@ from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems import executors
 from refgrad.conformance.problems.systems.apart import Apart
-from refgrad.conformance.problems.systems.builders import CrashError, attempt, get_builder
+from refgrad.conformance.problems.systems.builders import CrashError, attempt, usable_builder
 from refgrad.errors import (
     AnswerError,
     BackendError,
@@ -58,7 +58,7 @@ class Live:
 
     def __post_init__(self) -> None:
         if isinstance(self.builder, str):
-            get_builder(self.builder)
+            usable_builder(self.builder)
         if isinstance(self.executor, str):
             executors.get_executor(self.executor)
         if self.precision not in ("", *PRECISIONS):
