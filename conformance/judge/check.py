@@ -13,7 +13,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -23,6 +23,7 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend, available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.backends.discovery import BUILT_IN
 from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judge.deviation import deviation
 from refgrad.conformance.judge.elementwise import against_float64
@@ -55,12 +56,34 @@ from refgrad.conformance.problems.point import (
     with_values,
     without,
 )
+from refgrad.conformance.problems.systems.apart import Apart
 from refgrad.conformance.problems.systems.executors import REFERENCE, get_executor
 from refgrad.conformance.problems.undefined import undefined
 from refgrad.conformance.problems.weights import randomize
-from refgrad.conformance.verdicts import CONVENTION, CRASHED, FAULTS, RIGHT, UNDECIDED, UNSUPPORTED, WRONG
+from refgrad.conformance.verdicts import (
+    CONVENTION,
+    CRASHED,
+    FAULTS,
+    OUT_OF_MEMORY,
+    RIGHT,
+    TIMED_OUT,
+    UNDECIDED,
+    UNSUPPORTED,
+    WRONG,
+)
 from refgrad.derivatives import ortbuilder
-from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, abridged, choices, counted
+from refgrad.errors import (
+    AnswerError,
+    BackendError,
+    BuilderError,
+    FeedError,
+    OptionError,
+    RefgradError,
+    WorkerError,
+    abridged,
+    choices,
+    counted,
+)
 from refgrad.markup import BAD, html_table
 from refgrad.model.checks.malformed import explained
 from refgrad.protos.traverse import every_node
@@ -80,6 +103,7 @@ _NOTES = 4  # of rows that are wrong, in a notebook
 _NEITHER = "nor does it run the model itself"
 _OPERATOR = re.compile(r"(\w[\w.]*:\w+)\(-?\d+\) is not a registered")  # in an error of ONNX Runtime
 _ENOUGH = 100_000  # iterations of a loop whose inputs are random
+_ENDED = (CRASHED, TIMED_OUT, OUT_OF_MEMORY)  # verdicts on an executor that gave no answer
 
 
 @dataclass(frozen=True)
@@ -146,13 +170,14 @@ class Check:
             if row.dialect != BUILDER:
                 verdicts.setdefault(row.gradient, set()).add(row.verdict)
         wrong = [name for name, found in verdicts.items() if WRONG in found]
-        crashed = [name for name, found in verdicts.items() if CRASHED in found]
+        ended = [name for name, found in verdicts.items() if not found.isdisjoint(_ENDED)]
         right = [name for name in self.wrt if verdicts[name] <= {RIGHT, UNSUPPORTED} and name not in self.unsettled]
         if wrong:
             return WRONG, f"{_share(wrong, verdicts)}: {abridged(wrong)}"
-        if crashed:
-            at_fault = sorted({row.backend for row in self.rows if row.verdict == CRASHED})
-            return CRASHED, f"{abridged(at_fault)} did not run {_share(crashed, verdicts)}"
+        if ended:
+            at_fault = sorted({row.backend for row in self.faults})
+            word = next(verdict for verdict in _ENDED if any(row.verdict == verdict for row in self.faults))
+            return word, f"{abridged(at_fault)} did not run {_share(ended, verdicts)}"
         sound = {RIGHT, CONVENTION, UNSUPPORTED}
         chosen = [name for name, found in verdicts.items() if CONVENTION in found and found <= sound]
         others = [name for name in verdicts if name not in (*right, *chosen)]
@@ -259,7 +284,8 @@ def check(
     :param directions: how many random directions differences are taken along, for each gradient.
     :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
     :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
-    :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
+    :param seconds: the time limit of ONNX Runtime's own builder, where it is installed, and of each run of an executor that
+        is not refgrad's: such an executor runs in a process of its own.
     :param progress: called with the number of steps that are done, the number of all, and the next step.
     :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
     """
@@ -273,8 +299,7 @@ def check(
     names = list(backends) if backends is not None else available()
     if not names:
         raise OptionError(f"backends is empty; there are {choices(available())}.")
-    for name in names:
-        _executor(name)
+    executors = {name: _executor(name, seconds) for name in names}
     proto = load_model(model)
     if random_weights is not None:
         proto = randomize(proto, random_weights)[0]
@@ -284,19 +309,25 @@ def check(
     with of_any_rank():  # the feeds have one
         gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects or DIALECTS}
     # A loop that goes on while a condition holds need not end at random feeds.
-    with bounded_loops(_ENOUGH) if feeds is None else nullcontext():
+    with ExitStack() as stack:
+        stack.enter_context(bounded_loops(_ENOUGH) if feeds is None else nullcontext())
+        for executor in executors.values():
+            if isinstance(executor, Apart):
+                stack.callback(executor.close)
         try:
             point = Point.choose(proto, next(iter(gradients.values())), feeds, seed, size, sizes)
         except BackendError as error:
             if "the loop still goes on" not in str(error):
                 raise
             raise FeedError(f"With random feeds {error} Give feeds with which it ends: feeds={{...}}.") from error
-        found = _checked(point, gradients, names, seed, directions, tolerance, seconds, progress or _quietly)
+        found = _checked(point, gradients, executors, seed, directions, tolerance, seconds, progress or _quietly)
         return found if dialects else _without_skipped(found)
 
 
-def _executor(name: str) -> Backend:
-    return get_executor(name) if ":" in name or name == REFERENCE else get_backend(name)
+def _executor(name: str, seconds: float) -> Backend:
+    """The executor; in a process of its own unless it is one of refgrad's or onnx's: a stranger's may end the process."""
+    executor = get_executor(name)
+    return executor if name in BUILT_IN or name == REFERENCE else Apart(name, seconds)
 
 
 def _without_skipped(found: Check) -> Check:
@@ -328,7 +359,7 @@ def _quietly(done: int, steps: int, what: str) -> None:
 def _checked(
     point: Point,
     gradients: Mapping[str, ModelProto],
-    names: Sequence[str],
+    executors: Mapping[str, Backend],
     seed: int,
     directions: int,
     tolerance: float | None,
@@ -337,7 +368,7 @@ def _checked(
 ) -> Check:
     """Compare the gradients at a point with every oracle, on every backend."""
     rows: list[Row] = []
-    done, steps = count(), 1 + len(gradients) * (1 + len(names))
+    done, steps = count(), 1 + len(gradients) * (1 + len(executors))
     truths: dict[str, dict[str, np.ndarray]] = {}
     for dialect, model_of_gradient in gradients.items():
         progress(next(done), steps, f"{dialect} in float64")
@@ -345,7 +376,7 @@ def _checked(
             named = point.named_by(model_of_gradient)
             truths[dialect] = by_name(in_float64(model_of_gradient).run(named.wide | named.seeds), named.names)
         except BackendError as error:
-            rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, error)
+            rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, _verdict_on(error), str(error))
     if not truths:
         return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
     first = next(iter(truths))
@@ -369,7 +400,7 @@ def _checked(
         kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
         judged = [replace(row, verdict=CONVENTION, note=note) if row.gradient in kinks else row for row in judged]
-        judged = _by_origins(judged, gradients[dialect], here.point, "numpy", in_double=True)
+        judged = _by_origins(judged, gradients[dialect], here.point, get_backend("numpy"), in_double=True)
         judged = [_apart(row, here, seed, tolerance or EXACT) if row.verdict == CONVENTION else row for row in judged]
         rows += _together(judged, here, seed, tolerance or EXACT)
     open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == WRONG for row in rows) else ""
@@ -380,10 +411,10 @@ def _checked(
         truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
     for dialect, model_of_gradient in gradients.items():
         allowed = tolerance or rounding(len(model_of_gradient.graph.node), point)
-        for name in names:
+        for name, executor in executors.items():
             progress(next(done), steps, f"{dialect} on {name}")
-            rows += _on_backend(truth, model_of_gradient, dialect, name, allowed)
-    if "ort-cpu" in names and ortbuilder.available():
+            rows += _on_backend(truth, model_of_gradient, dialect, name, executor, allowed)
+    if "ort-cpu" in executors and ortbuilder.available():
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
         allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
         rows += _of_builder(truth, observations, settled, allowed, seconds)
@@ -440,19 +471,21 @@ def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> 
 # On a backend
 
 
-def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, tolerance: float) -> list[Row]:
+def _on_backend(
+    truth: Truth, gradient: ModelProto, dialect: str, backend: str, executor: Backend, tolerance: float
+) -> list[Row]:
     point = truth.point.named_by(gradient)
     try:
-        results = _executor(backend).prepare(gradient).run(point.feeds | point.cotangents)
+        results = executor.prepare(gradient).run(point.feeds | point.cotangents)
     except BackendError as error:
-        return _without_result(point, dialect, backend, FLOAT64, _refusal(point, backend) or error)
+        return _without_result(point, dialect, backend, FLOAT64, *_told_by_the_model(point, executor, error))
     got = by_name(results, point.names)
     own = backend != "numpy"
     rows = [
         _row(name, dialect, backend, FLOAT64, against_float64(truth, name, got[name], tolerance, own))
         for name in point.names
     ]
-    rows = _by_origins(rows, gradient, point, backend)
+    rows = _by_origins(rows, gradient, point, executor)
     if all(row.verdict != WRONG for row in rows):
         return rows
     if why := undefined(point.model, point.forward, point.wide):
@@ -464,7 +497,7 @@ def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, 
 
 
 def _by_origins(
-    rows: list[Row], gradient: ModelProto, point: Point, backend: str, in_double: bool = False
+    rows: list[Row], gradient: ModelProto, point: Point, executor: Backend, in_double: bool = False
 ) -> list[Row]:
     """The rows; where a gradient that disagrees is not finite, with the node at which that begins.
 
@@ -476,7 +509,7 @@ def _by_origins(
     feeds = (point.wide | point.seeds) if in_double else (point.feeds | point.cotangents)
     names = {value.name for value in gradient.graph.input}
     fed = {name: value for name, value in feeds.items() if name in names}
-    roots = [origin for origin in origins(gradient, fed, _executor(backend), point.model, in_double) if not origin.of]
+    roots = [origin for origin in origins(gradient, fed, executor, point.model, in_double) if not origin.of]
     if not roots:
         return rows
     begins_at = f"it begins at {roots[0]}"
@@ -502,23 +535,42 @@ def _noted(row: Row, why: str) -> Row:
     return replace(row, note=f"{why}; {row.note}") if row.verdict == WRONG else row
 
 
-class _RefusalError(BackendError):
-    """A backend does not run the model itself."""
-
-
-def _refusal(point: Point, backend: str) -> _RefusalError | None:
-    """Why a backend does not run the model itself, which settles its gradient too; None where it runs the model."""
+def _told_by_the_model(point: Point, executor: Backend, error: BackendError) -> tuple[str, str]:
+    """The verdict on an executor that does not run a gradient, and the reason; it may not support the model itself."""
+    verdict = _verdict_on(error)
+    if verdict not in (UNSUPPORTED, CRASHED) or _is_death(error):
+        return verdict, str(error)
     try:
-        _executor(backend).prepare(point.model).run(point.feeds)
-    except BackendError as error:
-        return _RefusalError(f"{_NEITHER}: {error}")
-    return None
+        executor.prepare(point.model).run(point.feeds)
+    except BackendError as of_model:
+        if UNSUPPORTED in (verdict, _verdict_on(of_model)):
+            return UNSUPPORTED, f"{_NEITHER}: {of_model}"
+        return verdict, f"{error}; {_NEITHER}"
+    return verdict, str(error)
 
 
-def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
-    """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
-    verdict = UNSUPPORTED if says_unsupported(str(error)) or isinstance(error, _RefusalError) else CRASHED
-    return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
+def _is_death(error: BackendError) -> bool:
+    """True if the process of an executor ended."""
+    return isinstance(error.__cause__, WorkerError) and error.__cause__.verdict != "raised"
+
+
+def _verdict_on(error: BackendError) -> str:
+    """The verdict on an executor that fails: it is at fault unless it says that it does not support something."""
+    cause = error.__cause__
+    if isinstance(cause, WorkerError):
+        if cause.raised == AnswerError.__name__:
+            return WRONG
+        if cause.verdict in _ENDED:
+            return cause.verdict
+        return UNSUPPORTED if says_unsupported(str(error), cause.classes) else CRASHED
+    if isinstance(cause, MemoryError):
+        return OUT_OF_MEMORY
+    is_unsupported = isinstance(cause, NotImplementedError) or says_unsupported(str(error))
+    return UNSUPPORTED if is_unsupported else CRASHED
+
+
+def _without_result(point: Point, dialect: str, backend: str, oracle: str, verdict: str, note: str) -> list[Row]:
+    return [Row(name, dialect, backend, oracle, verdict, note=note) for name in point.names]
 
 
 # ONNX Runtime's own builder

@@ -65,7 +65,8 @@ class Fault:
 
     `by` is the input by which the derivative is wrong, along a direction in which it is `due` and the builder has `found`.
     `formula` is the derivative that holds, `known` what is known of the builder in this operator, or "". `value` is the value
-    whose adjoint lacks a contribution, or has one too often, if the nodes are wrong together for it.
+    whose adjoint lacks a contribution, or has one too often, if the nodes are wrong together for it. A refusal has
+    `is_no_gradient` if the builder does not say that it refuses, and its answer is no gradient.
     """
 
     kind: str
@@ -78,9 +79,12 @@ class Fault:
     formula: str = ""
     known: str = ""
     value: str = ""
+    is_no_gradient: bool = False
 
     def __str__(self) -> str:
         label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
+        if self.kind == REFUSED:
+            return f"it {'makes no gradient of' if self.is_no_gradient else 'refuses'} {label}: {self.message}"
         if self.kind != WRONG or self.message:
             return f"{label}: {self.kind}: {self.message}"
         return f"{label}: the derivative by {self.by!r} along a direction is {self.found:.9g} instead of {self.due:.9g}"
@@ -164,7 +168,7 @@ def _explained(fault: Fault, builder: str) -> Fault:
         return replace(fault, formula="the adjoints of a value that several nodes read are added")
     [operator] = fault.operators
     try:
-        formula = explain(operator).text
+        formula = " ".join(explain(operator).text.partition("\n\n")[0].split())
     except UnknownNameError:
         formula = ""
     of_operator = [bug for bug in builder_bugs() if bug.operator == operator and builder in bug.builders]
@@ -388,7 +392,7 @@ class _Search:
             built = self._build(problem)
         except (BuilderError, AnswerError) as error:
             self._is_no_answer = isinstance(error, AnswerError)
-            return Fault(REFUSED, labels, operators, str(error))
+            return Fault(REFUSED, labels, operators, str(error), is_no_gradient=self._is_no_answer)
         except CrashError as error:
             return Fault(CRASHED, labels, operators, str(error))
         except RefgradError as error:

@@ -24,10 +24,11 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
 from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.locating.replay import distance
-from refgrad.conformance.locating.sides import Apart, guarded
+from refgrad.conformance.locating.sides import guarded
 from refgrad.conformance.locating.values import ModelValues, described
 from refgrad.conformance.problems.point import largest
 from refgrad.conformance.problems.rounding import limits
+from refgrad.conformance.problems.systems.apart import Apart
 from refgrad.conformance.verdicts import REMEMBERS, TIMED_OUT, VARIES
 from refgrad.errors import RefgradError, WorkerError
 from refgrad.protos.traverse import nested

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from refgrad.conformance.locating.recordings import Recording, read_recording
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems import executors
-from refgrad.conformance.problems.systems.builders import CrashError, attempt, get_builder
+from refgrad.conformance.problems.systems.apart import Apart
+from refgrad.conformance.problems.systems.builders import CrashError, attempt, usable_builder
 from refgrad.errors import (
     AnswerError,
     BackendError,
@@ -34,7 +34,7 @@ from refgrad.errors import (
     of_type,
     raised,
 )
-from refgrad.worker import SECONDS, Worker
+from refgrad.worker import Worker
 
 PRECISIONS = ("float16", "bfloat16", "float32", "float64")
 INTERPRETER = "numpy"
@@ -58,7 +58,7 @@ class Live:
 
     def __post_init__(self) -> None:
         if isinstance(self.builder, str):
-            get_builder(self.builder)
+            usable_builder(self.builder)
         if isinstance(self.executor, str):
             executors.get_executor(self.executor)
         if self.precision not in ("", *PRECISIONS):
@@ -164,57 +164,6 @@ def in_precision(model: ModelProto, feeds: Mapping[str, Any], precision: str) ->
     return made.model, dict(made.feeds)
 
 
-class Apart(Backend):
-    """An executor in a process of its own: where it dies or does not end, that is its answer."""
-
-    def __init__(self, name: str, seconds: float = SECONDS) -> None:
-        self.name, self._seconds = name, seconds
-        self._worker = Worker(seconds)
-
-    def description(self) -> str:
-        """The executor's own."""
-        return executors.get_executor(self.name).description()
-
-    def prepare(self, model: ModelLike, **options: Any) -> Prepared:
-        """Nothing is done before the first run: the executor's options are for that."""
-        return _PreparedApart(self, load_model(model), options)
-
-    def run(
-        self, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None, options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The outputs that the executor computes.
-
-        :raises BackendError: it does not run the model, dies or takes too long.
-        """
-        return self.in_turn(model, [feeds], outputs, options)[0]
-
-    def in_turn(
-        self,
-        model: ModelProto,
-        feeds: Sequence[Mapping[str, Any]],
-        outputs: Iterable[str] | None = None,
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> list[dict[str, Any]]:
-        """The outputs of several runs in one session.
-
-        :raises BackendError: the executor does not run the model, dies or takes too long.
-        """
-        asked = None if outputs is None else list(outputs)
-        fed = [dict(one) for one in feeds]
-        self._worker.seconds = self._seconds * len(fed)
-        try:
-            made: list[dict[str, Any]] = self._worker.call(
-                executors.run_in_turn, self.name, model, fed, asked, **options
-            )
-            return made
-        except WorkerError as error:
-            raise BackendError(str(error) if error.raised else f"it {error.verdict}: {error}") from error
-
-    def close(self) -> None:
-        """End the process."""
-        self._worker.close()
-
-
 def guarded(backend: Backend) -> Backend:
     """The backend, with errors and wrong answers as errors of refgrad: a stranger's object raises and returns anything."""
     is_known = isinstance(backend, NumpyBackend | Apart | _Guarded) or type(backend).__module__.startswith("refgrad.")
@@ -260,12 +209,3 @@ class _InDouble(NumpyBackend):
 
     def prepare(self, model: ModelLike, *arguments: Any, **options: Any) -> NumpyModel:
         return super().prepare(model, precision="float64")
-
-
-class _PreparedApart(Prepared):
-    def __init__(self, owner: Apart, model: ModelProto, options: Mapping[str, Any]) -> None:
-        self._owner, self._model, self._options = owner, model, options
-        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
-
-    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
-        return self._owner.run(self._model, feeds, outputs, self._options)

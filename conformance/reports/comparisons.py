@@ -16,7 +16,7 @@ from refgrad.conformance.locating.location import Culprit, Located
 from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor, seen_of
 from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.ranges import IN_RANGE
-from refgrad.conformance.verdicts import CONVENTION, MISSING, RIGHT, UNDECIDED, WRONG
+from refgrad.conformance.verdicts import CONVENTION, MISSING, REFUSED, RIGHT, UNDECIDED, WRONG
 from refgrad.errors import abridged, counted
 from refgrad.escaping import markdown, printable
 from refgrad.show import tables
@@ -99,7 +99,7 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
     causes = {one.cause for one in seen if one.verdict == WRONG}
     if len(causes) == 1 and causes != {""}:
         return f": {next(iter(causes))}"
-    faults = side.rules.faults if side.rules else ()
+    faults = [fault for fault in side.rules.faults if fault.kind != REFUSED] if side.rules else []
     rules = [
         f"the adjoint of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}" for fault in faults
     ]
@@ -195,8 +195,8 @@ def lines_of(side: Sided) -> Iterator[str]:
         yield str(side.unsteady)
     if side.rules is not None:
         for fault in side.rules.faults:
-            yield f"the rule is at fault: {fault}"
-            if fault.formula:
+            yield str(fault) if fault.kind == REFUSED else f"the rule is at fault: {fault}"
+            if fault.formula and fault.kind != REFUSED:
                 yield f"the formula that holds: {fault.formula}"
             if fault.known:
                 yield f"known of this operator: {fault.known}"

@@ -14,7 +14,18 @@ from typing import Annotated, Any
 import typer
 
 from refgrad import interruption
-from refgrad.cli import conformance, debugging, derivatives, listings, recipe, running, teaching, training, walking
+from refgrad.cli import (
+    conformance,
+    debugging,
+    derivatives,
+    listings,
+    own_code,
+    recipe,
+    running,
+    teaching,
+    training,
+    walking,
+)
 from refgrad.cli.commands import CommandGroup
 from refgrad.cli.containment import contain
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, is_quiet, say, say_lines
@@ -120,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
     if arguments is not None:
         return _carry_out(arguments)
-    contain(REFUSED, _complain)
+    contain(REFUSED, _complain, own_code.of_arguments(sys.argv[1:]))
     try:
         interruption.begin()
         return interruption.over(_carry_out(sys.argv[1:]))

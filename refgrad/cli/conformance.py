@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -38,7 +39,9 @@ from refgrad.conformance.problems.systems.executors import executor_names
 from refgrad.conformance.verdicts import FAULTS
 from refgrad.errors import OptionError, RefgradError, ResultsError, abridged, choices, counted
 from refgrad.model.writing import fingerprint, refuse_replacing, replacing
+from refgrad.ranges import checked
 from refgrad.show.text import onnx_simple_text_plot
+from refgrad.sizes import in_bytes
 from refgrad.tables import plugins
 from refgrad.worker import SECONDS
 
@@ -158,9 +161,11 @@ def run(
     seed: Seed = 0,
     seconds: Annotated[float, number("seconds", help="The time limit of each call.")] = SECONDS,
     memory: Annotated[
-        int,
-        number("memory", help="The memory limit of each process, in MiB; 0 is no limit."),
-    ] = MEMORY >> 20,
+        str,
+        typer.Option(
+            metavar="SIZE", help="The memory limit of each process: a number of MiB, or 500M, 8G; 0 is no limit."
+        ),
+    ] = f"{MEMORY >> 30}G",
     workers: Annotated[
         int | None, number("workers", help="How many processes to use.", show_default="one for each core")
     ] = None,
@@ -201,7 +206,7 @@ def run(
         _listed(oracle, "--oracle", "oracle") or Plan.oracles,
         seed,
         seconds,
-        memory << 20,
+        _bytes_of(memory),
     )
     require(plan)
     names, dtypes, kinds = ops_of(ops), dtypes_of(dtype), kinds_of(values)
@@ -585,6 +590,19 @@ def _other_option(own: list[Case], opset: str, dtype: str | None, name: str, val
         if any(sources.select(own, None, opsets, types, name, kinds)):
             return option
     return ""
+
+
+def _bytes_of(memory: str) -> int:
+    """The bytes that `--memory` allows; 0 is no limit."""
+    has_unit = memory.strip()[-1:].isalpha()
+    size = in_bytes(memory if has_unit else f"{memory} MiB")
+    if size is None or 0 < size < 1 << 20:
+        raise OptionError(
+            f"--memory {reprlib.repr(memory)} is not a size. Give a number of MiB, or one like 500M or 8G, of at least 1 MiB; "
+            "0 is no limit."
+        )
+    checked("memory", size >> 20, "--memory")
+    return size
 
 
 def _listed(texts: list[str] | None, flag: str, what: str) -> tuple[str, ...] | None:

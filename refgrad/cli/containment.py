@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from refgrad import interruption
+from refgrad.errors import choices
 from refgrad.model import writing as files
 from refgrad.worker import last_words, limit_room
 
@@ -44,12 +45,14 @@ _ledger: IO[bytes] | None = None  # its temporary files, and a mark once it writ
 _FINISHING = b"finishing"
 
 
-def contain(refused: int, complain: Callable[[str], None]) -> None:
+def contain(refused: int, complain: Callable[[str], None], suspects: Sequence[str] = ()) -> None:
     """Go on in a copy of this process if the system can make one. This process waits for the copy and ends with its exit code.
 
     If the copy dies, this process complains and ends with the code `refused`. If it does not end soon after SIGINT or
     SIGTERM, this process kills it and ends with the code of the signal. Temporary files that the copy leaves are removed.
     A copy takes milliseconds to make; a new process would import everything again.
+
+    :param suspects: the names of builders and executors whose code may end the copy.
     """
     global _is_contained, _said, _ledger
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
@@ -91,7 +94,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
         )
         code = 128 + number
     elif code < 0 or (code == _STOPPED and _TIMEOUT.search(_words(said))):
-        code = _died(-code, said, refused, complain)
+        code = _died(-code, said, refused, complain, suspects)
     _flush()
     os._exit(code)
 
@@ -143,7 +146,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], None]) -> int:
+def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], None], suspects: Sequence[str]) -> int:
     if number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -154,9 +157,10 @@ def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], 
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     if number == signal.SIGKILL:
+        own = f", or {choices(suspects)}," if suspects else ""
         complain(
             "The process of this command was killed. The system does that where memory runs out: "
-            "a file that it read asks for more than there is."
+            f"a file that it read{own} asks for more than there is."
         )
         return refused
     words = _words(said)
@@ -165,9 +169,10 @@ def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], 
         return refused
     frames = _FRAME.findall(words)
     place = f" in {frames[0][1]} of {'/'.join(Path(frames[0][0]).parts[-2:])}" if frames else ""
+    own = f"The code of {choices(suspects)} may have ended it. Or a" if suspects else "A"
     complain(
         f"The process of this command died{place}: {signal.strsignal(number)}. "
-        "A file that it read is malformed in a way that no check has found, or asks for more than --max-memory."
+        f"{own} file that it read is malformed in a way that no check has found, or asks for more than --max-memory."
     )
     return refused
 

@@ -6,7 +6,7 @@ import inspect
 import os
 import reprlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from types import FrameType
@@ -15,13 +15,17 @@ from typing import Annotated, Any
 import typer
 
 from refgrad import links
+from refgrad.cli import own_code
 from refgrad.cli.containment import end_later, limit_memory
 from refgrad.cli.numbers import number
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, choices
 from refgrad.interruption import OutOfTime
 from refgrad.protos.memory import at_most
 from refgrad.ranges import checked
 from refgrad.sizes import in_bytes
+from refgrad.worker import SECONDS
+
+_WITH_VERDICTS = ("check", "compare")  # commands that run the code of others in a process of its own
 
 _OPTIONS = {
     "max_memory": Annotated[
@@ -50,7 +54,7 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
         data_folder: list[str] | None = None,
         **given: Any,
     ) -> Any:
-        with _within(max_memory, max_seconds), _links_into(data_folder):
+        with _within(max_memory, max_seconds, _hanging(command.__name__, given)), _links_into(data_folder):
             return command(**given)
 
     signature = inspect.signature(command, eval_str=True)
@@ -63,12 +67,21 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _within(max_memory: str | None, max_seconds: float | None) -> Iterator[None]:
+def _within(max_memory: str | None, max_seconds: float | None, hanging: str) -> Iterator[None]:
     size = None if max_memory is None else _limit(max_memory)
     if size is not None:
         limit_memory(size)
-    with at_most(size), _for_seconds(max_seconds):
+    with at_most(size), _for_seconds(max_seconds, hanging):
         yield
+
+
+def _hanging(command: str, given: Mapping[str, Any]) -> str:
+    """A sentence about the builders and executors of the user's own, which may hang; "" if there are none."""
+    names = own_code.of_options(given)
+    if not names:
+        return ""
+    ended = f": a call of it ends after {SECONDS:g} s, with a verdict" if command in _WITH_VERDICTS else ""
+    return f" {choices(names)} may hang, too{ended}."
 
 
 @contextmanager
@@ -90,7 +103,7 @@ def _links_into(folders: list[str] | None) -> Iterator[None]:
 
 
 @contextmanager
-def _for_seconds(seconds: float | None) -> Iterator[None]:
+def _for_seconds(seconds: float | None, hanging: str) -> Iterator[None]:
     """Raise `OutOfTime` where this is still going on after so many seconds."""
     if seconds is None:
         yield
@@ -99,7 +112,7 @@ def _for_seconds(seconds: float | None) -> Iterator[None]:
         raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
     said = (
         f"This did not finish within --max-seconds {seconds:g}. Give it more time, or do not take this file, which may be "
-        "made to last for ever."
+        f"made to last for ever.{hanging}"
     )
 
     def stop(number: int, frame: FrameType | None) -> None:

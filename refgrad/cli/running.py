@@ -181,8 +181,8 @@ def check(
 ) -> None:
     """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences and float64.
 
-    The exit code is 1 if a gradient is wrong or a backend crashes. Other verdicts do not change it: convention, undecided,
-    not supported, refused, or an error of ONNX Runtime's own builder.
+    The exit code is 1 if a gradient is wrong, or a backend crashes, takes too long or too much memory. Other verdicts do not
+    change it: convention, undecided, not supported, refused, or an error of ONNX Runtime's own builder.
     """
     require_reports(output or ())
     size, sizes = sizes_of(dim)

@@ -123,7 +123,7 @@ class Step:
 
     def _repr_html_(self) -> str:
         """The numbers of the step, for a notebook."""
-        notes = [self.formula, *(f"{kink.input!r}: {kink.text}" for kink in self.kinks)]
+        notes = [" ".join(self.formula.split()), *(f"{kink.input!r}: {kink.text}" for kink in self.kinks)]
         if self.difference is not None:
             notes.append(difference_text(self.difference))
         notes += [

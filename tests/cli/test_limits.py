@@ -20,6 +20,7 @@ import refgrad
 from refgrad import cli
 from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
+from refgrad.cli import own_code
 from refgrad.cli.output import Files
 from refgrad.conformance import Results
 from refgrad.conformance.problems.feeds import random_feeds, read_feeds
@@ -137,6 +138,35 @@ def test_a_crash_is_exit_2_with_a_message(tmp_path, death, said):
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
+def test_a_command_that_dies_or_hangs_names_the_executor_of_ones_own(tmp_path):
+    onnx.save(SQUARE, tmp_path / "m.onnx")
+    (tmp_path / "mine.py").write_text(
+        "import os\nclass Dying:\n    def prepare(self, model, device):\n        os.abort()\n"
+        "class Hanging:\n    def prepare(self, model, device):\n        while True: pass\n"
+        "Dying, Hanging = Dying(), Hanging()\n"
+    )
+    path = ["import os", f"os.chdir({str(tmp_path)!r})"]
+    done = _command("\n".join(path), "run", "m.onnx", "--backend=mine:Dying")
+    assert done.returncode == 2
+    assert "Aborted. The code of 'mine:Dying' may have ended it. Or a file that it read is malformed" in done.stderr
+    done = _command("\n".join(path), "check", "m.onnx", "--backend", "mine:Hanging", "--max-seconds", "8")
+    assert done.returncode == 2
+    assert "for ever. 'mine:Hanging' may hang, too: a call of it ends after 60 s, with a verdict." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["check", "m.onnx", "--backend", "numpy,mine:Class"], ["mine:Class"]),
+        (["compare", "m:x", "--a", "refgrad:ort@ort-cpu:float16", "--b=my.b:f@my.rt:Class:float64"], ["my.b:f", "my.rt:Class"]),
+        (["compare", "--a", "onnxruntime:raw@numpy:float64", "--b", "gradients.npz"], []),
+    ],
+)  # fmt: skip
+def test_code_of_ones_own_in_a_command_line(arguments, names):
+    assert own_code.of_arguments(arguments) == names
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")

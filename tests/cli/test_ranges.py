@@ -121,7 +121,7 @@ def test_numeric_options_are_found() -> None:
         ("train", "--clip-norm"),
         ("train", "--rank"),
         ("check", "--tolerance"),
-        ("conformance run", "--memory"),
+        ("conformance run", "--seconds"),
         ("recipe fgsm", "--clip"),
         ("teach", ""),
         ("show", "--max-seconds"),

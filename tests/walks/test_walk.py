@@ -19,6 +19,7 @@ from refgrad.conformance.cases import every_case
 from refgrad.conformance.cases.kinks import at
 from refgrad.conformance.problems.feeds import write_arrays
 from refgrad.errors import FeedError, NoGradientError, OptionError, UnknownNameError
+from refgrad.escaping import REPLACEMENT
 from refgrad.reverse.record import SweepRecord
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.registry import RULES
@@ -572,6 +573,14 @@ def test_a_small_array_is_shown_in_full_and_a_large_one_by_its_corner():
     assert as_json(np.float32([1, np.inf])) == {"dtype": "float32", "shape": [2], "elements": [1.0, "inf"]}
     assert "statistics" in as_json(np.zeros(5000))
     assert plain({"a": (np.int64(1), b"x", None)}) == {"a": [1, "x", None]}
+
+
+def test_a_formula_of_several_paragraphs_is_whole_in_a_notebook():
+    found = walk(graph("loss = SoftmaxCrossEntropyLoss (x, labels)", "float[2, 3] x, int64[2] labels"))
+    (step,) = found.steps
+    assert "\n\n" in step.formula
+    assert "NegativeLogLikelihoodLoss The cotangent" in step._repr_html_()
+    assert REPLACEMENT not in step._repr_html_()
 
 
 def test_names_cannot_move_the_cursor():

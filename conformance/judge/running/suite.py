@@ -15,7 +15,7 @@ from refgrad.conformance.judge.running.results import About, Results
 from refgrad.conformance.judge.running.runner import Lanes, Plan, run_case
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.problems.systems import builders, executors
-from refgrad.conformance.problems.systems.builders import get_builder
+from refgrad.conformance.problems.systems.builders import usable_builder
 from refgrad.conformance.problems.systems.executors import get_executor
 from refgrad.errors import OptionError
 from refgrad.ranges import checked
@@ -78,8 +78,7 @@ def require(plan: Plan) -> None:
     checked("seconds", plan.seconds)
     checked("memory", plan.memory >> 20)
     for name in plan.builders:
-        if missing := get_builder(name).missing():
-            raise OptionError(f"The builder {name!r} cannot be used here: {missing}")
+        usable_builder(name)
     for name in plan.executors:
         get_executor(name)
     for name in plan.oracles:

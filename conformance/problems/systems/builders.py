@@ -92,6 +92,17 @@ def get_builder(name: str) -> Builder:
     )
 
 
+def usable_builder(name: str) -> Builder:
+    """The builder of that name, which is installed.
+
+    :raises OptionError: there is none, or it is not installed.
+    """
+    builder = get_builder(name)
+    if missing := builder.missing():
+        raise OptionError(f"The builder {name!r} cannot be used here: {missing}")
+    return builder
+
+
 def version(name: str) -> str:
     """The distribution that a builder belongs to, with its version: "onnx-ad 0.3.0"; "" where there is none.
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad.conformance import check
+from refgrad.conformance import check, compare
 from refgrad.conformance.oracles.central import directional, one_sided
 from refgrad.conformance.problems.weights import randomize
 from refgrad.derivatives import ortbuilder
@@ -330,7 +330,7 @@ def test_a_backend_that_does_not_run_the_model_is_not_at_fault(monkeypatch):
 
     def refuse(self, proto, precision=None, **options):
         if precision is None:
-            raise BackendError("no")
+            raise BackendError("Tanh is not supported")
         return prepare(self, proto, precision, **options)
 
     assert get_backend("numpy").name == "numpy"
@@ -338,6 +338,79 @@ def test_a_backend_that_does_not_run_the_model_is_not_at_fault(monkeypatch):
     found = check(SMOOTH, backends=["numpy"])
     assert found.ok
     assert verdicts(found, "float64") == {"not supported"}
+
+
+EXECUTORS = """
+import os
+from refgrad.backends.base import Backend, Prepared, graph_inputs, graph_outputs
+class Failing(Backend):
+    name = "failing"
+    in_prepare = None
+    def description(self): return ""
+    def fail(self): raise RuntimeError("boom")
+    def prepare(self, model, **options):
+        return Model(self, model)
+class Model(Prepared):
+    def __init__(self, owner, model):
+        self.owner = owner
+        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
+    def run(self, feeds, outputs=None):
+        return self.owner.fail()
+class InPrepare(Failing):
+    def prepare(self, model, **options): self.fail()
+class Bug(Failing):
+    def fail(self): raise TypeError("'<' not supported between instances of 'list' and 'int'")
+class Lacking(Failing):
+    def fail(self): raise NotImplementedError("Mul")
+class Saying(Failing):
+    def fail(self): raise RuntimeError("the operator Mul is not supported")
+class Large(Failing):
+    def fail(self): raise MemoryError
+class Aborting(Failing):
+    def fail(self): os.abort()
+class Silent(Failing):
+    def fail(self): return None
+class Hanging(Failing):
+    def fail(self):
+        while True: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("executor", "verdict", "said"),
+    [
+        ("Failing", "crashed", "boom; nor does it run the model itself"),
+        ("InPrepare", "crashed", "boom; nor does it run the model itself"),
+        ("Bug", "crashed", "'<' not supported"),
+        ("Lacking", "not supported", "nor does it run the model itself: Mul"),
+        ("Saying", "not supported", "nor does it run the model itself: the operator Mul is not supported"),
+        ("Large", "out of memory", "MemoryError"),
+        ("Aborting", "crashed", "its process ended with -6"),
+        ("Silent", "wrong", "returned None and no outputs by name"),
+        ("Hanging", "timed out", "nothing came back after 8 s"),
+    ],
+)
+def test_an_executor_that_fails_on_the_model_too_is_at_fault_unless_it_says_that_it_lacks_something(
+    executor, verdict, said, tmp_path, monkeypatch
+):
+    (tmp_path / "failing_executors.py").write_text(EXECUTORS)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = check(SMOOTH, backends=[f"failing_executors:{executor}"], dialects=["onnx"], seconds=8)
+    assert verdicts(found, "float64") == {verdict}
+    assert all(said in row.note for row in found.rows if row.oracle == "float64")
+    assert found.ok == (verdict == "not supported")
+    assert found.answer[0] == ("right" if found.ok else verdict)
+
+
+def test_an_executor_that_does_not_exist_is_refused_in_the_words_of_compare():
+    with pytest.raises(OptionError) as refused:
+        check(SMOOTH, backends=["nunpy"])
+    with pytest.raises(OptionError) as refused_by_compare:
+        compare(SMOOTH, "refgrad@nunpy", "refgrad@numpy")
+    assert str(refused.value) == str(refused_by_compare.value)
+    assert "There is no executor 'nunpy'. Did you mean 'numpy'?" in str(refused.value)
+    assert "onnx.reference" in str(refused.value)
+    assert check(SMOOTH, backends=["onnx.reference"], dialects=["onnx"]).ok
 
 
 def test_zero_gradients_agree_and_say_so():

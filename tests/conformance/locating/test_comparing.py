@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from refgrad.conformance import Case, compare, select, tables
 from refgrad.conformance.judge.elementwise import against_float64
 from refgrad.conformance.judge.judge import GradientCheck
 from refgrad.conformance.judge.nan.watching import Watching
+from refgrad.conformance.judge.running.runner import Plan
+from refgrad.conformance.judge.running.suite import require
 from refgrad.conformance.locating import paths
 from refgrad.conformance.locating.bisection import Bisected, Fault
 from refgrad.conformance.locating.location import Located
@@ -36,6 +39,7 @@ from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.point import rounding
 from refgrad.conformance.problems.problem import Problem, ask
+from refgrad.conformance.problems.systems.builders import BUILDERS
 from refgrad.conformance.reports import comparison_page, comparisons
 from refgrad.errors import BackendError, BuilderError, FeedError, OptionError
 
@@ -771,8 +775,23 @@ def test_the_sentence_says_which_nodes_a_builder_refuses() -> None:
         return Built.of(refgrad.gradient(problem.model, problem.wrt, list(problem.cotangents)))
 
     model, feeds = network()
-    told = comparisons.sentence(compare(model, "refgrad@numpy", Live(refuses, "numpy"), feeds))
-    assert "has no gradient: Tanh 'Tanh_1': refused: no rule for Tanh." in told
+    found = compare(model, "refgrad@numpy", Live(refuses, "numpy"), feeds)
+    assert "has no gradient: it refuses Tanh 'Tanh_1': no rule for Tanh." in comparisons.sentence(found)
+    lines = list(comparisons.lines_of(found.b))
+    assert "it refuses Tanh 'Tanh_1': no rule for Tanh" in lines
+    assert not any("at fault" in line or "formula" in line for line in lines)
+
+
+@pytest.mark.parametrize("builder", ["onnx-ad", "onnxruntime:raw", "onnxruntime:module"])
+def test_a_builder_that_is_not_installed_is_wrong_use(builder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = replace(BUILDERS[builder], missing=lambda: "it is not installed (pip install it)")
+    monkeypatch.setitem(BUILDERS, builder, missing)
+    said = f"The builder '{builder}' cannot be used here: it is not installed \\(pip install it\\)"
+    for use in (side_of, lambda side: compare(*network()[:1], "refgrad@numpy", side)):
+        with pytest.raises(OptionError, match=said):
+            use(f"{builder}@numpy")
+    with pytest.raises(OptionError, match=said):
+        require(Plan(builders=(builder,)))
 
 
 def test_groups_of_the_same_operators_are_told_together() -> None:

@@ -16,6 +16,7 @@ from planting import BACKENDS, NETWORK, Elsewhere, Fault, Planted, builder_with,
 import refgrad
 from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import graph_inputs, graph_outputs, load_model
+from refgrad.conformance.locating import bisection
 from refgrad.conformance.locating.bisection import bisect
 from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.location import Located, locate
@@ -24,6 +25,7 @@ from refgrad.conformance.locating.sides import Live
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import BackendError, BuilderError
+from refgrad.tables.registry import RULES
 
 
 class Broken(Backend):
@@ -351,6 +353,13 @@ def test_a_rule_that_is_refused_or_crashes_is_named() -> None:
     found = bisect(model, feeds, refuses)
     assert [(one.kind, one.nodes) for one in found.faults] == [("refused", ("LN",)), ("crashed", ("ReduceMean_1",))]
     assert "no LayerNormalization here" in found.faults[0].message
+
+
+@pytest.mark.parametrize("operator", [op for domain, op in RULES if not domain])
+def test_a_formula_is_one_line(operator: str) -> None:
+    formula = bisection._explained(bisection.Fault("crashed", ("node",), (operator,)), "mine").formula
+    assert formula
+    assert "\n" not in formula
 
 
 def test_what_is_wrong_together_alone_is_named_together() -> None:

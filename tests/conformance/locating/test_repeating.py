@@ -16,7 +16,8 @@ from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.location import locate
 from refgrad.conformance.locating.reducing import reduce
 from refgrad.conformance.locating.repeating import run_steadily
-from refgrad.conformance.locating.sides import Apart, Live
+from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.problems.systems.apart import Apart
 from refgrad.conformance.verdicts import REMEMBERS, VARIES
 from refgrad.errors import BackendError, FeedError, WorkerError
 

@@ -14,9 +14,10 @@ from onnx import numpy_helper
 
 from refgrad import conformance
 from refgrad.cli import main
-from refgrad.cli.conformance import one_case
+from refgrad.cli.conformance import _bytes_of, one_case
 from refgrad.conformance.judge.running import sources
 from refgrad.conformance.judge.running.results import Results, load
+from refgrad.conformance.judge.running.runner import MEMORY
 from refgrad.conformance.reports.html import data_of
 from refgrad.model.writing import fingerprint
 
@@ -99,6 +100,22 @@ def test_what_is_wrong_exits_with_1_until_a_limitation_explains_it(tmp_path, cap
     assert "no longer holds" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8G", MEMORY),
+        ("8192", MEMORY),
+        ("8 GiB", MEMORY),
+        ("0", 0),
+        ("0G", 0),
+        ("500M", 500 << 20),
+        ("800 MB", 800_000_000),
+    ],
+)
+def test_a_memory_limit_has_a_unit_or_is_in_mebibytes(text, size):
+    assert _bytes_of(text) == size
+
+
 WRONG = [
     (("run", "--ops", "Cnov"), "No case is of 'Cnov'. Did you mean 'Conv'"),
     (("run", "--builder", "torch"), "There is no builder 'torch'"),
@@ -114,7 +131,11 @@ WRONG = [
     (("run", "--seconds", "0"), "--seconds 0 is not a number of seconds above 0"),
     (("run", "--seconds", "nan"), "--seconds nan is not a number of seconds above 0"),
     (("run", "--seconds", "inf"), "--seconds inf is not a number of seconds above 0"),
-    (("run", "--memory", "-1"), "--memory -1 is not"),
+    (("run", "--memory", "-1"), "--memory '-1' is not a size. Give a number of MiB, or one like 500M or 8G"),
+    (("run", "--memory", "much"), "--memory 'much' is not a size"),
+    (("run", "--memory", "1K"), "--memory '1K' is not a size"),
+    (("run", "--memory", "0.5"), "--memory '0.5' is not a size"),
+    (("run", "--memory", "nan"), "--memory 'nan' is not a size"),
     (("run", "--memory", "99999999999999999"), "--memory 99999999999999999 is not"),
     (("run", "--oracle", "delphi"), "--oracle 'delphi' is not known"),
     (("run", "--opset", "28-13"), "--opset '28-13' is not an opset"),
