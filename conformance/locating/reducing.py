@@ -262,7 +262,7 @@ class _Search:
         again = True
         while again and self.tried < _TRIES:
             again = False
-            for model, feeds in _variants(failure.model, failure.feeds):
+            for model, feeds in _variants(failure.model, failure.feeds, failure.how != WRONG):
                 if self.tried >= _TRIES:
                     return
                 self.tried += 1
@@ -399,7 +399,9 @@ def _cut(values: ModelValues, nodes: Sequence[NodeProto]) -> tuple[ModelProto, d
 # Smaller models
 
 
-def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tuple[ModelProto, dict[str, np.ndarray]]]:
+def _variants(
+    model: ModelProto, feeds: Mapping[str, np.ndarray], are_any_right: bool
+) -> Iterator[tuple[ModelProto, dict[str, np.ndarray]]]:
     """Models that are a step smaller or simpler, those that are much smaller first."""
     held = {t.name: array_of(t) for t in model.graph.initializer}
     arrays = {**feeds, **held}
@@ -415,18 +417,26 @@ def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tu
             if size > 1:
                 yield _with(model, feeds, {**arrays, name: np.take(array, range(1), axis)})
     for name, array in arrays.items():
-        if array.dtype.kind == "f" and array.size:
-            for simple in (np.zeros_like(array), np.ones_like(array), np.round(array), np.round(array, 1)):
-                if (array > 0).all() and not (simple > 0).all():
-                    continue  # it may be a scale, or a variance
-                if not np.array_equal(simple, array) and _simplicity(simple) < _simplicity(array):
-                    yield _with(model, feeds, {**arrays, name: simple})
+        for simple in _simpler(array, are_any_right):
+            yield _with(model, feeds, {**arrays, name: simple})
 
 
-def _simplicity(array: np.ndarray) -> tuple[int, int]:
-    """The fewer different numbers, and the fewer digits, the simpler."""
-    numbers = np.unique(array[np.isfinite(array)])
-    return len(numbers), sum(len(f"{number:g}") for number in numbers[:64])
+def _simpler(array: np.ndarray, are_any_right: bool) -> Iterator[np.ndarray]:
+    """Simpler floats, the best first: zeros hide what a kernel or a rule does to them, and come late.
+
+    :param are_any_right: the failure is an error, so that any numbers will do: different ones show what comes in its place.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return
+    whole = np.sign(array) * np.maximum(np.round(np.abs(array)), 1)
+    best = [np.resize(np.arange(1, 10), array.shape)] if are_any_right else []
+    for numbers in (*best, np.ones_like(array), whole, np.zeros_like(array), np.round(array, 1)):
+        simple = numbers.astype(array.dtype)
+        if np.array_equal(simple, array, equal_nan=True):
+            return
+        if (array > 0).all() and not (simple > 0).all():
+            continue  # it may be a scale, or a variance
+        yield simple
 
 
 def _of_size(array: np.ndarray, size: int, smaller: int) -> np.ndarray:
