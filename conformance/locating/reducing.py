@@ -28,7 +28,16 @@ from refgrad.conformance.locating.location import Located, Progress, locate, qui
 from refgrad.conformance.locating.pictures import elements_of
 from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay, distance
-from refgrad.conformance.locating.scripts import DATA, RUNNERS, Shown, executor_of, is_callable, packages, program
+from refgrad.conformance.locating.scripts import (
+    DATA,
+    RUNNERS,
+    Shown,
+    executor_of,
+    is_callable,
+    of_error,
+    packages,
+    program,
+)
 from refgrad.conformance.locating.sides import INTERPRETER, Live, in_precision
 from refgrad.conformance.locating.values import ModelValues, described, is_text
 from refgrad.conformance.problems.feeds import widened
@@ -53,6 +62,7 @@ _FEW = 6  # elements of a tensor that a report lists
 _CLOSE = 1e-5  # how far two results may be apart that are called the same
 _WRONG_TOO = 0.1  # of the worst relative error: a result that is off by less may be so for rounding alone
 _SECONDS, _LINES = 60, 30  # for a program to end, and of what it prints
+_PATH = re.compile(r'(?<=^  )File "([^"\n]+)"', re.M)  # in a traceback
 RULE, KERNEL = "rule", "kernel"
 
 
@@ -494,13 +504,14 @@ def write(reduced: Reduced, folder: Path) -> None:
                 _write_tensor(data / f"actual_{k}.pb", output, reduced.found[name])
         for executor in _executors(reduced):
             shown = _shown(reduced, executor)
-            text, beside = program(shown)
-            (written_folder / "reproduce.py").write_text(text, encoding="utf-8")
-            if beside:
-                (written_folder / DATA).write_text(beside, encoding="utf-8")
+            text, beside = _write_program(written_folder, shown)
             if not reduced.stopped:
                 try:
                     reduced.exit_code, reduced.printed = _run(written_folder / "reproduce.py")
+                    if reduced.exit_code == 1 and shown.raises is not None:
+                        shown = of_error(shown, reduced.printed)
+                        text, beside = _write_program(written_folder, shown)
+                        reduced.exit_code, reduced.printed = _run(written_folder / "reproduce.py")
                 except KeyboardInterrupt:  # what was reached is kept
                     interruption.finish()
                     reduced.stopped = interruption.INTERRUPTED
@@ -513,6 +524,15 @@ def write(reduced: Reduced, folder: Path) -> None:
         (written_folder / "REPORT.md").write_text(
             report(reduced) + _to_reproduce(reduced, shown, "" if beside else text), encoding="utf-8"
         )
+
+
+def _write_program(folder: Path, shown: Shown) -> tuple[str, str]:
+    """Write the program, and the data beside it if there are any; both are returned."""
+    text, beside = program(shown)
+    (folder / "reproduce.py").write_text(text, encoding="utf-8")
+    if beside:
+        (folder / DATA).write_text(beside, encoding="utf-8")
+    return text, beside
 
 
 def _executors(reduced: Reduced) -> list[str]:
@@ -538,7 +558,7 @@ def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
 def _shown(reduced: Reduced, executor: str) -> Shown:
     """The failure for a program to show. A builder that no program can ask is shown by the gradient that it made."""
     failure, outputs = reduced.failure, _outputs(reduced)
-    may_end, raises = failure.how == CRASHED, failure.how != WRONG
+    may_end, raises = failure.how == CRASHED, ("Exception", "") if failure.how != WRONG else None
     if not reduced.is_rule or (reduced.built is not None and not is_callable(reduced.side.partition("@")[0])):
         due = {outputs[name]: value for name, value in reduced.due.items()}
         found = {outputs[name]: value for name, value in reduced.found.items() if name in outputs}
@@ -564,7 +584,7 @@ def _errors(due: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> d
 
 
 def _run(file: Path) -> tuple[int | None, str]:
-    """The exit code of a program, None if it does not end in time, and the last lines that it prints."""
+    """The exit code of a program, None if it does not end in time, and its output, with the paths of this machine shortened."""
     here = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
@@ -573,8 +593,17 @@ def _run(file: Path) -> tuple[int | None, str]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, ""
-    lines = done.stdout.decode(errors="replace").rstrip().split("\n")
-    return done.returncode, "\n".join(lines[-_LINES:])
+    return done.returncode, _PATH.sub(_shortened, done.stdout.decode(errors="replace").rstrip())
+
+
+def _shortened(found: re.Match[str]) -> str:
+    """The path of a file in a traceback, from the folder of the packages on, or from one that Python imports from."""
+    path = Path(found[1])
+    packages_at = [k for k, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
+    if packages_at:
+        return f'File "{Path(*path.parts[packages_at[-1] :]).as_posix()}"'
+    within = [path.relative_to(folder).as_posix() for folder in filter(None, sys.path) if path.is_relative_to(folder)]
+    return f'File "{min(within, key=len, default=path.name)}"'
 
 
 def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
@@ -670,5 +699,6 @@ def _to_reproduce(reduced: Reduced, shown: Shown, text: str) -> str:
         )
     parts.append(how_it_shows(reduced))
     if reduced.printed:
-        parts += ["It prints:", "\n".join(f"    {printable(line)}" for line in reduced.printed.split("\n"))]
+        lines = reduced.printed.split("\n")[-_LINES:]
+        parts += ["It prints:", "\n".join(f"    {printable(line)}" for line in lines)]
     return "\n" + "\n\n".join(parts) + "\n"
