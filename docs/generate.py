@@ -159,8 +159,11 @@ def known_bugs() -> dict[Path, str]:
         found = [f for f in every_known_bug() if f.system == system]
         for f, link, heading in _linked(found):
             fault = f.fault + (f" (until {f.until})" if f.until else "")
-            groups.setdefault((fault, f.proof or "float64 differences of the forward model"), []).append(link)
-            models.append(f"{heading}\n\nIt {fault}.\n\n{_code(f.model)}\n{_data(f)}")
+            proof = f.proof or "float64 differences of the forward model"
+            disputed = f"disputed: {f.disputed}" if f.disputed else ""
+            groups.setdefault((fault, "; ".join(filter(None, (disputed, proof)))), []).append(link)
+            told = f"It {fault}." + (f" This is {disputed}." if disputed else "")
+            models.append(f"{heading}\n\n{told}\n\n{_code(f.model)}\n{_data(f)}")
         rows = [(", ".join(links), *what) for what, links in groups.items()]
         sections.append(_section(title, found, ("operator", "what is wrong", "proof"), rows))
         counts.append((title, _page(system).name, *_counts_of(found)))

@@ -21,6 +21,7 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.judge.nan.watching import label_of
 from refgrad.conformance.known.bugs.builders import builder_bugs
+from refgrad.conformance.known.bugs.matching import is_about
 from refgrad.conformance.locating.repeating import identity_model
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
 from refgrad.conformance.locating.values import ModelValues, described, kind_of
@@ -151,7 +152,7 @@ def bisect(
     search = _Search(ModelValues(model, feeds), side.build, seed, suspects, wrt, right)
 
     def found(faults: Sequence[Fault], is_whole: bool) -> Bisected:
-        told = tuple(_explained(fault, name) for fault in faults)
+        told = tuple(_explained(fault, name, search.values.model) for fault in faults)
         within = () if is_whole else search.within
         return Bisected(told, search.built, dict(search.silent), is_whole, within, search.nothing)
 
@@ -162,8 +163,8 @@ def bisect(
         side.close()
 
 
-def _explained(fault: Fault, builder: str) -> Fault:
-    """The fault with the formula that holds for its operator, and the builder's known faults of that operator and kind."""
+def _explained(fault: Fault, builder: str, model: ModelProto) -> Fault:
+    """The fault with the formula that holds for its operator, and the builder's known faults of such a node and that kind."""
     if len(fault.operators) > 1 or fault.value:
         return replace(fault, formula="the adjoints of a value that several nodes read are added")
     [operator] = fault.operators
@@ -172,7 +173,9 @@ def _explained(fault: Fault, builder: str) -> Fault:
     except UnknownNameError:
         formula = ""
     of_operator = [bug for bug in builder_bugs() if bug.operator == operator and builder in bug.builders]
-    known = [bug.fault for bug in of_operator if isinstance(bug.given, str) == (fault.kind != WRONG)]
+    nodes = [node for node in model.graph.node if label_of(node) in fault.nodes]
+    of_kind = [bug for bug in of_operator if isinstance(bug.given, str) == (fault.kind != WRONG)]
+    known = dict.fromkeys(bug.fault for bug in of_kind if any(is_about(bug, node, model) for node in nodes))
     return replace(fault, formula=formula, known="; ".join(known))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import Backend
+from refgrad.conformance.known.bugs.matching import bugs_of
 from refgrad.conformance.locating.repair import Errors, RepairTrial
 from refgrad.conformance.locating.repeating import Unsteady, identity_model, run_steadily
 from refgrad.conformance.locating.replay import Replay, Replayed, wrong_nodes
@@ -27,7 +28,8 @@ Progress = Callable[[str, int, int | None], None]  # the step, how far it is, an
 class Culprit:
     """A node that is wrong, and the largest error of the results once it and those before it in the list are repaired.
 
-    `helped` is the result that this repair helps most, `was` its error before it, and `now` after it.
+    `helped` is the result that this repair helps most, `was` its error before it, and `now` after it. `known` are the known
+    bugs of the executor that this may be, in words. If one is a dispute about the specification, `disputed` says so.
     """
 
     found: Replayed
@@ -35,6 +37,8 @@ class Culprit:
     helped: str = ""
     was: float = 0.0
     now: float = 0.0
+    known: str = ""
+    disputed: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,7 @@ def locate(
         tell(groups=together)
         passes = optimisation(replay.model, feeds, backend, partial(report, "optimisations"))
     explained = errors.is_rounding or (bool(together) and together[-1].is_proved)
+    ordered = tuple(_with_known_bugs(one, replay, backend.name) for one in ordered)
     return Located(
         error.largest, rounding, ordered, known.suspects, failed, judged, unjudged, together, passes,
         is_right=False, unexplained=not explained,
@@ -286,6 +291,13 @@ def _proved_in_order(
         before, errors = errors, trial.run([*(culprit.found for culprit in ordered), one.found])[0]
         ordered.append(_repaired(one.found, before, errors))
     return tuple(ordered), errors
+
+
+def _with_known_bugs(culprit: Culprit, replay: Replay, executor: str) -> Culprit:
+    found = culprit.found
+    bugs = bugs_of(executor, replay.nodes[found.position], replay.model, bool(found.failed))
+    known, disputed = (list(dict.fromkeys(texts)) for texts in ((b.fault for b in bugs), (b.disputed for b in bugs)))
+    return replace(culprit, known="; ".join(known), disputed="; ".join(filter(None, disputed)))
 
 
 def _in_order(culprits: Sequence[Culprit]) -> tuple[Culprit, ...]:

@@ -28,7 +28,16 @@ from refgrad.conformance.locating.location import Located, Progress, locate, qui
 from refgrad.conformance.locating.pictures import elements_of
 from refgrad.conformance.locating.repair import RepairTrial
 from refgrad.conformance.locating.replay import Replay, distance
-from refgrad.conformance.locating.scripts import DATA, RUNNERS, Shown, executor_of, is_callable, packages, program
+from refgrad.conformance.locating.scripts import (
+    DATA,
+    RUNNERS,
+    Shown,
+    executor_of,
+    is_callable,
+    of_error,
+    packages,
+    program,
+)
 from refgrad.conformance.locating.sides import INTERPRETER, Live, in_precision
 from refgrad.conformance.locating.values import ModelValues, described, is_text
 from refgrad.conformance.problems.feeds import widened
@@ -38,7 +47,7 @@ from refgrad.conformance.problems.problem import Problem
 from refgrad.conformance.problems.systems.builders import CrashError
 from refgrad.conformance.problems.systems.executors import REFERENCE, executors, get_executor
 from refgrad.conformance.problems.systems.surroundings import surroundings, version_of
-from refgrad.errors import AnswerError, FeedError, RefgradError, counted, raised
+from refgrad.errors import AnswerError, FeedError, RefgradError, raised
 from refgrad.escaping import code, markdown, printable
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
@@ -53,6 +62,9 @@ _FEW = 6  # elements of a tensor that a report lists
 _CLOSE = 1e-5  # how far two results may be apart that are called the same
 _WRONG_TOO = 0.1  # of the worst relative error: a result that is off by less may be so for rounding alone
 _SECONDS, _LINES = 60, 30  # for a program to end, and of what it prints
+_PATH = re.compile(r'(?<=^  )File "([^"\n]+)"', re.M)  # in a traceback
+_REFERENCE = "onnx's reference implementation"
+_COMPUTES = f"{_REFERENCE} computes the {{}} result."
 RULE, KERNEL = "rule", "kernel"
 
 
@@ -69,6 +81,7 @@ class Failure:
     feeds: Mapping[str, np.ndarray]
     formula: str = ""  # the derivative that holds
     known: str = ""  # the known bug that it is
+    disputed: str = ""  # the dispute about the specification that it is
     whole: str = ""  # what is said of the whole model, if it is something else
 
     @property
@@ -242,10 +255,11 @@ class _Search:
             )
         values = ModelValues(model, feeds)
         nodes = list(values.model.graph.node)
-        message = located.failed
+        message, known, disputed = located.failed, "", ""
         if located.culprits:
-            worst = max((one.found for one in located.culprits), key=lambda node: (bool(node.failed), node.ratio))
-            chosen, message = [nodes[worst.position]], worst.failed
+            worst = max(located.culprits, key=lambda one: (bool(one.found.failed), one.found.ratio))
+            chosen, message = [nodes[worst.found.position]], worst.found.failed
+            known, disputed = worst.known, worst.disputed
         elif located.groups:
             chosen = [nodes[k] for k in located.groups[0].positions]
         else:
@@ -253,7 +267,8 @@ class _Search:
         part, fed = _cut(values, chosen)
         how = CRASHED if message else WRONG
         operators = tuple(node.op_type for node in chosen)
-        return Failure(KERNEL, how, operators, tuple(map(label_of, chosen)), message, part, fed)
+        labels = tuple(map(label_of, chosen))
+        return Failure(KERNEL, how, operators, labels, message, part, fed, known=known, disputed=disputed)
 
     # Smaller
 
@@ -262,7 +277,7 @@ class _Search:
         again = True
         while again and self.tried < _TRIES:
             again = False
-            for model, feeds in _variants(failure.model, failure.feeds):
+            for model, feeds in _variants(failure.model, failure.feeds, failure.how != WRONG):
                 if self.tried >= _TRIES:
                     return
                 self.tried += 1
@@ -332,18 +347,17 @@ class _Search:
         """A sentence about the results of onnx's reference implementation."""
         if self._side.backend.name == REFERENCE:
             return ""
-        name = "onnx's reference implementation"
         try:
             results = get_executor(REFERENCE).prepare(reduced.failure.model).run(reduced.failure.feeds)
         except RefgradError:
-            return f"{name} does not run it."
+            return f"{_REFERENCE} does not run it."
         wrong = _errors(reduced.due, reduced.found) or dict.fromkeys(reduced.due, 0.0)
         got = {name: np.asarray(results[name]) for name in wrong}
         for what, values in (("expected", reduced.due), ("wrong", reduced.found)):
             far = [_worst(got[key], values[key]) if key in values else np.inf for key in wrong]
             if all(error <= max(seen / 100, _CLOSE) for error, seen in zip(far, wrong.values(), strict=True)):
-                return f"{name} computes the {what} result."
-        return f"{name} computes something else again."
+                return _COMPUTES.format(what)
+        return f"{_REFERENCE} computes something else again."
 
 
 def _worst(got: np.ndarray, due: np.ndarray) -> float:
@@ -399,7 +413,9 @@ def _cut(values: ModelValues, nodes: Sequence[NodeProto]) -> tuple[ModelProto, d
 # Smaller models
 
 
-def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tuple[ModelProto, dict[str, np.ndarray]]]:
+def _variants(
+    model: ModelProto, feeds: Mapping[str, np.ndarray], are_any_right: bool
+) -> Iterator[tuple[ModelProto, dict[str, np.ndarray]]]:
     """Models that are a step smaller or simpler, those that are much smaller first."""
     held = {t.name: array_of(t) for t in model.graph.initializer}
     arrays = {**feeds, **held}
@@ -415,18 +431,26 @@ def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tu
             if size > 1:
                 yield _with(model, feeds, {**arrays, name: np.take(array, range(1), axis)})
     for name, array in arrays.items():
-        if array.dtype.kind == "f" and array.size:
-            for simple in (np.zeros_like(array), np.ones_like(array), np.round(array), np.round(array, 1)):
-                if (array > 0).all() and not (simple > 0).all():
-                    continue  # it may be a scale, or a variance
-                if not np.array_equal(simple, array) and _simplicity(simple) < _simplicity(array):
-                    yield _with(model, feeds, {**arrays, name: simple})
+        for simple in _simpler(array, are_any_right):
+            yield _with(model, feeds, {**arrays, name: simple})
 
 
-def _simplicity(array: np.ndarray) -> tuple[int, int]:
-    """The fewer different numbers, and the fewer digits, the simpler."""
-    numbers = np.unique(array[np.isfinite(array)])
-    return len(numbers), sum(len(f"{number:g}") for number in numbers[:64])
+def _simpler(array: np.ndarray, are_any_right: bool) -> Iterator[np.ndarray]:
+    """Simpler floats, the best first: zeros hide what a kernel or a rule does to them, and come late.
+
+    :param are_any_right: the failure is an error, so that any numbers will do: different ones show what comes in its place.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return
+    whole = np.sign(array) * np.maximum(np.round(np.abs(array)), 1)
+    best = [np.resize(np.arange(1, 10), array.shape)] if are_any_right else []
+    for numbers in (*best, np.ones_like(array), whole, np.zeros_like(array), np.round(array, 1)):
+        simple = numbers.astype(array.dtype)
+        if np.array_equal(simple, array, equal_nan=True):
+            return
+        if (array > 0).all() and not (simple > 0).all():
+            continue  # it may be a scale, or a variance
+        yield simple
 
 
 def _of_size(array: np.ndarray, size: int, smaller: int) -> np.ndarray:
@@ -484,13 +508,14 @@ def write(reduced: Reduced, folder: Path) -> None:
                 _write_tensor(data / f"actual_{k}.pb", output, reduced.found[name])
         for executor in _executors(reduced):
             shown = _shown(reduced, executor)
-            text, beside = program(shown)
-            (written_folder / "reproduce.py").write_text(text, encoding="utf-8")
-            if beside:
-                (written_folder / DATA).write_text(beside, encoding="utf-8")
+            text, beside = _write_program(written_folder, shown)
             if not reduced.stopped:
                 try:
                     reduced.exit_code, reduced.printed = _run(written_folder / "reproduce.py")
+                    if reduced.exit_code == 1 and shown.raises is not None:
+                        shown = of_error(shown, reduced.printed)
+                        text, beside = _write_program(written_folder, shown)
+                        reduced.exit_code, reduced.printed = _run(written_folder / "reproduce.py")
                 except KeyboardInterrupt:  # what was reached is kept
                     interruption.finish()
                     reduced.stopped = interruption.INTERRUPTED
@@ -503,6 +528,15 @@ def write(reduced: Reduced, folder: Path) -> None:
         (written_folder / "REPORT.md").write_text(
             report(reduced) + _to_reproduce(reduced, shown, "" if beside else text), encoding="utf-8"
         )
+
+
+def _write_program(folder: Path, shown: Shown) -> tuple[str, str]:
+    """Write the program, and the data beside it if there are any; both are returned."""
+    text, beside = program(shown)
+    (folder / "reproduce.py").write_text(text, encoding="utf-8")
+    if beside:
+        (folder / DATA).write_text(beside, encoding="utf-8")
+    return text, beside
 
 
 def _executors(reduced: Reduced) -> list[str]:
@@ -526,9 +560,12 @@ def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
 
 
 def _shown(reduced: Reduced, executor: str) -> Shown:
-    """The failure for a program to show. A builder that no program can ask is shown by the gradient that it made."""
+    """The failure for a program to show. A builder that no program can ask is shown by the gradient that it made.
+
+    The exception of an error is any one: a first run of the program tells which.
+    """
     failure, outputs = reduced.failure, _outputs(reduced)
-    may_end, raises = failure.how == CRASHED, failure.how != WRONG
+    may_end, raises = failure.how == CRASHED, ("Exception", "") if failure.how != WRONG else None
     if not reduced.is_rule or (reduced.built is not None and not is_callable(reduced.side.partition("@")[0])):
         due = {outputs[name]: value for name, value in reduced.due.items()}
         found = {outputs[name]: value for name, value in reduced.found.items() if name in outputs}
@@ -554,7 +591,7 @@ def _errors(due: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> d
 
 
 def _run(file: Path) -> tuple[int | None, str]:
-    """The exit code of a program, None if it does not end in time, and the last lines that it prints."""
+    """The exit code of a program, None if it does not end in time, and its output, with the paths of this machine shortened."""
     here = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
@@ -563,8 +600,17 @@ def _run(file: Path) -> tuple[int | None, str]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, ""
-    lines = done.stdout.decode(errors="replace").rstrip().split("\n")
-    return done.returncode, "\n".join(lines[-_LINES:])
+    return done.returncode, _PATH.sub(_shortened, done.stdout.decode(errors="replace").rstrip())
+
+
+def _shortened(found: re.Match[str]) -> str:
+    """The path of a file in a traceback, from the folder of the packages on, or from one that Python imports from."""
+    path = Path(found[1])
+    packages_at = [k for k, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
+    if packages_at:
+        return f'File "{Path(*path.parts[packages_at[-1] :]).as_posix()}"'
+    within = [path.relative_to(folder).as_posix() for folder in filter(None, sys.path) if path.is_relative_to(folder)]
+    return f'File "{min(within, key=len, default=path.name)}"'
 
 
 def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
@@ -574,38 +620,52 @@ def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
     """
     failure = reduced.failure
     what = "gradient" if reduced.is_rule else "result"
-    how = {WRONG: f"a wrong {what}", CRASHED: f"fails instead of a {what}"}.get(
+    how = {WRONG: f"a wrong {what}", CRASHED: f"an error in place of a {what}"}.get(
         failure.how, f"the {what} is {failure.how}"
     )
     operators = ", ".join(dict.fromkeys(failure.operators))
     at_fault = reduced.side.partition("@")[0 if reduced.is_rule else 2]
-    versions = ", ".join(f"{name} {version}" for name, version in reduced.versions.items())
+    which = "it is node" if len(failure.nodes) == 1 else "these are the nodes"
+    is_native = executor_of(reduced.side) not in (REFERENCE, INTERPRETER)
+    told = {name: version for name, version in reduced.versions.items() if is_native or name != "processor"}
+    versions = ", ".join(f"{name} {version}" for name, version in told.items())
     system = written(reduced.system or at_fault)
+    title = f"{how} ({system})"
+    known = f"A known bug of {system} in {written(operators)}: {written(failure.known)}" if failure.known else ""
+    if failure.disputed:
+        title = f"{system} and {written(_other(reduced))} disagree"
+        known = f"A dispute about the specification: {written(failure.disputed)}."
     parts = [
-        f"# {written(operators)}: {how} ({system})",
-        written(failure.message or _said(failure, reduced.system or at_fault)),
+        f"# {written(operators)}: {title}",
+        written(failure.message or _said(reduced, reduced.system or at_fault)),
         f"The derivative of {written(operators)}: {written(failure.formula)}" if failure.formula else "",
-        f"A known bug of {system} in {written(operators)}: {written(failure.known)}" if failure.known else "",
+        known,
         f"The whole model fails for another reason: {written(failure.whole)}" if failure.whole else "",
         "\n".join(_rows(reduced, written)),
-        written(reduced.reference),
+        "" if failure.disputed else written(reduced.reference),
         f"```\n{onnx_text(failure.model, code).strip()}\n```",
-        f"It was cut out of a larger model, with the nodes {written(', '.join(map(repr, failure.nodes)))}, and made smaller in "
-        + counted(reduced.tried, "step")
-        + (f", {reduced.stopped}." if reduced.stopped else "."),
+        f"Cut out of a larger model, in which {which} {written(', '.join(map(repr, failure.nodes)))}.",
+        f"A smaller model may show it too: the search was stopped ({reduced.stopped})." if reduced.stopped else "",
         written(f"Found by refgrad, a differentiator of ONNX models. Versions: {versions}."),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _said(failure: Failure, system: str) -> str:
+def _said(reduced: Reduced, system: str) -> str:
     """A sentence about a wrong number: how the expected one is known."""
-    if failure.kind == RULE:
+    if reduced.is_rule:
         return f"The gradient that {system} makes of this model is wrong: central differences contradict it."
+    if reduced.failure.disputed:
+        return f"{system} and {_other(reduced)} compute different results. Rounding does not explain the difference."
     return (
         f"{system} computes another result than the formula of the operator in ONNX's specification gives in double precision. "
         "Rounding does not explain the difference."
     )
+
+
+def _other(reduced: Reduced) -> str:
+    """The system that computes the other result of a dispute: the reference implementation, if it does."""
+    return _REFERENCE if reduced.reference == _COMPUTES.format("expected") else "refgrad"
 
 
 def _rows(reduced: Reduced, written: Callable[[str], str]) -> Iterator[str]:
@@ -614,13 +674,16 @@ def _rows(reduced: Reduced, written: Callable[[str], str]) -> Iterator[str]:
         for name, value in arrays.items():
             yield f"- {kind} {written(name)}: {_numbers(value, written)}"
     of = "gradient by" if reduced.is_rule else "result"
+    expected, actual = "expected", "found"
+    if reduced.failure.disputed:
+        expected, actual = f"{written(_other(reduced))} computes", f"{written(reduced.system)}"
     for name, due in reduced.due.items():
         got = reduced.found.get(name)
-        told = "nothing" if got is None else _numbers(got, written)
-        yield f"- {of} {written(name)}: expected {_numbers(due, written)}, found {told}"
+        told = "and it fails" if got is None else f"{actual} {_numbers(got, written)}"
+        yield f"- {of} {written(name)}: {expected} {_numbers(due, written)}, {told}"
         if got is not None and due.size > _FEW and not is_text(due):
             for one in elements_of(got, due)[:1]:
-                yield f"- {of} {written(name)} at {list(one.at)}: expected {one.expected:.9g}, found {one.found:.9g}"
+                yield f"- {of} {written(name)} at {list(one.at)}: {expected} {one.expected:.9g}, {actual} {one.found:.9g}"
 
 
 def _numbers(value: np.ndarray, written: Callable[[str], str]) -> str:
@@ -633,10 +696,7 @@ def _numbers(value: np.ndarray, written: Callable[[str], str]) -> str:
 def how_it_shows(reduced: Reduced) -> str:
     """A sentence about the program that was written: whether it shows the failure here."""
     if reduced.exit_code == 1:
-        return (
-            "This program is reproduce.py in the folder of this report. It shows the fault: it exits with 1 as long as the "
-            "fault is there, with 0 once it is gone, and with 2 if it cannot run."
-        )
+        return "reproduce.py shows the fault."
     if reduced.exit_code is None:
         return f"reproduce.py was not run to its end: {reduced.stopped or f'{_SECONDS} seconds'}."
     return f"reproduce.py does not show it here: it exits with {reduced.exit_code}."
@@ -647,10 +707,16 @@ def _to_reproduce(reduced: Reduced, shown: Shown, text: str) -> str:
     needed = [name for name in ("onnx", "numpy", *packages(shown)) if name in reduced.versions]
     pinned = " ".join(f"{name}=={reduced.versions[name]}" for name in dict.fromkeys(needed))
     at_fault = reduced.side.partition("@")[0 if reduced.is_rule else 2]
+    there = "the fault is there, with 0 once it is gone"
+    if reduced.failure.disputed:
+        there = "they disagree, with 0 once they agree"
+    exits = f"It exits with 1 as long as {there}, and with 2 if it cannot run."
     parts = ["## To reproduce", f"`pip install {pinned}`, then run this program:", f"```python\n{text.strip()}\n```"]
+    parts.append(f"Save it as reproduce.py and run `python reproduce.py`. {exits}")
     if not text:
         parts[1:] = [
-            f"`pip install {pinned}`, and run reproduce.py with {DATA} beside it: they are too large for this text."
+            f"`pip install {pinned}`, and run `python reproduce.py` with {DATA} beside it: they are too large for this text. "
+            + exits
         ]
     if ":" in at_fault and not at_fault.startswith(("refgrad:", "onnxruntime:", "ort-")):
         module, _, name = at_fault.partition(":")
@@ -658,7 +724,9 @@ def _to_reproduce(reduced: Reduced, shown: Shown, text: str) -> str:
             f"The program imports {markdown(name)} of the module {markdown(module)}, which is at fault: put the module "
             "beside it, and install what the module needs."
         )
-    parts.append(how_it_shows(reduced))
+    if reduced.exit_code != 1:
+        parts.append(how_it_shows(reduced))
     if reduced.printed:
-        parts += ["It prints:", "\n".join(f"    {printable(line)}" for line in reduced.printed.split("\n"))]
+        lines = reduced.printed.split("\n")[-_LINES:]
+        parts += ["It prints:", "\n".join(f"    {printable(line)}" for line in lines)]
     return "\n" + "\n\n".join(parts) + "\n"

@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from refgrad.protos.traverse import every_node, graphs, tensors_without_initiali
 DATA = "reproduce.json"  # the file with the data that is too large for the program
 _LONGEST = 40_000  # characters of a program: GitHub takes 65,536 of an issue
 _LISTED = 64  # numbers of a tensor, after which they are packed
+_SAY_NOTHING = ("Exception", "RuntimeError")  # classes of exceptions
+_WORDS = 14  # of the message of such a class; ONNX Runtime's begin with six that are always the same
 _WIDTH = 100  # characters of a line of packed data
 _PLAIN = (
     "bool",
@@ -57,7 +59,7 @@ class Shown:
     :param is_made: the builder makes a gradient, which is wrong; else it refuses or dies.
     :param may_end: the process may end.
     :param errors: the largest error of each result that is wrong, as it was seen.
-    :param raises: the failure is an error, and no wrong result.
+    :param raises: the class of the exception that is the failure, and the beginning of its message; nothing for a wrong result.
     """
 
     builder: str
@@ -71,7 +73,7 @@ class Shown:
     errors: Mapping[str, float]
     wrt: Sequence[str] = ()
     cotangents: Mapping[str, np.ndarray] = field(default_factory=dict)
-    raises: bool = False
+    raises: tuple[str, str] | None = None
 
 
 def executor_of(side: str) -> str:
@@ -80,6 +82,21 @@ def executor_of(side: str) -> str:
     for precision in PRECISIONS:
         name = name.removesuffix(f":{precision}")
     return name
+
+
+def of_error(shown: Shown, printed: str) -> Shown:
+    """The failure with the exception that its program printed. Without one, the process ended.
+
+    The message counts only where the class says nothing, as ONNX Runtime's do.
+    """
+    told = printed.rpartition("Traceback (most recent call last):\n")[2].split("\n")
+    line = next((line for line in told if line and not line.startswith(" ")), "")
+    name, _, message = line.partition(": ")
+    if not told[0].startswith(" "):
+        return replace(shown, raises=None)
+    says_nothing = name in _SAY_NOTHING or name.startswith("onnxruntime.")
+    words = " ".join(message.split()[:_WORDS]) if says_nothing else ""
+    return replace(shown, raises=(name.rpartition(".")[2], words), may_end=False)
 
 
 def is_callable(builder: str) -> bool:
@@ -103,7 +120,7 @@ def program(shown: Shown) -> tuple[str, str]:
     """Return a program that shows the failure, and the JSON beside it, "" where the program has everything in itself.
 
     It prints what is expected and what it gets. It exits with 1 as long as the fault is there, with 0 once it is gone, and with
-    2 if it cannot run, as without a package.
+    2 if it cannot run, as without a package, or fails with another error.
     """
     data, of_model = _data(shown)
     parts = [_FORKED if shown.may_end else "", of_model, *_steps(shown, data)]
@@ -165,7 +182,9 @@ def _data(shown: Shown) -> tuple[dict[str, Any], str]:
         feeds |= weights
     model = _bare(model)
     text = _exact_text(model)
-    data: dict[str, Any] = {"model": text or _packed_lines(model), "raises": shown.raises}
+    data: dict[str, Any] = {"model": text or _packed_lines(model)}
+    if shown.raises is not None:
+        data["raises"] = shown.raises
     data["inputs"] = {name: _numbers(value) for name, value in feeds.items()}
     if shown.is_rule:
         data["wrt"], data["outputs"] = list(shown.wrt), list(shown.cotangents)
@@ -283,22 +302,27 @@ def _literal(value: Any, indent: str = "") -> str:
 # The parts of the programs. None of them is filled in. An error may have names of the model in it, so characters that a
 # terminal obeys are replaced before it is printed.
 
-_EXITS = "Exits with 1 as long as the fault is there, 0 once it is gone, 2 if it cannot run."
-_TO_RUN = f'"""Run a model, and compare with the expected results.\n\n{_EXITS}\n"""\n'
-_TO_BUILD = f'"""Ask for the gradient of a model, which fails.\n\n{_EXITS}\n"""\n'
-_TO_COMPARE = f'"""Compare the gradient of a model with the expected one.\n\n{_EXITS}\n"""\n'
+_TO_RUN = '"""Run a model, and compare with the expected results."""\n'
+_TO_BUILD = '"""Ask for the gradient of a model, which fails."""\n'
+_TO_COMPARE = '"""Compare the gradient of a model with the expected one."""\n'
 _BEGINNING = r"""
 import os
 import sys
 import traceback
 
 
+def clean(text):
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def show(*error):
-    text = "".join(traceback.format_exception(*error))
-    print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), end="", file=sys.stderr)
+    print(clean("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    is_fault = globals().get("asked", {}).get("raises") and not isinstance(error[1], ImportError)
+    kind, words = globals().get("asked", {}).get("raises", ["", ""])
+    is_kind = any(kind == one.__name__ for one in type(error[1]).__mro__) and not isinstance(error[1], ImportError)
+    is_fault = is_kind and " ".join(clean(str(error[1])).split()).startswith(words)
+    print("The fault is still there." if is_fault else "This error is not the reported fault.", flush=True)
     os._exit(1 if is_fault else 2)
 
 
@@ -345,8 +369,10 @@ if sys.argv[1:] != ["inside"]:  # the process may end
     import subprocess
 
     code = subprocess.run([sys.executable, __file__, "inside"]).returncode
-    print("The process ended with", code, flush=True)
-    sys.exit(2 if code == 2 else int(code != 0))
+    if code not in (0, 1, 2):
+        print("The process ended with", code)
+        print("The fault is still there.", flush=True)
+    sys.exit(code if code in (0, 1, 2) else 1)
 """
 _TEXT = """
 import onnx.parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -104,11 +104,14 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
         f"the adjoint of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}" for fault in faults
     ]
     kernels: list[str] = []
+    disputes: Mapping[str, None] = {}
     if side.kernels is not None:
         kernels = [f"the kernel of {culprit.found.label}" for culprit in side.kernels.culprits]
+        disputes = dict.fromkeys(filter(None, (culprit.disputed for culprit in side.kernels.culprits)))
         kernels += _together(side.kernels.groups)
     if rules or kernels:
-        return f", for {abridged([*rules, *kernels], 4)}"
+        disputed = f" (disputed: {'; '.join(disputes)})" if disputes else ""
+        return f", for {abridged([*rules, *kernels], 4)}{disputed}"
     if side.kernels is not None and side.kernels.unexplained:
         return ", for no node that could be found"
     return ""
@@ -267,10 +270,12 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
     for culprit in located.culprits:
         if not culprit.found.failed:
             proof = f"repaired, the error of {culprit.helped!r} goes from {culprit.was:.2g} to {culprit.now:.2g}"
-            yield f"the kernel is at fault: {culprit.found}; {proof if culprit.helped else _repaired(before, culprit.left)}"
+            verdict = "the kernel differs, which is disputed" if culprit.disputed else "the kernel is at fault"
+            yield f"{verdict}: {culprit.found}; {proof if culprit.helped else _repaired(before, culprit.left)}"
             before = culprit.left
         for inner in culprit.found.inside:
             yield f"in its body: {inner}"
+    yield from dict.fromkeys(filter(None, map(_known, located.culprits)))
     for group in located.groups:
         yield f"nodes are wrong together: {group}; {_repaired(before, group.left)}"
         before = group.left
@@ -287,6 +292,13 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
             yield f"an error of {located.left:.2g} is unexplained"
     elif not located.culprits and not located.groups and not side.ranges:
         yield f"each of its {counted(located.judged, 'node')} is right for its inputs, and so are the results but for rounding"
+
+
+def _known(culprit: Culprit) -> str:
+    """A line about the known bugs, or the dispute, that the fault of a kernel may be; "" if there are none."""
+    if culprit.disputed:
+        return f"a dispute about the specification of {culprit.found.operator}: {culprit.disputed}"
+    return f"known of {culprit.found.operator}: {culprit.known}" if culprit.known else ""
 
 
 def _repaired(before: float, left: float) -> str:

@@ -20,14 +20,15 @@ _KEYS = {
     "crashes": bool,
     "tolerance": float,
     "optimized": bool,
+    "disputed": str,
     "forward": str,
     "model": str,
     "feeds": dict,
     "expected": dict,
 }
-_OPTIONAL = ("until", "proof", "crashes", "tolerance", "optimized", "forward")
+_OPTIONAL = ("until", "proof", "crashes", "tolerance", "optimized", "disputed", "forward")
 # As they are in a `KnownBug`.
-_PLAIN = ("system", "operator", "fault", "until", "proof", "crashes", "tolerance", "optimized")
+_PLAIN = ("system", "operator", "fault", "until", "proof", "crashes", "tolerance", "optimized", "disputed")
 
 
 @cache

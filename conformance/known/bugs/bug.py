@@ -22,6 +22,8 @@ TRAINING = "onnxruntime-training"
 RELEASES = {REFERENCE: ("1.23.2",), ORT: ("1.31.1", "1.32.0"), TRAINING: ("1.19.2",)}
 VERSIONS = {system: releases[-1] for system, releases in RELEASES.items()}
 
+_FAILS = ("fails", "refuses", "is not implemented", "has no kernel")  # how the fault of such a bug begins
+
 Arrays = Mapping[str, Any]
 
 
@@ -34,7 +36,8 @@ class KnownBug:
     to, with the inputs of `model` by the same names. Float64 differences of `forward` are the proof; every input
     `<output>_grad` of `model` is a cotangent, and every output `<input>_grad` a gradient. ONNX Runtime runs a model as it is
     written, unless the fault is in its optimizer (`optimized`). `until` is the last release that has the fault; without it
-    the newest one in `RELEASES` has it.
+    the newest one in `RELEASES` has it. If it is a dispute about the specification, `disputed` says who computes what, and
+    where that is discussed: then the system does not contradict the specification, and `proof` is one side's.
     """
 
     system: str
@@ -49,9 +52,15 @@ class KnownBug:
     tolerance: float = 1e-5
     optimized: bool = False
     until: str = ""
+    disputed: str = ""
 
     def __str__(self) -> str:
         return f"{self.system}-{self.operator}-{self.fault[:40]}"
+
+    @property
+    def is_error(self) -> bool:
+        """True if the system fails on the model, or ends the process; False if its result is wrong."""
+        return self.crashes or self.fault.startswith(_FAILS)
 
     def is_in(self, release: str) -> bool:
         """True if this release, one of `RELEASES`, has the fault."""

@@ -71,8 +71,10 @@ def test_the_other_system_is_wrong(bug):
                 moved = {name: np.asarray(feed) + 1 for name, feed in bug.feeds.items()}
                 RUN[bug.system](replace(bug, feeds=moved))
                 results = RUN[bug.system](bug)
-        except Exception:
-            return  # whatever it raises, it does not give the result
+        except Exception:  # whatever it raises, it does not give the result
+            assert bug.is_error, "its fault has to begin with 'fails'"
+            return
+    assert not bug.is_error, "it does not fail"
     assert bug.wrong(results), f"{bug.system} is right: the bug is fixed"
 
 

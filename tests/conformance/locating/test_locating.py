@@ -572,8 +572,9 @@ def test_an_executor_that_runs_nothing_is_said_to() -> None:
 
 def test_a_refusal_is_not_told_as_a_known_wrong_gradient() -> None:
     model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 18]> g (float[2, 1, 3] x, float[1, 16, 3] w, float[1, 16, 4] r)
-        => (float[2, 1, 1, 4] y) { [lstm] y = LSTM <hidden_size = 4> (x, w, r) }""")
+        <ir_version: 8, opset_import: ["": 18]> g (float[2, 1, 3] x, float[1, 16, 3] w, float[1, 16, 4] r,
+        float[1, 1, 4] c, float[1, 12] p) => (float[2, 1, 1, 4] y)
+        { [lstm] y = LSTM <hidden_size = 4> (x, w, r, , , , c, p) }""")
     rng = np.random.default_rng(0)
     feeds = {value.name: rng.standard_normal(value.shape).astype(np.float32) for value in graph_inputs(model.graph)}
 
@@ -593,3 +594,6 @@ def test_a_refusal_is_not_told_as_a_known_wrong_gradient() -> None:
     assert (fault.kind, fault.known) == ("refused", "")
     [fault] = bisect(model, feeds, wrong, name="onnxruntime:raw").faults
     assert (fault.kind, fault.known) == ("wrong", "leaves out the peepholes")
+    model.graph.node[0].input[:] = ["x", "w", "r", "", "", "", "c"]
+    [fault] = bisect(model, feeds, wrong, name="onnxruntime:raw").faults
+    assert (fault.kind, fault.known) == ("wrong", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from onnx import numpy_helper
 from planting import BACKENDS, Planted, builder_with, network, scaled
 
 from refgrad.cli import main
+from refgrad.conformance.known.bugs.bug import ORT, VERSIONS
 from refgrad.conformance.locating import reducing
-from refgrad.conformance.locating.scripts import DATA, Shown, program
+from refgrad.conformance.locating.scripts import DATA, Shown, of_error, program
 from refgrad.conformance.locating.sides import Live
 from refgrad.conformance.locating.values import kind_of
 from refgrad.errors import BuilderError, FeedError
@@ -42,7 +44,9 @@ def test_a_wrong_kernel_is_reduced(tmp_path: Path) -> None:
     data = tmp_path / "made" / "test_data_set_0"
     due, came = (numpy_helper.to_array(onnx.load_tensor(data / f"{kind}_0.pb")) for kind in ("output", "actual"))
     np.testing.assert_allclose(came, 1.01 * due, rtol=1e-6)
-    assert "with the nodes 'Tanh_1'" in (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
+    assert "Cut out of a larger model, in which it is node 'Tanh_1'." in (tmp_path / "made" / "REPORT.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_wrong_rule_is_reduced_and_reproduced_without_refgrad(tmp_path: Path) -> None:
@@ -274,7 +278,119 @@ def test_positive_numbers_stay_positive() -> None:
     feeds = {"x": np.float32([-1, -2, 3]), "s": np.array(0.25, np.float32)}
     reduced = reducing.reduce(model, Live("refgrad", Planted("quantize", lambda y: y + 9)), feeds)
     assert reduced.failure.feeds["s"] == 1
-    assert not reduced.failure.feeds["x"].any()
+    assert (reduced.failure.feeds["x"] == 1).all()
+
+
+def refusing_reference(tmp_path: Path) -> str:
+    """The report about a model on which onnx's reference implementation fails."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[1,4,5] x) => (float[1,2,6] y)
+        { t = Softplus(x)  [deconv] d = ConvTranspose<group=2, kernel_shape=[2]>(t, w, b)  y = Mul(d, d) }"""
+    )
+    for name, shape in (("w", (4, 1, 2)), ("b", (2,))):
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    feeds = {"x": rng.standard_normal((1, 4, 5)).astype(np.float32)}
+    reduced = reducing.reduce(model, Live("refgrad", "onnx.reference"), feeds)
+    reducing.write(reduced, tmp_path / "made")
+    return (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
+
+
+def test_an_error_has_a_report_of_its_own(tmp_path: Path) -> None:
+    """Its numbers are all different, so that a result that comes in place of the error can be judged."""
+    text = refusing_reference(tmp_path)
+    assert text.startswith(f"# ConvTranspose: an error in place of a result (onnx {onnx.__version__})\n")
+    assert "- result d: expected float32[1, 2, 2] [8, 11, 45, 52], and it fails\n" in text
+    assert "processor" not in text
+    assert f"A known bug of onnx {onnx.__version__} in ConvTranspose: fails on groups\n" in text
+    printed = text.partition("It prints:\n\n")[2]
+    assert 'File "reproduce.py", line' in printed
+    assert 'File "site-packages/onnx/reference/reference_evaluator.py", line' in printed
+    assert not re.search('File "/', printed)
+    assert printed.endswith("    The fault is still there.\n")
+    assert text.count("exits with 1") == 1
+
+
+@pytest.mark.skipif("ort-cpu" not in BACKENDS or version("onnxruntime") != VERSIONS[ORT], reason="another ONNX Runtime")
+def test_a_dispute_is_no_contradiction(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[1,3] x) => (float[1,5] y)
+        <float[2] s = {1, 1.9}> { t = Tanh(x)
+        [up] y = Resize<mode="linear", coordinate_transformation_mode="align_corners">(t, , s) }"""
+    )
+    side = Live("refgrad", "ort-cpu")
+    reduced = reducing.reduce(model, side, {"x": np.float32([[0.1, -0.5, 2]])})
+    reducing.write(reduced, tmp_path / "made")
+    report = (tmp_path / "made" / "REPORT.md").read_text(encoding="utf-8")
+    one, another = f"onnxruntime {version('onnxruntime')}", "onnx's reference implementation"
+    assert report.startswith(
+        f"# Resize: {one} and {another} disagree\n\n{one} and {another} compute different results."
+    )
+    assert "A dispute about the specification: onnx's reference" in report
+    assert "2462)." in report
+    assert f": {another} computes float32" in report
+    assert f", {one} float32" in report
+    assert "It exits with 1 as long as they disagree, with 0 once they agree, and" in report
+    for claim in ("formula of the operator", "wrong", "known bug"):
+        assert claim not in report.partition("## To reproduce")[0]
+
+
+def test_another_error_is_not_the_fault(tmp_path: Path) -> None:
+    refusing_reference(tmp_path)
+    program_text = (tmp_path / "made" / "reproduce.py").read_text(encoding="utf-8")
+    assert "'raises': ('ValueError', '')," in program_text
+    assert "The process ended" not in program_text
+    for old, new, code, last in (
+        ("", "", 1, "The fault is still there."),
+        ("] d = ConvTranspose <", "] d = NoSuchOperator <", 2, "This error is not the reported fault."),
+        ("] d = ConvTranspose <", "] d == ConvTranspose <", 2, "This error is not the reported fault."),
+        ("('ValueError', '')", "('ValueError', 'cannot  reshape')", 2, "This error is not the reported fault."),
+        ("('ValueError', '')", "('ValueError', 'cannot reshape')", 1, "The fault is still there."),
+    ):
+        assert old in program_text
+        (tmp_path / "changed.py").write_text(program_text.replace(old, new), encoding="utf-8")
+        done = subprocess.run([sys.executable, tmp_path / "changed.py"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.rstrip().rpartition("\n")[2]) == (code, last), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("printed", "raises"),
+    [
+        ("ValueError: cannot\nThe fault is still there.", ("ValueError", "")),
+        ("refgrad.errors.BuilderError: refused\nThe fault is still there.", ("BuilderError", "")),
+        ("RuntimeError: no  kernel\nThe fault is still there.", ("RuntimeError", "no kernel")),
+        ("AssertionError\nThe fault is still there.", ("AssertionError", "")),
+        (
+            "onnxruntime.capi.onnxruntime_pybind11_state.Fail: [ONNXRuntimeError] : 1 : FAIL : Type Error: no",
+            ("Fail", "[ONNXRuntimeError] : 1 : FAIL : Type Error: no"),
+        ),
+    ],
+)
+def test_the_class_of_an_error_is_learned_from_its_traceback(printed: str, raises: tuple[str, str]) -> None:
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) { y = Exp(x) }')
+    shown = Shown("", "ort-cpu", False, True, True, model, {}, {}, {}, raises=("Exception", ""))
+    head = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    run()\n'
+    found = of_error(shown, head + printed)
+    assert (found.raises, found.may_end) == (raises, False)
+    ended = of_error(shown, "The process ended with -6\nThe fault is still there.")
+    assert (ended.raises, ended.may_end) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("array", "simpler"),
+    [
+        ([0.3, -2.6], [[1, 1], [1, -3], [0, 0], [0.3, -2.6]]),
+        ([0.25, 2.6], [[1, 1], [1, 3], [0.2, 2.6]]),  # they may be scales
+        ([1, 1], []),
+        ([3, -7], [[1, 1]]),
+        ([0, 0], [[1, 1]]),
+    ],
+)
+def test_ones_are_simpler_than_zeros(array: list[float], simpler: list[list[float]]) -> None:
+    given = np.float32(array)
+    found = [one.tolist() for one in reducing._simpler(given, False)]
+    assert found == [np.float32(one).tolist() for one in simpler if not np.array_equal(np.float32(one), given)]
+    assert next(reducing._simpler(np.float32([1, 3]), True)).tolist() == [1, 2]
 
 
 def test_the_reference_implementation_is_asked_about_a_kernel() -> None:

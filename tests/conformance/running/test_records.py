@@ -74,6 +74,12 @@ def test_a_finding_is_read_in_the_types_that_its_model_declares(tmp_path):
     assert not found.wrong({"C": np.float32([3])})
 
 
+def test_a_dispute_is_read(tmp_path):
+    [found] = of_bugs(written(tmp_path, BUG + 'disputed = "one adds, another subtracts"\n'))
+    assert found.disputed == "one adds, another subtracts"
+    assert not of_bugs(written(tmp_path, BUG))[0].disputed
+
+
 def test_a_release_that_the_findings_are_not_about_is_refused(tmp_path):
     with pytest.raises(RecordsError, match=r"until is '1\.2'\. The findings are about the releases '1\.23\.2'"):
         of_bugs(written(tmp_path, BUG + 'until = "1.2"\n'))
