@@ -500,9 +500,10 @@ def operators_summary() -> str:
     """Return the sentences of docs/README.md on operators."""
     count = Counter(o.derivative for o in every_operator())
     return (
-        f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
-        f"{count['zero']} have a derivative that is zero. {count['none']} have no\nderivative: a model with one of them on "
-        "the way is refused. The operators of ai.onnx.ml and those that ONNX Runtime's optimizer\nwrites are among them.\n"
+        f"{count['rule']} operators have a rule, {count['function']} are differentiated through the smaller operators that "
+        f"define them, and {count['zero']} have a\nderivative that is zero. {count['none']} have no derivative: refgrad refuses a model with one of "
+        "them between `wrt` and the outputs. The\noperators of ai.onnx.ml, and the ones that ONNX Runtime's optimizer writes, are "
+        "counted.\n"
     )
 
 
@@ -719,10 +720,10 @@ FAULTS = tomllib.loads((ROOT / "docs" / "runtime_faults.toml").read_text(encodin
 _GROUPS = 12  # reasons that are listed where a runtime has no support
 FOLDERS = {
     "gradients": "Gradients of operators",
-    "symbolic/gradients": "Gradients of operators, with symbols for sizes",
+    "symbolic/gradients": "Gradients of operators, with symbolic sizes",
     "models/gradients": "Gradients of whole models",
     "forward": "The operators themselves",
-    "symbolic/forward": "The operators themselves, with symbols for sizes",
+    "symbolic/forward": "The operators themselves, with symbolic sizes",
     "models/forward": "The whole models themselves",
 }
 
@@ -757,8 +758,8 @@ def exported() -> str:
     numbers, symbols = len(curated()), len(symbolic())
     operators = len({case.operator for case in curated().values()})
     return (
-        f"It makes tests of {numbers:,} cases of {operators} operators, and of {symbols:,} cases with symbols for sizes. "
-        f"Cases without a single\nanswer are left out: {results['left_out'].get('', 0)} and "
+        f"It makes tests of {numbers:,} cases of {operators} operators, and of {symbols:,} cases with symbolic sizes. "
+        f"Cases with more than one\nright answer are left out: {results['left_out'].get('', 0)} and "
         f"{results['left_out'].get('symbolic', 0)} when [runtimes](runtimes.md) were measured last. Each case becomes two "
         "tests.\n"
     )

@@ -28,7 +28,10 @@ COLUMNS_OF_RUNTIMES = {  # the verdicts of the runners
     "crashed": "an error while it ran, or a process that ended",
     "timed out": "no answer in a minute",
 }
-RIGHT_OF = ("right of a folder", "the right ones, as a part of those that ran: all but those that are not supported")
+RIGHT_OF = (
+    "right of a folder",
+    "the right tests, in percent of the tests that ran; tests that are not supported did not run",
+)
 FIGURES = ("ratio", "of torch", "of refgrad's", "error", "growth", "worst ratio", "times as fast as scikit-learn")
 
 
@@ -158,15 +161,15 @@ def runtimes(runs: Mapping[str, Rows], folders: Mapping[str, str], table: Table)
         for run in sorted(runs[first], key=lambda run: -run["right"])
     ]
     return (
-        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported suite](export.md) with the "
-        "runner that is in the export\n(`nox -s runtimes`). A gradient model is a hard test for a runtime: it has "
-        f"operators that no exporter writes, empty tensors, and few\nelements. The counts are of the folder `{first}`:\n\n"
+        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported tests](export.md) with their "
+        "runner (`nox -s runtimes`). A gradient\nmodel is a hard test for a runtime: it has operators that no exporter "
+        f"writes, empty tensors, and few elements. The counts\nare of the folder `{first}`:\n\n"
         + table(("runtime", *COLUMNS_OF_RUNTIMES, *(f"right of `{folder}`" for folder in (first, *others))), rows)
         + "\n"
         + table(("column ([verdicts](glossary.md#verdicts))", "meaning"), [*COLUMNS_OF_RUNTIMES.items(), RIGHT_OF])
         + "\n[The report](../reports/runtimes.md) has the counts of every folder, and why "
-        "tests fail or are not supported. `known_failures.json`\nbeside it names every gradient model that a runtime does "
-        "not pass. An export has the same in its `manifest.json`.\n"
+        "tests fail or are not supported. `known_failures.json`\nbeside it, and the `manifest.json` of an export, name every "
+        "gradient model that a runtime does not pass.\n"
     )
 
 
