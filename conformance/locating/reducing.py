@@ -64,7 +64,7 @@ _WRONG_TOO = 0.1  # of the worst relative error: a result that is off by less ma
 _SECONDS, _LINES = 60, 30  # for a program to end, and of what it prints
 _PATH = re.compile(r'(?<=^  )File "([^"\n]+)"', re.M)  # in a traceback
 _REFERENCE = "onnx's reference implementation"
-_COMPUTES = f"{_REFERENCE} computes the {{}} result."
+_COMPUTES = f"{_REFERENCE} computes the"
 RULE, KERNEL = "rule", "kernel"
 
 
@@ -356,7 +356,7 @@ class _Search:
         for what, values in (("expected", reduced.due), ("wrong", reduced.found)):
             far = [_worst(got[key], values[key]) if key in values else np.inf for key in wrong]
             if all(error <= max(seen / 100, _CLOSE) for error, seen in zip(far, wrong.values(), strict=True)):
-                return _COMPUTES.format(what)
+                return f"{_COMPUTES} {what} result."
         return f"{_REFERENCE} computes something else again."
 
 
@@ -665,7 +665,7 @@ def _said(reduced: Reduced, system: str) -> str:
 
 def _other(reduced: Reduced) -> str:
     """The system that computes the other result of a dispute: the reference implementation, if it does."""
-    return _REFERENCE if reduced.reference == _COMPUTES.format("expected") else "refgrad"
+    return _REFERENCE if reduced.reference == f"{_COMPUTES} expected result." else "refgrad"
 
 
 def _rows(reduced: Reduced, written: Callable[[str], str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The known bugs that a fault in a node may be: those of its operator, with its attributes and its inputs."""
+"""The known bugs that a fault in a node may be: the operator, the attributes and the inputs are the same."""
 
 from __future__ import annotations
 
