@@ -501,9 +501,9 @@ def operators_summary() -> str:
     count = Counter(o.derivative for o in every_operator())
     return (
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through the smaller operators that "
-        f"define them, and {count['zero']} have a\nderivative that is zero. {count['none']} have no derivative: refgrad refuses a "
-        "model with one of them between `wrt` and the outputs. The\noperators of ai.onnx.ml, and the ones that ONNX Runtime's "
-        "optimizer writes, are counted.\n"
+        f"define them, and {count['zero']} have a\nderivative that is zero. {count['none']} have no derivative: refgrad "
+        "refuses a model with one of them between `wrt` and the outputs. The\noperators of ai.onnx.ml, and the ones that "
+        "ONNX Runtime's optimizer writes, are counted.\n"
     )
 
 
