@@ -284,8 +284,8 @@ def check(
     :param directions: how many random directions differences are taken along, for each gradient.
     :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
     :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
-    :param seconds: the time limit of ONNX Runtime's own builder, where it is installed, and of each run of an executor that
-        is not refgrad's: such an executor runs in a process of its own.
+    :param seconds: the time limit of ONNX Runtime's own builder, where it is installed, and of each run of an executor from
+        another package, which runs in a process of its own.
     :param progress: called with the number of steps that are done, the number of all, and the next step.
     :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
     """

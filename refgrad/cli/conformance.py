@@ -592,10 +592,14 @@ def _other_option(own: list[Case], opset: str, dtype: str | None, name: str, val
     return ""
 
 
+_DIGITS = 18  # of a number of MiB
+
+
 def _bytes_of(memory: str) -> int:
     """The bytes that `--memory` allows; 0 is no limit."""
-    has_unit = memory.strip()[-1:].isalpha()
-    size = in_bytes(memory if has_unit else f"{memory} MiB")
+    plain = memory.strip()
+    is_number = plain.isdecimal() and len(plain) <= _DIGITS
+    size = int(plain) << 20 if is_number else in_bytes(plain) if plain[-1:].isalpha() else None
     if size is None or 0 < size < 1 << 20:
         raise OptionError(
             f"--memory {reprlib.repr(memory)} is not a size. Give a number of MiB, or one like 500M or 8G, of at least 1 MiB; "
