@@ -121,7 +121,7 @@ def run(
             several=True,
             others="package.module:function",
             metavar="NAMES",
-            help="What writes gradients, with commas or repeated.",
+            help="Gradient builders, with commas or repeated.",
             show_default=",".join(Plan.builders),
         ),
     ] = None,
@@ -133,7 +133,7 @@ def run(
             several=True,
             others="package.module:Class",
             metavar="NAMES",
-            help="What runs them, with commas or repeated.",
+            help="Executors, with commas or repeated.",
             show_default=",".join(Plan.executors),
         ),
     ] = None,
@@ -151,7 +151,7 @@ def run(
             oracles,
             several=True,
             metavar="NAMES",
-            help="What they are compared with, with commas or repeated.",
+            help="Oracles to compare with, with commas or repeated.",
             show_default=",".join(ORACLES),
         ),
     ] = None,
@@ -159,7 +159,7 @@ def run(
     seconds: Annotated[float, number("seconds", help="The time limit of each call.")] = SECONDS,
     memory: Annotated[
         int,
-        number("memory", help="The memory limit of each process, in MiB; 0 is no limit."),
+        number("memory", help="The memory limit of each worker process, in MiB; 0 is no limit."),
     ] = MEMORY >> 20,
     workers: Annotated[
         int | None, number("workers", help="How many processes to use.", show_default="one for each core")
@@ -193,7 +193,7 @@ def run(
     """Run the suite: builders' gradients on executors, judged by oracles.
 
     The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is undecided, or an
-    independent forward computes another function.
+    oracle's forward pass computes another function than the interpreter.
     """
     plan = Plan(
         _listed(builder, "--builder", "builder") or Plan.builders,
@@ -278,7 +278,7 @@ def report(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print results that `run` wrote, or write reports of them. The results of several runs become one report."""
+    """Print the results of one or more runs, or write reports of them. The results of several runs become one report."""
     for path in output or ():
         reports.writer(path)
     boards = [load(path) for path in results]
@@ -455,7 +455,7 @@ def cases(
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the cases that `run` would take."""
+    """List the cases that `run` would run."""
     listed, names, dtypes, kinds = list(source or SOURCES[:1]), ops_of(ops), dtypes_of(dtype), kinds_of(values)
     listed_cases = _cases(listed, None, 0, names, opset, dtypes, case, kinds, every)
     first = next(listed_cases, None)

@@ -28,13 +28,15 @@ _OPTIONS = {
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Stop before more memory is needed, for feeds, weights and values: a number of bytes, or 500M, 8G.",
+            help="Refuse a model whose feeds, weights and values need more memory: a number of bytes, or 500M, 8G.",
         ),
     ],
-    "max_seconds": Annotated[float | None, number("max_seconds", metavar="SECONDS", help="Stop after that time.")],
+    "max_seconds": Annotated[
+        float | None, number("max_seconds", metavar="SECONDS", help="Stop after this many seconds.")
+    ],
     "data_folder": Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="Let links to external data lead into this folder. May be repeated."),
+        typer.Option(metavar="DIR", help="Also follow links to external data in this folder. May be repeated."),
     ],
 }
 

@@ -155,16 +155,16 @@ def show(
         list[str] | None,
         typer.Option(
             metavar="SIZES",
-            help="For --cost: N=8 sets the dimension N, 8 sets every dimension without a number.",
+            help="For --cost: N=8 for the dimension N, or 8 for all symbolic dimensions.",
         ),
     ] = None,
-    runtime: Annotated[str, choice(RUNTIMES, help="For --cost: whose memory.")] = "numpy",
+    runtime: Annotated[str, choice(RUNTIMES, help="For --cost: the runtime whose memory is predicted.")] = "numpy",
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print MODEL as a listing, a picture, or what it costs. Shows its inputs, initializers, nodes and outputs.
+    """Print MODEL as a listing or a picture, or print its cost. Shows its inputs, initializers, nodes and outputs.
 
-    With --cost, print what a run of it costs instead, the dearest nodes first.
+    With --cost, print what a run of it costs instead, the most expensive nodes first.
     """
     if text + dot + svg + cost > 1:
         raise OptionError("--text, --dot, --svg and --cost exclude each other: give one.")
