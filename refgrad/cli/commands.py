@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -111,13 +112,21 @@ class Command(TyperCommand):
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. An error names the command's options, not the parameters of functions."""
+        """Run the command. An error or a warning names the command's options, not the parameters of functions."""
+        flags = {param.name: flag_of(param) for param in self.params if param.opts}
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            shown(in_the_shell(str(message), flags), category, *place, **more)
+
         try:
+            warnings.showwarning = show
             return super().invoke(ctx)
         except RefgradError as error:
-            flags = {param.name: flag_of(param) for param in self.params if param.opts}
             error.args = (in_the_shell(str(error), flags), *error.args[1:])
             raise
+        finally:
+            warnings.showwarning = shown
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options: choices beside each, and every default in brackets."""

@@ -100,8 +100,8 @@ def _for_seconds(seconds: float | None) -> Iterator[None]:
     if not hasattr(signal, "setitimer"):
         raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
     said = (
-        f"This did not finish within --max-seconds {seconds:g}. Give it more time, or do not take this file, which may be "
-        "made to last for ever."
+        f"This did not finish within --max-seconds {seconds:g}. Give it more time. A file from a stranger may be "
+        "built to run for ever."
     )
 
     def stop(number: int, frame: FrameType | None) -> None:

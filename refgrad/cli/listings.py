@@ -15,6 +15,7 @@ from refgrad.backends import backends, get_backend
 from refgrad.cli.commands import choice
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
+from refgrad.cli.spelling import in_the_shell
 from refgrad.errors import OptionError
 from refgrad.model.writing import replacing
 from refgrad.parameters.roles import KINDS
@@ -24,6 +25,7 @@ from refgrad.planning.program import ANY
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
 
+_FLAGS = {name: f"--{name}" for name in ("wrt", "outputs", "quantization")}
 _NODES = 3  # of an operator that is refused, and tensors of a weight, in a summary
 
 
@@ -48,7 +50,7 @@ def preflight(
     else:
         print_table(report.table(None if verbose else _NODES), verbose, least=len(report.refused))
         for useless in (*report.zeros, *report.leaks):
-            say(useless)
+            say(in_the_shell(str(useless), _FLAGS))
     raise typer.Exit(AGREES if report.ok else REFUSED)
 
 

@@ -90,7 +90,7 @@ def run(
         with Bar() as bar:
             results = prepared.run(given, trace=trace, progress=bar)
     elif trace:
-        raise OptionError(f"Backend {backend!r} does not give the values between. Run it with --backend numpy.")
+        raise OptionError(f"--trace needs --backend numpy: {backend!r} does not return intermediate values.")
     else:
         with Bar("running"):
             results = prepared.run(given)

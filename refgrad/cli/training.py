@@ -391,9 +391,9 @@ def training_model(
             {"output": str(output), "data": step.data, "label": step.label, "loss": step.loss, "next": step.next}
         )
         return
-    say(f"{output}: {counted(len(step.model.graph.node), 'node')}; the loss is {step.loss}")
+    say(f"{output}: {counted(len(step.model.graph.node), 'node')}; the output {step.loss!r} is the loss")
     for name, following in step.next.items():
-        say(f"{following} is the next {name}")
+        say(f"{following!r} is {name!r} of the next step")
 
 
 def _with_adapters(model: ModelProto, weights: WeightOptions, seed: int) -> tuple[ModelProto, list[str] | None]:

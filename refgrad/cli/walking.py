@@ -77,6 +77,8 @@ def walk(
     It goes backwards, and prints for each node the formula, what it reads, and what it adds to which cotangent.
     Inputs that --feeds does not have are random.
     """
+    if html is not None and html.suffix not in (".html", ".htm"):
+        raise OptionError(f"{str(html)!r}: the page is HTML. Give it a name that ends in .html.")
     seeds = _seeds(seed)
     is_class = ":" in seed
     if html is None and (quiz or is_class):
