@@ -192,7 +192,7 @@ hessian = _of_one_output(
 )
 lower = _rewritten(
     refgrad.lower,
-    "Replace ONNX Runtime's training operators by ai.onnx operators.",
+    "Replace ONNX Runtime's training operators by ai.onnx ones.",
 )
 expand = _rewritten(
     refgrad.expand_gradients,
