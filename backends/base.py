@@ -99,7 +99,8 @@ def load_model(model: ModelLike, external_data: bool = True, *, data_folders: Fo
         return model
     path = Path(model)
     if not os.path.isfile(path):  # False too where no file can have this name
-        raise InvalidModelError(f"There is no model at {str(path)!r}. Give the path of an .onnx file.")
+        what = "model at" if os.path.exists(path) else "file"
+        raise InvalidModelError(f"There is no {what} {str(path)!r}. Give the path of an .onnx file.")
     proto = read(path)
     if external_data:
         load(proto, path)

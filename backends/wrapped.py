@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -29,7 +30,8 @@ def wrap(onnx_backend: Any, name: str | None = None, device: str = "CPU") -> Bac
     """
     if not callable(getattr(onnx_backend, "prepare", None)):
         raise BackendError(
-            f"{onnx_backend!r} has no prepare(model, device). Give a subclass of onnx.backend.base.Backend."
+            f"{name or reprlib.repr(onnx_backend)} has no method prepare(model, device). Give a subclass of "
+            "onnx.backend.base.Backend or of refgrad.backends.Backend."
         )
     return _Wrapped(onnx_backend, name or str(getattr(onnx_backend, "__name__", "wrapped")), device)
 

@@ -124,6 +124,6 @@ def checked(name: str, value: Any, shown: str = "") -> Any:
     if due := RANGES[name].why_not(value):
         if shown.startswith("-"):
             number = f"{value:g}" if isinstance(value, float) else reprlib.repr(value)
-            raise OptionError(f"{shown} {number} is not {due}. Give one.")
+            raise OptionError(f"{shown} must be {due}, not {number}.")
         raise OptionError(f"{shown or name} is {due}, not {reprlib.repr(value)}.")
     return value

@@ -43,7 +43,7 @@ from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.ranges import RANGES
 from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.gradient import gradient, preflight
-from refgrad.reverse.requested import of_maps
+from refgrad.reverse.requested import of_maps, place_of
 from refgrad.rewrites.losses import SCORES, add_loss_output
 from refgrad.rewrites.scores import refuse_probabilities, smallest_step, warn_of_logits
 from refgrad.tables.conventions import ConventionOptions, Conventions
@@ -462,7 +462,7 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
         raise UnknownNameError(f"The model has no float output; its outputs: {choices(graph.outputs)}.{of_maps(graph)}")
     if of is None:
         if len(outputs) != 1:
-            raise OptionError(f"Choose the output with of. The float outputs are: {choices(outputs)}.")
+            raise OptionError(f"Choose an output: of={outputs[0]!r}. The float outputs are: {choices(outputs)}.")
         return outputs[0], None
     if not isinstance(of, str):
         raise OptionError(f"of={of!r}: give the name of an output, or some of its elements, as in 'logits[:, 3]'.")
@@ -472,8 +472,8 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     output, inside = (match[1], match[2]) if match else (of, "")
     if output not in outputs:
         raise UnknownNameError(
-            f"of={of!r}: {output!r} is not a float output of the model.{did_you_mean(output, outputs)} "
-            f"There are: {choices(outputs)}."
+            f"of={of!r}: {output!r} is not a float output of the model{place_of(graph, output, 'outputs')}."
+            f"{'' if output in graph.producer else did_you_mean(output, outputs)} There are: {choices(outputs)}."
         )
     words = [word.strip() for word in inside.split(",")]
     shape = graph.shapes.get(output)

@@ -16,7 +16,7 @@ from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.memory import TensorType, inferred
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, choices
 from refgrad.model import native
 from refgrad.protos.domains import MICROSOFT, TRAINING
 from refgrad.tables.randomness import ALWAYS, operator_of
@@ -125,7 +125,7 @@ def bound_by(
 def label(node: onnx.NodeProto) -> str:
     """Return what messages call a node: its name, or what it produces."""
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    return f"node {node.name!r} ({operator})" if node.name else f"the {operator} node that makes {list(node.output)}"
+    return f"node {node.name!r} ({operator})" if node.name else f"the {operator} node that makes {choices(node.output)}"
 
 
 @cache

@@ -180,8 +180,8 @@ class PlannedGraph:
             # Any error inside a kernel becomes an error that names the node.
             raise BackendError(
                 f"{step.label} failed on inputs {', '.join(summary(values[position]) for position in inputs)}: "
-                f"{type(error).__name__}: {error}. Check the shapes with onnx.shape_inference, or run the model with "
-                "outputs= set to a value before this node."
+                f"{type(error).__name__}: {error}. If its shapes do not fit, "
+                "onnx.shape_inference.infer_shapes(model, strict_mode=True) shows where."
             ) from error
         if watch is not None:
             watch.release(values[position] for position in schedule.computed)

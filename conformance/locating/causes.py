@@ -33,7 +33,7 @@ def cause_of(
     if not wide.size or not np.isfinite(wide).all() or not np.isfinite(right).all():
         return ""
     if not wide.any():
-        return "it is 0 throughout, as a frozen or detached parameter has it" if right.any() else ""
+        return "it is all zeros, as for a frozen or detached parameter" if right.any() else ""
     if not right.any():
         return ""
     return next(filter(None, _tried(wide, right, name, others, shapes)), "")

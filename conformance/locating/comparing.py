@@ -151,8 +151,15 @@ def _feeds_of(
     if recorded:
         lacking = [name for name in needed if all(name not in one.values for one in recorded)]
         if lacking:
+            taken = [name for name in lacking if any(name in one.gradients for one in recorded)]
+            why = (
+                f" Its {choices(taken)} was read as a gradient, since no name in it says gradient. Call gradients "
+                f"{taken[0]}_grad, and give the inputs"
+                if taken
+                else " Give them"
+            )
             raise FeedError(
-                f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: feeds={{...}}."
+                f"A recording is compared at its own inputs, and it lacks {choices(lacking)}.{why}: feeds={{...}}."
             )
     return None
 

@@ -42,7 +42,7 @@ class _Main(CommandGroup):
 
 
 app = App(
-    help="Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out.",
+    help="Differentiate ONNX models, and check, explain and train with the gradients.",
     add_completion=True,
     cls=_Main,
 )
@@ -107,7 +107,8 @@ def every_command(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Import a module that registers operators. Every command takes this option. May be repeated.",
+            help="Import a module that registers operators. "
+            "Also after a command: refgrad grad MODEL --import MODULE. May be repeated.",
         ),
     ] = None,
     version: Annotated[

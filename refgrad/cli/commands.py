@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from refgrad.tables import plugins
 
 OLD = frozenset({"--recompute-within", "--backends"})  # old names of options: still read, not shown
 _KNOWN = "choices_of"  # the attribute of a callback that checks
+_COLUMN = 24  # characters of the options in a help page; a longer one has a line of its own
+_UNBROKEN = "\u2011"  # a hyphen at which no line is broken
 _LONGEST = 48  # characters of the choices beside an option; more of them are listed in its help
 
 
@@ -69,8 +72,30 @@ def flag_of(param: Any) -> str:
     return str(max((flag for flag in param.opts if flag not in OLD), key=len))
 
 
+class _Formatter(typer.Context.formatter_class):  # type: ignore[valid-type, misc]
+    """A help page without a break at the hyphen of a name, such as ort-cuda."""
+
+    def write_dl(self, rows: Any, col_max: int = _COLUMN, col_spacing: int = 2) -> None:
+        """Write names and their texts in two columns."""
+        super().write_dl([(name, text.replace("-", _UNBROKEN)) for name, text in rows], col_max, col_spacing)
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(text.replace("-", _UNBROKEN))
+
+    def getvalue(self) -> str:
+        """The page, with the hyphens that a shell reads."""
+        return str(super().getvalue()).replace(_UNBROKEN, "-")
+
+
+class _Context(typer.Context):
+    formatter_class = _Formatter
+
+
 class Command(TyperCommand):
     """A command that says which number an option takes, where it is given text, and names options as the shell does."""
+
+    context_class = _Context
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
@@ -87,13 +112,21 @@ class Command(TyperCommand):
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. An error names the command's options, not the parameters of functions."""
+        """Run the command. An error or a warning names the command's options, not the parameters of functions."""
+        flags = {param.name: flag_of(param) for param in self.params if param.opts}
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            shown(in_the_shell(str(message), flags), category, *place, **more)
+
         try:
+            warnings.showwarning = show
             return super().invoke(ctx)
         except RefgradError as error:
-            flags = {param.name: flag_of(param) for param in self.params if param.opts}
             error.args = (in_the_shell(str(error), flags), *error.args[1:])
             raise
+        finally:
+            warnings.showwarning = shown
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options: choices beside each, and every default in brackets."""
@@ -110,6 +143,8 @@ class Command(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """A group of commands, whose help lists them under headings, in the order in which they are registered."""
+
+    context_class = _Context
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, and then the options."""
@@ -138,13 +173,13 @@ def summary_of(command: Any) -> str:
 
 
 def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
-    sections: dict[str, list[tuple[str, str]]] = {}
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         title = "Arguments" if param.param_type_name == "argument" else "Options"
         record = _record(param, ctx)
         if record is not None:
-            sections.setdefault(title, []).append(record)
-    for title, rows in sections.items():
+            sections[title].append(record)
+    for title, rows in ((title, rows) for title, rows in sections.items() if rows):
         with formatter.section(title):
             formatter.write_dl(rows)
 

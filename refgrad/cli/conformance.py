@@ -124,7 +124,7 @@ def run(
             several=True,
             others="package.module:function",
             metavar="NAMES",
-            help="What writes gradients, with commas or repeated.",
+            help="Gradient builders, with commas or repeated.",
             show_default=",".join(Plan.builders),
         ),
     ] = None,
@@ -136,7 +136,7 @@ def run(
             several=True,
             others="package.module:Class",
             metavar="NAMES",
-            help="What runs them, with commas or repeated.",
+            help="Executors, with commas or repeated.",
             show_default=",".join(Plan.executors),
         ),
     ] = None,
@@ -154,7 +154,7 @@ def run(
             oracles,
             several=True,
             metavar="NAMES",
-            help="What they are compared with, with commas or repeated.",
+            help="Oracles to compare with, with commas or repeated.",
             show_default=",".join(ORACLES),
         ),
     ] = None,
@@ -163,7 +163,7 @@ def run(
     memory: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="The memory limit of each process: a number of MiB, or 500M, 8G; 0 is no limit."
+            metavar="SIZE", help="The memory limit of each worker process: a number of MiB, or 500M, 8G; 0 is no limit."
         ),
     ] = f"{MEMORY >> 30}G",
     workers: Annotated[
@@ -198,7 +198,7 @@ def run(
     """Run the suite: builders' gradients on executors, judged by oracles.
 
     The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is undecided, or an
-    independent forward computes another function.
+    oracle's forward pass computes another function than the interpreter.
     """
     plan = Plan(
         _listed(builder, "--builder", "builder") or Plan.builders,
@@ -283,7 +283,7 @@ def report(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print results that `run` wrote, or write reports of them. The results of several runs become one report."""
+    """Print the results of one or more runs, or write reports of them. The results of several runs become one report."""
     for path in output or ():
         reports.writer(path)
     boards = [load(path) for path in results]
@@ -460,7 +460,7 @@ def cases(
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the cases that `run` would take."""
+    """List the cases that `run` would run."""
     listed, names, dtypes, kinds = list(source or SOURCES[:1]), ops_of(ops), dtypes_of(dtype), kinds_of(values)
     listed_cases = _cases(listed, None, 0, names, opset, dtypes, case, kinds, every)
     first = next(listed_cases, None)

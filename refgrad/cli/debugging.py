@@ -44,8 +44,8 @@ from refgrad.model.writing import replacing
 from refgrad.tables import plugins
 
 _SIDE = (
-    "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or package.module:function@package.module:Class; or "
-    "recorded tensors: a .npz, a .safetensors or a folder of .pb."
+    "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or mine:function@mine:Class; or recorded tensors: a "
+    ".npz, a .safetensors or a folder of .pb."
 )
 
 _REPORTS = {".html": comparison_page.page, ".md": comparisons.markdown_of, ".json": comparisons.text_of}
@@ -65,7 +65,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A case of the conformance suite, instead of MODEL: `refgrad conformance cases` lists them.",
+            help="A case of the conformance suite, instead of MODEL: `refgrad conformance cases` lists them. --opset, --dtype, "
+            "--values and --source are for --case.",
         ),
     ] = None,
     opset: suite.Opset = "newest",
@@ -79,8 +80,8 @@ def compare(
         str | None,
         choice(
             COTANGENTS,
-            help="The gradient of each output.",
-            show_default="what a recording has; ones with a recording without any; else random",
+            help="The cotangent of each output.",
+            show_default="random; with a recording its cotangents, or ones if it has none",
         ),
     ] = None,
     seed: Seed = 0,
@@ -94,8 +95,8 @@ def compare(
 
     With --case, the gradients are of a case of the conformance suite.
 
-    The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink. Stopped by --max-seconds,
-    the command says what it knows by then, with the exit code 2 if nothing is wrong in it.
+    The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink. If --max-seconds stops the
+    search, the command prints the results so far, and the exit code is 2 if nothing is wrong in them.
     """
     require_reports(output or ())
     recordings = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
@@ -154,7 +155,7 @@ def nan(
     backend: Backend = "numpy",
     wrt: Wrt = None,
     outputs: Outputs = None,
-    forward: Annotated[bool, typer.Option("--forward", help="Look at MODEL alone, and at no gradient.")] = False,
+    forward: Annotated[bool, typer.Option("--forward", help="Look at the outputs only, not at the gradients.")] = False,
     seed: Seed = 0,
     dim: Dim = None,
     verbose: Verbose = False,
@@ -162,10 +163,10 @@ def nan(
 ) -> None:
     """Find the nodes at which NaN and infinities begin. Names the element, its operands and a remedy for each.
 
-    They are looked for in the outputs and in the gradients of MODEL.
+    The command looks in the outputs and in the gradients of MODEL.
 
-    The exit code is 1 if there are any that the model or its inputs did not have. Stopped by --max-seconds once they are known,
-    the command prints them, and says what it has not tried.
+    The exit code is 1 if the run makes a NaN or an infinity that neither the inputs nor the weights have. If --max-seconds
+    stops the command, it prints what it has found, and says what it has not tried.
     """
     size, sizes = sizes_of(dim)
     proto = load_model(model)
@@ -197,7 +198,13 @@ def nan(
 def reduce(
     model: Model,
     side: Annotated[
-        str, typer.Option("--side", metavar="SIDE", help="What fails: builder@executor.", show_default=False)
+        str,
+        typer.Option(
+            "--side",
+            metavar="SIDE",
+            help="The gradient that is wrong: builder@executor, as for compare.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path,
@@ -211,9 +218,7 @@ def reduce(
 ) -> None:
     """Reduce a wrong gradient to the smallest model that shows it. Writes it as a test and a bug report.
 
-    SIDE says who computes the gradient of MODEL.
-
-    Interrupted, or stopped by --max-seconds, the command writes the smallest model that it has reached.
+    If the command is interrupted, or --max-seconds stops it, it writes the smallest model so far.
     """
     from refgrad.conformance.locating import reducing  # no other command needs it
 
@@ -271,7 +276,7 @@ def record(
     ],
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="FILE", help="The export, whose names inputs and outputs get."),
+        typer.Option("--model", metavar="FILE", help="The exported .onnx file: inputs and outputs get its names."),
         Files.MODEL,
     ] = None,
     seed: Seed = 0,

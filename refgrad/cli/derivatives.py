@@ -37,8 +37,8 @@ def grad(
         str | None,
         choice(
             COTANGENTS,
-            help="The gradient of each output. input: a new input <output>_grad. ones: 1 everywhere. yield: YieldOp "
-            "(dialect ort).",
+            help="The cotangent of each output. input: you feed it, as <output>_grad. ones: 1 everywhere, for a loss. yield: "
+            "ONNX Runtime's YieldOp takes it (--dialect ort).",
             show_default="input; with --of, ones",
         ),
     ] = None,
@@ -47,14 +47,14 @@ def grad(
         bool,
         typer.Option(
             "--recompute",
-            help="Compute forward values again, segment by segment, instead of keeping them. This saves memory.",
+            help="Recompute forward values, segment by segment, instead of keeping them. This saves memory.",
         ),
     ] = False,
     recompute_nodes: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Compute only the values of these nodes again: names or patterns such as "
+            help="Recompute only the values of these nodes: names or patterns such as "
             "'/layers.3/*', written like --wrt. Each pattern is one segment.",
         ),
     ] = None,
@@ -64,16 +64,16 @@ def grad(
             "--memory",
             "--recompute-within",
             metavar="BUDGET",
-            help="Compute as little again as keeps the memory of a run within a budget, beside weights and feeds: '2 GiB', or "
-            "'800 MB for N=32' where MODEL does not know the size N.",
+            help="Recompute as little as this memory budget allows: '2 GiB', or '2 GiB for N=32' if the size N is symbolic. "
+            "Weights and feeds are not counted.",
         ),
     ] = None,
     weights: Annotated[
         str,
         choice(
             WEIGHTS,
-            help="overridable: a weight that is differentiated is an input with its value as default. constants: no weight "
-            "is an input, which ONNX Runtime runs faster. inputs: without a default.",
+            help="overridable: weights in --wrt become inputs with their value as default. inputs: without a default. "
+            "constants: no weight becomes an input, which ONNX Runtime runs faster.",
         ),
     ] = "overridable",
     verbose: Verbose = False,
@@ -82,7 +82,8 @@ def grad(
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
 
-    A gradient in the folder of MODEL refers to its external data. Elsewhere the data is copied to <OUTPUT>.data.
+    External data: if the output is in the folder of MODEL, it refers to the same files. Otherwise they are copied to
+    <OUTPUT>.data.
     """
     if sum(map(bool, (recompute, recompute_nodes, memory is not None))) > 1:
         raise OptionError("--recompute, --recompute-nodes and --memory exclude each other: give one.")
@@ -168,12 +169,15 @@ def _rewritten(rewrite: Callable[..., ModelProto], text: str) -> Command:
     return command
 
 
-_DATA = "A result in the folder of MODEL refers to its external data. Elsewhere the data is copied to <OUTPUT>.data."
+_DATA = (
+    "External data: if the output is in the folder of MODEL, it refers to the same files. Otherwise they are copied to "
+    "<OUTPUT>.data."
+)
 
 jvp = _of_outputs(
     refgrad.jvp,
     "Write the forward-mode derivative of MODEL as a model.\n\n"
-    "It reads tangents NAME_tangent of inputs and gives the tangents of outputs.",
+    "It reads NAME_tangent for each input and returns OUTPUT_tangent for each output.",
 )
 hvp = _of_one_output(
     refgrad.hvp,
@@ -188,10 +192,10 @@ hessian = _of_one_output(
 )
 lower = _rewritten(
     refgrad.lower,
-    "Write MODEL in operators of ai.onnx alone. They replace ONNX Runtime's gradient and training operators.",
+    "Replace ONNX Runtime's training operators by ai.onnx ones.",
 )
 expand = _rewritten(
     refgrad.expand_gradients,
-    "Write out each operator Gradient as a graph.\n\n"
-    "The graph of the derivative replaces the operator of ai.onnx.preview.training.",
+    "Replace ONNX's operator Gradient by the derivative's graph.\n\n"
+    "The operator is in the domain ai.onnx.preview.training.",
 )

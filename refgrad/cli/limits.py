@@ -32,13 +32,15 @@ _OPTIONS = {
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Stop before more memory is needed, for feeds, weights and values: a number of bytes, or 500M, 8G.",
+            help="Refuse a model whose feeds, weights and values need more memory: a number of bytes, or 500M, 8G.",
         ),
     ],
-    "max_seconds": Annotated[float | None, number("max_seconds", metavar="SECONDS", help="Stop after that time.")],
+    "max_seconds": Annotated[
+        float | None, number("max_seconds", metavar="SECONDS", help="Stop after this many seconds.")
+    ],
     "data_folder": Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="Let links to external data lead into this folder. May be repeated."),
+        typer.Option(metavar="DIR", help="Also follow links to external data in this folder. May be repeated."),
     ],
 }
 
@@ -111,8 +113,8 @@ def _for_seconds(seconds: float | None, hanging: str) -> Iterator[None]:
     if not hasattr(signal, "setitimer"):
         raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
     said = (
-        f"This did not finish within --max-seconds {seconds:g}. Give it more time, or do not take this file, which may be "
-        f"made to last for ever.{hanging}"
+        f"This did not finish within --max-seconds {seconds:g}. Give it more time. A file from a stranger may be "
+        f"built to run for ever.{hanging}"
     )
 
     def stop(number: int, frame: FrameType | None) -> None:

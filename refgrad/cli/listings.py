@@ -15,6 +15,7 @@ from refgrad.backends import backends, get_backend
 from refgrad.cli.commands import choice
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
+from refgrad.cli.spelling import in_the_shell
 from refgrad.errors import OptionError
 from refgrad.model.writing import replacing
 from refgrad.parameters.roles import KINDS
@@ -24,6 +25,7 @@ from refgrad.planning.program import ANY
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
 
+_FLAGS = {name: f"--{name}" for name in ("wrt", "outputs", "quantization")}
 _NODES = 3  # of an operator that is refused, and tensors of a weight, in a summary
 
 
@@ -48,7 +50,7 @@ def preflight(
     else:
         print_table(report.table(None if verbose else _NODES), verbose, least=len(report.refused))
         for useless in (*report.zeros, *report.leaks):
-            say(useless)
+            say(in_the_shell(str(useless), _FLAGS))
     raise typer.Exit(AGREES if report.ok else REFUSED)
 
 
@@ -155,16 +157,16 @@ def show(
         list[str] | None,
         typer.Option(
             metavar="SIZES",
-            help="For --cost: N=8 sets the dimension N, 8 sets every dimension without a number.",
+            help="For --cost: N=8 for the dimension N, or 8 for all symbolic dimensions.",
         ),
     ] = None,
-    runtime: Annotated[str, choice(RUNTIMES, help="For --cost: whose memory.")] = "numpy",
+    runtime: Annotated[str, choice(RUNTIMES, help="For --cost: the runtime whose memory is predicted.")] = "numpy",
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print MODEL as a listing, a picture, or what it costs. Shows its inputs, initializers, nodes and outputs.
+    """Print MODEL as a listing or a picture, or print its cost. Shows its inputs, initializers, nodes and outputs.
 
-    With --cost, print what a run of it costs instead, the dearest nodes first.
+    With --cost, print what a run of it costs instead, the most expensive nodes first.
     """
     if text + dot + svg + cost > 1:
         raise OptionError("--text, --dot, --svg and --cost exclude each other: give one.")

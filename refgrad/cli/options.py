@@ -23,12 +23,15 @@ from refgrad.tables.conventions import DEFAULT, QUANTIZATION
 from refgrad.tables.kinks import CONVENTIONS as KINKS
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False), Files.MODEL]
+WRT = (
+    "Inputs and initializers to differentiate by: names or patterns such as 'head.*', separated by commas (\\, for a comma in "
+    "a name). May be repeated."
+)
 Wrt = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Inputs and initializers to differentiate with respect to, separated by "
-        "commas; write \\, for a comma in a name, and patterns such as 'head.*'. May be repeated.",
+        help=WRT,
         show_default="every float input and initializer",
     ),
 ]
@@ -53,12 +56,14 @@ Dim = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SIZES",
-        help="Sizes of random inputs: N=8 sets the dimension N, 8 sets every undeclared dimension.",
+        help="Sizes of random inputs: N=8 for the dimension N, or 8 for all symbolic dimensions.",
         show_default=str(SIZE),
     ),
 ]
 Seed = Annotated[int, number("seed", help="The seed of all random numbers.")]
-Quantization = Annotated[str, choice(QUANTIZATION, help="How to differentiate rounding.")]
+Quantization = Annotated[
+    str, choice(QUANTIZATION, help="How to differentiate quantization (the gradient of Round is always 0).")
+]
 Keep = Annotated[bool, typer.Option("--keep-outputs", help="The new model also returns the outputs of MODEL.")]
 Kinks = Annotated[str, choice(KINKS, help="Whose value to take where no derivative exists.")]
 Backend = Annotated[
@@ -68,11 +73,15 @@ Backend = Annotated[
         "--backend",
         others="package.module:Class",
         metavar="NAME",
-        help="The executor: a name that `refgrad backends` lists, or a class of yours.",
+        help="The executor: a name, or a class of yours.",
     ),
 ]
 StrongZero = Annotated[
-    bool, typer.Option("--strong-zero", help="Let an element whose cotangent is 0 contribute 0, and not 0 * inf = NaN.")
+    bool,
+    typer.Option(
+        "--strong-zero",
+        help="A cotangent of 0 contributes 0 even if the derivative is infinite: 0 * inf is 0 instead of NaN.",
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything instead of a summary.")]
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
@@ -86,13 +95,15 @@ Reports = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write a report: .html, .md or .json. May be repeated."),
     Files.WRITTEN,
 ]
+OF = (
+    "What to differentiate: an output, or the sum of the elements that an index selects, as in NumPy: 'logits[3]', "
+    "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input."
+)
 Of = Annotated[
     str | None,
     typer.Option(
         metavar="SELECTION",
-        help="What to differentiate: an output, or the sum of the elements that an index "
-        "selects, as in NumPy: 'logits[3]', "
-        "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input.",
+        help=OF,
         show_default="the only float output",
     ),
 ]

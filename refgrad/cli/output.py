@@ -46,7 +46,7 @@ _WIDTH = 160  # of a table outside a terminal
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list
 _REPORTS = (".html", ".md", ".json")
-_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code has the answer.")]
+_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code says the rest.")]
 
 _is_quiet = False
 
@@ -246,7 +246,7 @@ def is_quiet() -> bool:
 
 
 def _quietable(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`command` with the option `--quiet`, behind `--json`: it prints nothing but errors."""
+    """`command` with the option `--quiet`, behind `--json`: it prints errors only."""
 
     @wraps(command)
     def call(*, quiet: bool = False, **given: Any) -> Any:

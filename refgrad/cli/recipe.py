@@ -11,7 +11,7 @@ from refgrad import recipes
 from refgrad.backends import get_backend
 from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Json, Model, Of, Result, Verbose, with_conventions
+from refgrad.cli.options import OF, Json, Model, Of, Result, Verbose, with_conventions
 from refgrad.cli.output import App, Files, print_json, print_table, save
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.errors import OptionError
@@ -25,7 +25,7 @@ Input = Annotated[
     typer.Option(
         "--wrt",
         metavar="NAME",
-        help="The input to differentiate with respect to.",
+        help="The input to differentiate by.",
         show_default="the only float input",
     ),
 ]
@@ -33,7 +33,7 @@ Score = Annotated[
     str | None,
     choice(
         recipes.RECIPE_SCORES,
-        help="Add a loss that compares the output with a new input label: cross_entropy is of logits, log_loss of "
+        help="Add a loss that compares the output with a new input label: cross_entropy for logits, log_loss for "
         "probabilities.",
         show_default="the output is the loss",
     ),
@@ -46,7 +46,10 @@ def write_saliency(
     model: Model,
     output: Result,
     wrt: Input = None,
-    of: Of = None,
+    of: Annotated[
+        str | None,
+        typer.Option(metavar="SELECTION", help=OF, show_default="the largest element of each sample"),
+    ] = None,
     axis: Annotated[
         int | None, number("axis", help="Take the maximum over this axis of the input: 1 for the channels of an image.")
     ] = None,
@@ -54,7 +57,7 @@ def write_saliency(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write a saliency map, |d of / d input|. Without --of it explains the largest element of each sample."""
+    """Write a saliency map, |d output / d input|."""
     save(recipes.saliency(model, wrt, of, axis=axis, **conventions), output, model, as_json, verbose)
 
 
@@ -70,7 +73,10 @@ def write_integrated_gradients(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write the integrated gradients of an output. The line starts at a new input, the baseline, which is 0 by default."""
+    """Write the integrated gradients of an output.
+
+    The gradients are averaged along the line from a baseline (a new input, 0 by default) to the input.
+    """
     save(recipes.integrated_gradients(model, wrt, of, steps=steps, **conventions), output, model, as_json, verbose)
 
 
@@ -141,7 +147,7 @@ def rank_weights(
     """Rank the weights by their effect on a loss. Writes a model, or runs it with --feeds and prints the ranking.
 
     norm is the length of the gradient; effect is the mean of |weight * gradient|: how much, to first order, the loss changes
-    where one element becomes 0.
+    if one element is set to 0.
     """
     if output is not None and feeds is not None:
         raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")

@@ -63,7 +63,7 @@ def run(
         str | None,
         choice(
             ("float64",),
-            help="Compute every float in double (backend numpy).",
+            help="Compute every float in float64 (backend numpy).",
             show_default="the model's types",
         ),
     ] = None,
@@ -90,7 +90,7 @@ def run(
         with Bar() as bar:
             results = prepared.run(given, trace=trace, progress=bar)
     elif trace:
-        raise OptionError(f"Backend {backend!r} does not give the values between. Run it with --backend numpy.")
+        raise OptionError(f"--trace needs --backend numpy: {backend!r} does not return intermediate values.")
     else:
         with Bar("running"):
             results = prepared.run(given)
@@ -162,11 +162,11 @@ def check(
         number(
             "tolerance",
             help="The relative error that is allowed.",
-            show_default="what the type and the number of nodes explain",
+            show_default="from the type and the number of nodes",
         ),
     ] = None,
     directions: Annotated[
-        int, number("directions", help="How many random directions to take differences along, for each gradient.")
+        int, number("directions", help="The number of random directions for the finite differences of each gradient.")
     ] = 2,
     random_weights: Annotated[
         int | None,
@@ -179,10 +179,12 @@ def check(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences and float64.
+    """Check that the gradient of MODEL is right, on every executor. Compares it with finite
+    differences, and every executor with the gradient in float64.
 
-    The exit code is 1 if a gradient is wrong, or a backend crashes, takes too long or too much memory. Other verdicts do not
-    change it: convention, undecided, not supported, refused, or an error of ONNX Runtime's own builder.
+    The exit code is 1 only if a gradient is wrong, or an executor crashes or takes too long or
+    too much memory, and 2 for wrong use. Errors of
+    ONNX Runtime's own builder do not count.
     """
     require_reports(output or ())
     size, sizes = sizes_of(dim)
@@ -229,7 +231,7 @@ def check(
 
 
 def demo(verbose: Verbose = False, as_json: Json = False) -> None:
-    """Show the gradient of a small regression, checked. Prints both graphs, the numbers, and a check."""
+    """Show the gradient of a small regression, and check it. Prints both graphs and the numbers."""
     model = notebook.regression()
     gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
     listings = [refgrad.onnx_simple_text_plot(graph) for graph in (model, gradient)]

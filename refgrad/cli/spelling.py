@@ -14,7 +14,9 @@ _TEXT = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""  # as repr writes it
 _QUOTED = re.compile(rf"(?<![\w]){_TEXT}(?!\w)")  # an apostrophe quotes nothing
 _VALUE = re.compile(rf"\[(?:{_TEXT}|[^\]'\"])*\]|\{{(?:{_TEXT}|[^}}'\"])*\}}|{_TEXT}|[-+\w.]*\w")
 _FILLED_IN = ("[...]", "{...}")  # where the reader writes a value
-_EXAMPLES = {"--feeds": "FILE.npz", "--dim": "N=8", "--data-folder": "DIR"}
+_EXAMPLES = {"--feeds": "FILE.npz", "--dim": "N=8", "--data-folder": "DIR", "--validation": "DATA"} | dict.fromkeys(
+    ("--wrt", "--outputs"), "NAMES"
+)
 _OTHERWISE = {  # parameters that have another name on the command line
     "sizes": "--dim",
     "size": "--dim",
@@ -23,6 +25,7 @@ _OTHERWISE = {  # parameters that have another name on the command line
     "backends": "--backend",
     "dialects": "--dialect",
     "output": "--of",
+    "recompute": "--recompute-nodes",
 }
 
 

@@ -30,20 +30,23 @@ def teach(
     answer: Annotated[
         Path | None,
         typer.Argument(
-            metavar="ANSWER", help="Your answer, a file of Python. It is run: judge what you wrote or read."
+            metavar="ANSWER",
+            help="Your answer, a Python file. refgrad runs it: use only files that you wrote or have read.",
         ),
         Files.READ,
     ] = None,
     begin: Annotated[
         Path | None,
-        typer.Option("--start", metavar="FILE", help="Write an answer to begin with. No file is written over."),
+        typer.Option(
+            "--start", metavar="FILE", help="Write an answer to begin with. An existing file is not overwritten."
+        ),
         Files.WRITTEN,
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Judge an answer to an exercise of the course. Says which mistake it makes.
 
-    The exit code is 1 where the answer is not right.
+    The exit code is 1 if the answer is not right.
     """
     if chapter is None:
         _list(as_json)

@@ -57,8 +57,8 @@ _Trainable = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Weights to train, written like --wrt of grad: names, or patterns such as 'head.*', with commas or repeated.",
-        show_default="all",
+        help="Weights to train: names, or patterns such as 'head.*', with commas or repeated.",
+        show_default="every parameter that `refgrad weights` lists",
     ),
 ]
 _Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.")]
@@ -72,8 +72,9 @@ class ObjectiveOptions:
         str,
         choice(
             (*LOSSES, "none"),
-            help="How the output is compared with the label. log is of the probabilities of two classes, log_loss of "
-            "probabilities with classes, cross_entropy of logits with classes; with none, the output is the loss.",
+            help="What compares the output with the label. cross_entropy: logits and class numbers. log_loss: probabilities "
+            "and class numbers. log: the probability of the second of two classes, and 0 or 1. l1 and l2: other names of "
+            "absolute_error and squared_error. elastic: the mean of both. none: the output is the loss.",
         ),
     ] = "squared_error"
     label: Annotated[
@@ -81,7 +82,8 @@ class ObjectiveOptions:
         typer.Option(metavar="NAME", help="The array with the expected values.", show_default="label or y"),
     ] = None
     of: Annotated[
-        str | None, typer.Option("--of", metavar="NAME", help="The output that is compared, or the loss.")
+        str | None,
+        typer.Option("--of", metavar="NAME", help="The output to compare with the label; with --loss none, the loss."),
     ] = None
 
 
@@ -94,8 +96,8 @@ class WeightOptions:
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Train low-rank adapters of these weights, written like --trainable, and merge them; what --trainable names "
-            "is trained too.",
+            help="Train low-rank adapters for these weights, written like --trainable, and merge them at the end. --trainable "
+            "adds weights that are trained as well.",
         ),
     ] = None
     rank: Annotated[int, number("rank", help="The size of the adapters.")] = 8
@@ -108,9 +110,14 @@ class RateOptions:
     rate: Annotated[
         float | None, number("rate", help="The learning rate.", show_default="0.001; 0.01 for sgd and adagrad")
     ] = None
-    schedule: Annotated[str, choice(_SCHEDULES, help="How the rate changes. cosine: to 0 at the last epoch.")] = (
-        "constant"
-    )
+    schedule: Annotated[
+        str,
+        choice(
+            _SCHEDULES,
+            help="How the rate changes. cosine: falls to 0 at the last epoch. "
+            "invscaling: rate / (epoch + 1)^0.25. adaptive: divided by 5 when the loss no longer falls.",
+        ),
+    ] = "constant"
     warmup: Annotated[int, number("warmup", help="Steps in which the learning rate rises.")] = 0
 
     def of(self, optimizer: Optimizer, epochs: int) -> Schedule:
@@ -142,10 +149,14 @@ class UpdateOptions:
             metavar="PATTERN=L1,L2", help="l1·Σ|w| + l2·Σw² of the weights that the pattern matches. May be repeated."
         ),
     ] = None
-    clip_norm: Annotated[float | None, number("clip_norm", help="The largest norm of the whole gradient.")] = None
-    clip_value: Annotated[float | None, number("clip_value", help="The largest element of the gradient.")] = None
+    clip_norm: Annotated[float | None, number("clip_norm", help="Scale the gradient down if its norm is larger.")] = (
+        None
+    )
+    clip_value: Annotated[
+        float | None, number("clip_value", help="Clip each element of the gradient to this size.")
+    ] = None
     accumulate: Annotated[
-        int, number("accumulate", metavar="STEPS", help="Update after so many steps, by their mean gradient.")
+        int, number("accumulate", metavar="STEPS", help="Update once per STEPS batches, by their mean gradient.")
     ] = 1
 
     def by(self, name: str) -> Optimizer:
@@ -207,7 +218,8 @@ class LayerOptions:
         str,
         choice(
             BATCH_NORMS,
-            help="frozen: as the model has it; training: batches by their own statistics, which follow.",
+            help="frozen: normalize by the running statistics. training: normalize by the batch, "
+            "and update the running statistics.",
         ),
     ] = "frozen"
     dropout: Annotated[str, choice(DROPOUTS, help="training: each Dropout drops anew in every step.")] = "off"
@@ -226,7 +238,7 @@ class ValidationOptions:
     ] = None
     patience: Annotated[
         int | None,
-        number("patience", help="End after so many epochs without a better validation loss, with the best weights."),
+        number("patience", help="Stop after N epochs without a better validation loss, and keep the best weights."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -264,9 +276,9 @@ class CheckpointOptions:
         Files.JOURNAL,
     ] = None
     checkpoint_every: Annotated[
-        int | None, number("checkpoint_every", metavar="STEPS", help="Write it also after so many steps.")
+        int | None, number("checkpoint_every", metavar="STEPS", help="Write it also after every STEPS steps.")
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the checkpoint is, if there is one.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint, if there is one.")] = False
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
@@ -294,17 +306,15 @@ def train(
     optimizer: _Optimizer = "adamw",
     rate: RateOptions,
     update: UpdateOptions,
-    epochs: Annotated[int, number("epochs", help="How often all samples are taken.")] = 10,
+    epochs: Annotated[int, number("epochs", help="The number of passes over the data.")] = 10,
     layers: LayerOptions,
     batch_size: Annotated[
         int | None,
-        number("batch_size", help="The samples of a step.", show_default=f"{_SAMPLES}, or as many as the model says"),
+        number("batch_size", help="Samples per step.", show_default=f"{_SAMPLES}, or the model's fixed batch size"),
     ] = None,
     validation: ValidationOptions,
     checkpoint: CheckpointOptions,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle/--no-shuffle", help="Take the samples in a new order in each epoch.")
-    ] = True,
+    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the samples in each epoch.")] = True,
     seed: Seed = 0,
     backend: Backend = "numpy",
     as_json: Json = False,
@@ -352,7 +362,10 @@ def training_model(
     seed: Seed = 0,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write what the first step is fed, the weights included, to an .npz file."),
+        typer.Option(
+            metavar="FILE",
+            help="Write the feeds of the first step to an .npz file: the weights and the optimizer's state.",
+        ),
         Files.WRITTEN,
     ] = None,
     as_json: Json = False,
@@ -360,7 +373,7 @@ def training_model(
 ) -> None:
     """Write one step of training as a model, for any runtime. It has the forward, the loss, the gradient and the update.
 
-    Its metadata say which output is fed to which input of the next step (refgrad.training).
+    The metadata key `refgrad.training` says which output to feed to which input of the next step.
     """
     label = "label" if objective.label is None else objective.label
     step = _step(
@@ -378,9 +391,9 @@ def training_model(
             {"output": str(output), "data": step.data, "label": step.label, "loss": step.loss, "next": step.next}
         )
         return
-    say(f"{output}: {counted(len(step.model.graph.node), 'node')}; the loss is {step.loss}")
+    say(f"{output}: {counted(len(step.model.graph.node), 'node')}; the output {step.loss!r} is the loss")
     for name, following in step.next.items():
-        say(f"{following} is the next {name}")
+        say(f"{following!r} is {name!r} of the next step")
 
 
 def _with_adapters(model: ModelProto, weights: WeightOptions, seed: int) -> tuple[ModelProto, list[str] | None]:

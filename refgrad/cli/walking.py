@@ -11,7 +11,7 @@ import typer
 
 from refgrad.backends.base import graph_inputs, load_model
 from refgrad.cli.numbers import number
-from refgrad.cli.options import Dim, Feeds, Json, Model, Wrt, names, sizes_of, with_conventions
+from refgrad.cli.options import WRT, Dim, Feeds, Json, Model, names, sizes_of, with_conventions
 from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, saying_what_is_kept, stdout
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
@@ -32,15 +32,20 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What is differentiated: an output, or one element of it, 'logits[0, 3]'.",
-            show_default="the only float output, and of several elements the largest",
+            help="What to differentiate: an output, or one element of it, 'logits[0, 3]'.",
+            show_default="the only float output; if it has several elements, the largest one",
         ),
     ] = None,
-    wrt: Wrt = None,
+    wrt: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES", help=WRT, show_default="float inputs, and the parameters that `refgrad weights` lists"
+        ),
+    ] = None,
     step: Annotated[
         int | None, number("step", metavar="K", help="Print one step alone: 1 is the last forward node.")
     ] = None,
-    differences: Annotated[bool, typer.Option(help="Take a central difference beside each step, in float64.")] = True,
+    differences: Annotated[bool, typer.Option(help="Compare each step with a finite difference, in float64.")] = True,
     seed: Annotated[
         str,
         typer.Option(
@@ -61,7 +66,9 @@ def walk(
         ),
         Files.WRITTEN,
     ] = None,
-    quiz: Annotated[bool, typer.Option("--quiz", help="The page hides what a step adds until it is guessed.")] = False,
+    quiz: Annotated[
+        bool, typer.Option("--quiz", help="Hide the contributions of a step on the page until you guess them.")
+    ] = False,
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
@@ -70,6 +77,8 @@ def walk(
     It goes backwards, and prints for each node the formula, what it reads, and what it adds to which cotangent.
     Inputs that --feeds does not have are random.
     """
+    if html is not None and html.suffix not in (".html", ".htm"):
+        raise OptionError(f"{str(html)!r}: the page is HTML. Give it a name that ends in .html.")
     seeds = _seeds(seed)
     is_class = ":" in seed
     if html is None and (quiz or is_class):

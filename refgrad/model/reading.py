@@ -69,12 +69,16 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, so
         proto = native.load(path)
     except InvalidModelError:
         raise
+    except FileNotFoundError as error:
+        raise InvalidModelError(f"There is no file {reprlib.repr(str(path))}.") from error
     except OSError as error:
         raise InvalidModelError(f"{_shown(path)} cannot be read: {error.strerror}.") from error
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidModelError(f"{_shown(path)} is no ONNX model, or a truncated one: {error}.") from error
+        raise InvalidModelError(
+            f"{_shown(path)} is not an ONNX model, or it is truncated: {str(error).rstrip('. ')}."
+        ) from error
     except Exception as error:  # the parser of each text format raises errors of its own types
-        raise InvalidModelError(f"{path} is no ONNX model: {type(error).__name__}: {error}") from error
+        raise InvalidModelError(f"{path} is not an ONNX model: {type(error).__name__}: {error}") from error
     if not proto.HasField("graph"):
         raise InvalidModelError(f"{path} holds no graph: the file is empty or truncated.")
     with ExternalData(path) as data:

@@ -268,8 +268,8 @@ def _sources(
         sources |= find_sources(alike, cast, layers, parameters)
     if state and floats and not sources:
         raise OptionError(
-            f"No initializer of the model comes from the state_dict, which has {choices(state)}. "
-            "Give the state_dict of the module that was exported, with the values that it had then."
+            f"No initializer of the model has the values of a tensor in the state_dict, which has {choices(state)}. "
+            "Give the state_dict of the module at the time of the export."
         )
     return sources
 

@@ -44,13 +44,13 @@ def peak_and_operations(model: ModelProto, sizes: Mapping[str, int]) -> tuple[in
         refuse_unknown(planned)
     except InvalidModelError as error:
         raise OptionError(
-            f"memory: no memory can be predicted for this gradient. {error} Or choose nodes by name."
+            f"memory= cannot be kept: no memory can be predicted for this gradient. {error} Or choose nodes by name."
         ) from error
     except OptionError as error:
         if not error.unknown_size:
             raise
         raise OptionError(
-            f"memory: a budget is for known sizes. {error.unknown_size} Say for which size it is: '2 GiB for N=32'."
+            f"memory= needs known sizes. {error.unknown_size} Give it with the budget: memory='2 GiB for N=32'."
         ) from error
     peak = max(interpreter.usage(planned).peak, round(_WORKSPACES * onnxruntime.usage(planned).peak))
     return peak, operations(planned)
@@ -85,9 +85,9 @@ def _best(budget: Budget, planned: PlannedGradient) -> _Candidate:
         if complete.peak <= budget.limit:
             return _with_fewest_segments(segments, complete, budget.limit, candidate_of)
     raise OptionError(
-        f"memory: no choice of nodes keeps the peak within {readable(budget.limit)}. The least that was found is "
-        f"{readable(smallest.peak)}, and {readable(unsegmented.peak)} without recomputation; weights and feeds come on top. "
-        f"Give it {readable(smallest.peak * 1.001)}, or feed less at a time."
+        f"memory={readable(budget.limit)!r} is too little: even with recomputation the peak is {readable(smallest.peak)}, "
+        f"without it {readable(unsegmented.peak)}, besides weights and feeds. "
+        f"Allow {readable(smallest.peak * 1.001)}, or feed less at a time."
     )
 
 

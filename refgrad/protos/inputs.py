@@ -41,6 +41,8 @@ def open_regular(path: str | os.PathLike[str], error: type[RefgradError], advice
     try:
         _refuse_special(os.stat(path), shown, error, advice)
         opened = open(os.open(path, _FLAGS), "rb")  # noqa: SIM115  (for whoever asks)
+    except FileNotFoundError as failure:
+        raise error(f"There is no file {shown}. {advice}".rstrip()) from failure
     except OSError as failure:
         raise error(f"{shown} cannot be read: {failure.strerror or failure}. {advice}".rstrip()) from failure
     except RefgradError:  # some of these are ValueErrors, too

@@ -95,10 +95,10 @@ def leaks(
 
 def _advice(title: str, is_helped: bool) -> str:
     if is_helped:
-        return "Choose quantization='straight-through' or 'clipped', or other names for wrt or outputs."
+        return "Use quantization='straight-through' or quantization='clipped'."
     return (
         f"{title} has the derivative zero in any case: write QuantizeLinear and DequantizeLinear in its place and choose "
-        "quantization='straight-through', or choose other names for wrt or outputs."
+        "quantization='straight-through', or choose other names: wrt=[...] or outputs=[...]."
     )
 
 

@@ -53,5 +53,5 @@ def flat_within(node: Node) -> str:
 def _no_floats(key: tuple[str, str]) -> str:
     """The reason why a node without float outputs has the derivative zero."""
     if TensorProto.INT8 in QUANTIZERS.get(key, ()):
-        return "rounding is piecewise constant; quantization='straight-through' or 'clipped' gives it a derivative"
+        return "rounding is piecewise constant"
     return "its outputs are not floats"

@@ -53,8 +53,7 @@ def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[st
         matched = {entry} & set(names) or {name for name in names if fnmatchcase(name, entry)}
         if not matched:
             raise UnknownNameError(
-                f"recompute: no node is called {entry!r}, and none matches it.{did_you_mean(entry, names)} "
-                f"The nodes are {choices(names)}."
+                f"recompute={[entry]!r} matches no node.{did_you_mean(entry, names)} The nodes are {choices(names)}."
             )
         found.append(frozenset(matched - taken))
         taken |= matched

@@ -9,20 +9,25 @@ from refgrad.reverse.reasons import UNWRITTEN
 
 def refuse(path: Path) -> NoGradientError:
     """The error for a path with nodes that cannot be differentiated."""
-    lines, ruled = [], True
+    lines, is_advised = [], False
     blocked = path.blocked + path.blocked_within
     for row in path.rows:
         if row.verdict not in ("none", "missing"):
             continue
-        nodes = choices((n.name for n in blocked if n.name in row.nodes), limit=5)
+        names = [n.name for n in blocked if n.name in row.nodes]
+        nodes = f"node{'s' if len(names) > 1 else ''} {choices(names, limit=5)}"
         if row.verdict == "none":
             why = "has no derivative"
         elif row.reason == UNWRITTEN:
             why = "has no rule"
+            is_advised = True
         else:
             why = "cannot be differentiated"  # it has a rule or a body, which does not cover these nodes
-        ruled = ruled and why == "cannot be differentiated"
-        lines.append(f"{row.operator} {why}: {row.reason} (nodes {nodes}).")
-    advice = "" if ruled else ", or give a rule with refgrad.extend.rule"
-    lines.append(f"They lie between the requested inputs and outputs. Choose other names for wrt or outputs{advice}.")
+        reason = "" if row.reason == UNWRITTEN else f": {row.reason}"
+        lines.append(f"{row.operator} {why}{reason} ({nodes}).")
+    advice = ", or give a rule with refgrad.extend.rule" if is_advised else ""
+    lie = "It lies" if len(blocked) == 1 else "They lie"
+    lines.append(
+        f"{lie} between the inputs and the outputs to differentiate. Choose other names, wrt=[...] or outputs=[...]{advice}."
+    )
     return NoGradientError("\n".join(lines), tuple(node.name for node in blocked))

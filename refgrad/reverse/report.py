@@ -37,21 +37,21 @@ class UselessGradient:
 
 
 class ZeroGradient(UselessGradient):
-    """Names whose gradient is 0 whatever is fed. Without `stops`, no output depends on the names."""
+    """Names whose gradient is always 0, for all feeds. Without `stops`, no output depends on the names."""
 
     def __str__(self) -> str:
         several = len(self.names) > 1
         reason = (
-            f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} 0"
+            f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'}"
         )
         if not self.stops:
             values = "their values" if several else "its values"
-            return f"{reason}: no output that is differentiated depends on {values}. {self.advice}"
+            return f"{reason} 0: no output that is differentiated depends on {values}. {self.advice}"
         why = ", ".join(
-            f"{row.operator} (node{'s' if len(row.nodes) > 1 else ''} {choices(row.nodes, limit=_FEW)}; {row.reason})"
+            f"{row.operator} (node{'s' if len(row.nodes) > 1 else ''} {choices(row.nodes, limit=_FEW)}: {row.reason})"
             for row in self.stops
         )
-        return f"{reason} whatever is fed: no derivative passes through {why}. {self.advice}"
+        return f"{reason} always 0: no derivative passes through {why}. {self.advice}"
 
 
 class LeakedGradient(UselessGradient):

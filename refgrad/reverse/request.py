@@ -51,7 +51,7 @@ class Request:
             )
         if self.cotangent == "yield" and not target.yields:
             others = " or ".join(f"dialect={one.name!r}" for one in DIALECTS.values() if one.yields)
-            raise OptionError(f"cotangent='yield' emits com.microsoft.YieldOp, which only {others} has: use {others}.")
+            raise OptionError(f"cotangent='yield' needs {others}: it writes com.microsoft.YieldOp.")
         _check_recompute(self.recompute)
 
     @property

@@ -31,7 +31,9 @@ def requested_outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
     if outputs is None:
         if not floats:
             raise UnknownNameError(
-                f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}.{of_maps(graph)}"
+                f"The model has no float output, and only floats have a derivative. Its outputs: {choices(graph.outputs)}. "
+                "Make an output of the float value before: refgrad.select_model_inputs_outputs."
+                f"{of_maps(graph)}"
             )
         return floats
     return _checked("outputs", outputs, graph, floats, "output")
@@ -134,16 +136,22 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
                 f"{of_maps(graph) if argument == 'outputs' else ''}"
             )
         raise UnknownNameError(
-            f"{name!r} in {argument} is no {kind} of the model{_place(graph, name)}.{did_you_mean(name, floats)} "
-            f"It has: {choices(floats)}."
+            f"{name!r} in {argument} is not {'a float' if argument == 'wrt' else 'an'} {kind} of the model"
+            f"{place_of(graph, name, argument)}.{'' if name in graph.producer else did_you_mean(name, floats)} "
+            f"There are: {choices(floats)}."
         )
     return list(names)
 
 
-def _place(graph: Graph, name: str) -> str:
-    """The place of a value that is neither an input nor an output of the model, as the end of a sentence."""
+def place_of(graph: Graph, name: str, argument: str) -> str:
+    """The end of a sentence: the place of a value that is neither an input nor an output of the model, and advice."""
     if name in graph.producer:
-        return f", but a result of node {graph.producer[name].name!r} within"
+        advice = (
+            f"Make it an output first: refgrad.select_model_inputs_outputs(model, [{name!r}])"
+            if argument == "outputs"
+            else f"Make it an input first: refgrad.select_model_inputs_outputs(model, None, [{name!r}])"
+        )
+        return f"; it is an intermediate result of node {graph.producer[name].name!r}. {advice}"
     for node in graph.nodes:
         bodies = (body for attribute in node.proto.attribute for body in subgraphs(attribute))
         if any(name in names_of(body) for body in bodies):

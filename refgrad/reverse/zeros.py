@@ -17,7 +17,7 @@ from refgrad.tables.registry import QUANTIZERS
 _FEW = 3  # values that an advice names
 _TREES = frozenset((ML, name) for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"))
 _SIZES = frozenset(("", name) for name in traits.OF_SIZES)
-_OTHERS = "Choose other names for wrt or outputs."
+_OTHERS = "Choose other names: wrt=[...] or outputs=[...]."
 _OF_TREES = (
     "Take differences over a distance that crosses thresholds of the trees, or train a smooth model on their results and "
     "differentiate that one."
@@ -89,7 +89,7 @@ def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection
     if any(node.key in _TREES for node in nodes):
         return _OF_TREES
     if any(TensorProto.INT8 in QUANTIZERS.get(node.key, ()) for node in nodes):
-        return "Choose quantization='straight-through' or 'clipped', or other names for wrt or outputs."
+        return "Use quantization='straight-through' or quantization='clipped'."
     before = [name for node in nodes for name in node.reads if name in varied and name in computed]
     if not before:
         return _OTHERS

@@ -69,8 +69,8 @@ def refuse_probabilities(model: ModelProto, name: str) -> None:
     """
     if by := maker_of_probabilities(model, name):
         raise OptionError(
-            f"cross_entropy compares logits, and {name!r} is a probability, made by {by}: take log_loss, or compare what "
-            "becomes the probability (skl2onnx exports that with options={'raw_scores': True})."
+            f"cross_entropy compares logits, and {name!r} is a probability, made by {by}: use loss='log_loss', or make the "
+            f"logits, the input of {by}, an output (in skl2onnx options={{'raw_scores': True}})."
         )
 
 
@@ -83,8 +83,8 @@ def warn_of_logits(model: ModelProto, name: str, loss: str) -> None:
     if node is not None and node.op_type in _LINEAR:
         notice(
             f"The loss {loss} compares probabilities, and {name!r} is made by {node.op_type}, so it may be any number. Outside "
-            "of 0 to 1 the loss is flat and its gradient 0. For logits of several classes take cross_entropy; for two, put a "
-            "Sigmoid or a Softmax behind them."
+            "of 0 to 1 the loss is flat and its gradient 0. For logits of several classes use loss='cross_entropy'; for "
+            "two classes, end the model with a Sigmoid or a Softmax."
         )
 
 

@@ -118,11 +118,14 @@ def _chosen(model: ModelProto, names: list[str]) -> list[tuple[TensorProto, list
         )
     layers = {name: nodes for name, nodes in layers.items() if name not in shared}
     if not layers:
-        raise UnknownNameError("The model has no weight [in, out] that a MatMul or a Gemm reads second.")
+        raise UnknownNameError(
+            "The model has no weight of shape [in, out] that is the second input of a MatMul or Gemm."
+        )
     chosen = list(dict.fromkeys(matching(names, list(layers), list(layers), "weights")))
     if unknown := [name for name in chosen if name not in layers]:
         raise UnknownNameError(
-            f"{unknown[0]!r} is no weight [in, out] that a MatMul or a Gemm reads second. There are: {choices(layers)}."
+            f"{unknown[0]!r} is not a weight of shape [in, out] that is the second input of a MatMul or Gemm. "
+            f"There are: {choices(layers)}."
         )
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     return [(tensors[name], layers[name]) for name in chosen]

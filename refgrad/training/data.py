@@ -212,7 +212,16 @@ def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dic
             if place in due and len(alike) == 1:
                 given[place] = given.pop(alike[0])
     if set(given) != set(wanted):
-        raise FeedError(f"Training needs the arrays {choices(wanted)}, and there are {choices(given)}. Name them so.")
+        lacking = [name for name in wanted if name not in given]
+        extra = [name for name in given if name not in wanted]
+        said = (
+            f"The data lacks {choices(lacking)}: it has {choices(given)}."
+            if lacking
+            else f"Leave out {choices(extra)}."
+        )
+        if step.label in lacking:
+            said = f"{said} The expected values are the array {step.label!r}, or the one that label=NAME names."
+        raise FeedError(f"Training needs the arrays {choices(wanted)}. {said}")
     return given
 
 
@@ -249,7 +258,7 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             wrong = (array < 0) | (array >= step.classes)
             if wrong.any():
                 raise FeedError(
-                    f"{name!r} has a class that the model does not: {_first(wrong, array)}. There are 0 to {step.classes - 1}."
+                    f"{name!r} has the class {_first(wrong, array)}, but the classes of the model are 0 to {step.classes - 1}."
                 )
         made[name] = array
     return made
@@ -271,7 +280,7 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
         expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
         hint = ""
         if name == step.label and dtype.kind in "iu" and len(shape) < len(dims):
-            hint = " Classes are for the loss cross_entropy, or log_loss where the model returns probabilities."
+            hint = " For class numbers use loss='cross_entropy', or loss='log_loss' if the model returns probabilities."
         raise FeedError(f"Expected [{expected}], got {list(shape)} for {name!r}.{hint}")
 
 
@@ -282,7 +291,7 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         cast = array.astype(dtype)
     if dtype.kind in "iu" and not (cast == array).all():
-        raise FeedError(f"{name!r} has {_first(cast != array, array)}, which {dtype} does not hold.")
+        raise FeedError(f"{name!r} has {_first(cast != array, array)}, but it takes whole numbers ({dtype}).")
     return cast
 
 

@@ -60,9 +60,10 @@ class Run:
             if (value := getattr(self, name)) is not None:
                 checked(row, value, name)
         if self.patience is not None and self.validation is None:
-            raise OptionError("patience waits for the loss on validation data. Give some.")
+            raise OptionError(f"patience={self.patience} needs validation=[...].")
         if (self.every is not None or self.resume) and self.checkpoint is None:
-            raise OptionError("Steps are saved, and a training goes on, with a checkpoint. Name its file.")
+            what = "resume=True" if self.resume else "Writing the state every few steps"
+            raise OptionError(f"{what} needs checkpoint='FILE'.")
         for place in (self.data.folder, None if self.validation is None else self.validation.folder):
             if self.checkpoint is not None and place is not None and _is_within(Path(self.checkpoint), place):
                 raise OutputFileError(

@@ -150,6 +150,12 @@ def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | No
     match = _ELEMENT.fullmatch(of.strip())
     output = match[1] if match else of
     if output not in names:
+        inner = next((node.name for node in model.graph.node if output in node.output), None)
+        if inner is not None:
+            raise UnknownNameError(
+                f"of={of!r}: {output!r} is not an output of the model; it is an intermediate result of node {inner!r}. Make it "
+                f"an output first: refgrad.select_model_inputs_outputs(model, [{output!r}])."
+            )
         raise UnknownNameError(
             f"of={of!r}: the model has no output {output!r}.{did_you_mean(output, names)} Its outputs are {choices(names)}."
         )

@@ -191,7 +191,7 @@ def test_a_missing_or_broken_file_is_refused(backend, tmp_path):
     with pytest.raises(InvalidModelError, match="no model at"):
         backend.prepare(tmp_path / "nothing.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\xff\xff\xff")
-    with pytest.raises(InvalidModelError, match=r"broken\.onnx is no ONNX model"):
+    with pytest.raises(InvalidModelError, match=r"broken\.onnx is not an ONNX model"):
         backend.prepare(tmp_path / "broken.onnx")
 
 
@@ -303,7 +303,7 @@ def test_wrap_reports_what_a_backend_refuses(model):
         wrap(Reference).prepare(model, check_only=True)
     with pytest.raises(BackendError, match="failed on the model: ValueError: NaN"):
         wrap(Reference).prepare(model).run({"x": ones(1, 3) * np.float32("nan"), "y": ones(1, 3)})
-    with pytest.raises(BackendError, match=r"has no prepare\(model, device\)"):
+    with pytest.raises(BackendError, match=r"has no method prepare\(model, device\)"):
         wrap(object())
 
 

@@ -119,7 +119,7 @@ def write_bad(kind, path):
 
 
 BAD_MODELS = {
-    "missing": (InvalidModelError, ["bad.onnx", "No such file"]),
+    "missing": (InvalidModelError, ["bad.onnx", "There is no file"]),
     "folder": (InvalidModelError, ["bad.onnx", "folder", "give the path of an .onnx file"]),
     "empty": (InvalidModelError, ["bad.onnx", "empty or truncated"]),
     "truncated": (InvalidModelError, ["bad.onnx", "truncated"]),

@@ -200,8 +200,8 @@ def test_every_command_that_reads_a_model_takes_limits(command: Command, tmp_pat
     for words, said in (
         (("--max-memory", "20"), " bytes, and --max-memory is 20"),
         (("--max-memory", "much"), "--max-memory 'much' is not a size"),
-        (("--max-seconds", "0"), "--max-seconds 0 is not a number of seconds above 0"),
-        (("--max-seconds", "nan"), "--max-seconds nan is not a number of seconds above 0"),
+        (("--max-seconds", "0"), "--max-seconds must be a number of seconds above 0, not 0"),
+        (("--max-seconds", "nan"), "--max-seconds must be a number of seconds above 0, not nan"),
         (("--max-seconds", "0.000001"), "This did not finish within --max-seconds 1e-06"),
     ):
         assert cli.main(_called(command, tmp_path, *words)) == 2

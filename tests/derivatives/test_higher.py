@@ -497,7 +497,7 @@ BRANCHES = model_of("""g (bool c, float[2] x) => (float[2] y) {
                          else_branch = e () => (float[2] b) { b = Neg (m) }>
 }""")
 ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = [
-    ("jvp", TWO, {"wrt": ["w"]}, UnknownNameError, "'w' in wrt is no input or initializer .* It has: 'x'"),
+    ("jvp", TWO, {"wrt": ["w"]}, UnknownNameError, "'w' in wrt is not a float input or initializer .* There are: 'x'"),
     ("jvp", TWO, {"outputs": ["y", "y"]}, UnknownNameError, "outputs has 'y' twice"),
     ("jvp", TWO, {"wrt": "x"}, OptionError, "wrt is a list of names"),
     ("jvp", TWO, {"kinks": "mine"}, OptionError, "no choice of kinks 'mine'"),
@@ -505,7 +505,7 @@ ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = 
     ("jvp", STRINGS, {}, NoGradientError, "Cast has no derivative"),
     ("hvp", TWO, {}, OptionError, "several float outputs: 'y', 'z'. Choose one: output='y'"),
     ("hvp", TWO, {"output": ["y"]}, OptionError, r"output is one name \(a string\), not \['y'\]"),
-    ("hvp", TWO, {"output": "w"}, UnknownNameError, "'w' in outputs is no output .* It has: 'y', 'z'"),
+    ("hvp", TWO, {"output": "w"}, UnknownNameError, "'w' in outputs is not an output .* There are: 'y', 'z'"),
     ("hvp", STRINGS, {}, NoGradientError, "Cast has no derivative"),
     ("jacobian", TWO, {"outputs": []}, OptionError, "outputs is empty; the model has: 'y', 'z'"),
     ("jacobian", TWO, {"kinks": "mine"}, OptionError, "no choice of kinks 'mine'"),
@@ -517,9 +517,27 @@ ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = 
     ("jacobian", LISTED, {}, NoGradientError, "'s' is a sequence: .* are not a tensor"),
     ("jacobian", READ, {}, NoGradientError, "'s' is a sequence: .* are not a tensor"),
     ("hessian", READ, {}, NoGradientError, "'s' is a sequence: .* are not a tensor"),
-    ("jacobian", BRANCHES, {"wrt": ["w"]}, UnknownNameError, "but a value in the body of node 'choose'.* It has: 'x'"),
-    ("jvp", BRANCHES, {"wrt": ["m"]}, UnknownNameError, "but a result of node 'mean' within. It has: 'x'"),
-    ("jvp", BRANCHES, {"outputs": ["a"]}, UnknownNameError, "but a value in the body of node 'choose'.* It has: 'y'"),
+    (
+        "jacobian",
+        BRANCHES,
+        {"wrt": ["w"]},
+        UnknownNameError,
+        "but a value in the body of node 'choose'.* There are: 'x'",
+    ),
+    (
+        "jvp",
+        BRANCHES,
+        {"wrt": ["m"]},
+        UnknownNameError,
+        "an intermediate result of node 'mean'. Make it an input .* There are: 'x'",
+    ),
+    (
+        "jvp",
+        BRANCHES,
+        {"outputs": ["a"]},
+        UnknownNameError,
+        "but a value in the body of node 'choose'.* There are: 'y'",
+    ),
 ]
 
 

@@ -83,7 +83,7 @@ def test_the_values_are_the_same():
 
 def test_a_budget_that_is_too_small():
     with pytest.raises(
-        OptionError, match=r"no choice of nodes keeps the peak within 1 KiB. The least that was found is .* MiB"
+        OptionError, match=r"memory='1.* KiB' is too little: even with recomputation the peak is .* MiB"
     ):
         refgrad.gradient(layers(4), memory="1 KiB")
 
@@ -105,7 +105,7 @@ def test_sizes_that_the_model_does_not_know():
     ):
         refgrad.gradient(UNSIZED, memory="2 GiB")
     assert refgrad.gradient(UNSIZED, memory="2 GiB for N=32") == refgrad.gradient(UNSIZED)
-    with pytest.raises(OptionError, match="no choice of nodes"):
+    with pytest.raises(OptionError, match="is too little"):
         refgrad.gradient(UNSIZED, memory="1 MiB for N=100000")
 
 

@@ -376,7 +376,7 @@ def test_a_refusal_names_the_node_in_the_function() -> None:
     model.functions[0].node[0].domain = "other"
     model.opset_import.add(domain="other", version=1)
     model.functions[0].opset_import.add(domain="other", version=1)
-    with pytest.raises(NoGradientError, match=r"other\.Det has no rule: nobody has written its rule .*within"):
+    with pytest.raises(NoGradientError, match=r"other\.Det has no rule .*within"):
         refgrad.gradient(model)
     assert [row.operator for row in refgrad.preflight(model).refused] == ["other.Det"]
 

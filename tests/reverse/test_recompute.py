@@ -491,7 +491,7 @@ def test_a_node_belongs_to_the_first_entry_that_it_matches():
 @pytest.mark.parametrize(
     ("choice", "error", "says"),
     [
-        (["/0/*", "/7/*"], UnknownNameError, r"no node is called '/7/\*', and none matches it.*The nodes are '/0/a'"),
+        (["/0/*", "/7/*"], UnknownNameError, r"recompute=\['/7/\*'\] matches no node.*The nodes are '/0/a'"),
         (["/0/aa"], UnknownNameError, "Did you mean '/0/a'"),
         ("/0/*", OptionError, r"'/0/\*' is neither a bool nor a list"),
         ([1], OptionError, r"not \[1\]"),

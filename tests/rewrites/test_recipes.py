@@ -165,7 +165,7 @@ g (float[1, 4] x, float[3] z, int64[2] i) => (float[1, 4] logits, float[3] boxes
 @pytest.mark.parametrize(
     ("of", "error", "message"),
     [
-        (None, OptionError, "Choose the output with of. The float outputs are: 'logits', 'boxes'."),
+        (None, OptionError, "Choose an output: of='logits'. The float outputs are: 'logits', 'boxes'."),
         ("logit[3]", UnknownNameError, "'logit' is not a float output of the model. Did you mean 'logits'?"),
         ("ids[0]", UnknownNameError, "'ids' is not a float output"),
         ("x", UnknownNameError, "There are: 'logits', 'boxes'."),
@@ -553,7 +553,7 @@ def test_every_opset_gives_the_same(name, opset):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: recipes.saliency(m), OptionError, "Choose the output with of"),
+        (lambda m: recipes.saliency(m), OptionError, "Choose an output: of="),
         (
             lambda m: recipes.saliency(m, of="logits"),
             OptionError,

@@ -89,7 +89,7 @@ def test_show_says_what_is_wrong_and_writes_nothing(options, message, saved, tmp
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read: No such file"), (b"\x08", "is no ONNX model"), (b"", "holds no graph")],
+    [(None, "There is no file"), (b"\x08", "is not an ONNX model"), (b"", "holds no graph")],
     ids=["missing", "truncated", "empty"],
 )
 def test_show_refuses_what_is_no_model(content, message, tmp_path, capsys):

@@ -248,7 +248,7 @@ CYCLE = helper.make_model(
         (3, "A model is a ModelProto or a path, not int."),
         (onnx.GraphProto(), "A model is a ModelProto or a path, not GraphProto."),
         (ModelProto(), "The model is empty: it has no graph."),
-        ("no such file.onnx", "no such file.onnx cannot be read: No such file or directory."),
+        ("no such file.onnx", "There is no file 'no such file.onnx'."),
     ],
     ids=["number", "graph", "empty", "missing"],
 )

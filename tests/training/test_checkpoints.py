@@ -198,7 +198,7 @@ WRONG = {
     "NaN": ({"x": GOOD * [1, np.nan], "label": np.zeros(4, int)}, r"not finite: nan at \[0, 1\]"),
     "class": ({"x": GOOD, "label": np.array([0, 1, 3, 0])}, r"3 at \[2\]. There are 0 to 2"),
     "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
-    "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], which int64 does not hold"),
+    "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], but it takes whole numbers \(int64\)"),
     "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "Expected int64, got"),
     "empty": ({"x": GOOD[:0], "label": np.zeros(0, int)}, "no sample"),
     "shape": ({"x": np.ones((4, 5)), "label": np.zeros(4, int)}, r"Expected \[N, 2\], got \[4, 5\]"),

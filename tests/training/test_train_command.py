@@ -123,7 +123,7 @@ WRONG = {
     "--resume": "checkpoint",
     "--validation 1.5": "between 0 and 1",
     "--validation 1": "between 0 and 1",
-    "--loss cross_entropy": "which int64 does not hold",
+    "--loss cross_entropy": "whole numbers (int64)",
 }
 
 

@@ -440,7 +440,7 @@ def test_probabilities_are_no_logits() -> None:
         '<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x) => (double[N, 3] p) '
         "<double[2, 3] w = {0, 0, 0, 0, 0, 0}> { y = MatMul(x, w) p = Softmax(y) }"
     )
-    with pytest.raises(OptionError, match="take log_loss"):
+    with pytest.raises(OptionError, match="use loss='log_loss'"):
         step_model(model, "cross_entropy")
     step_model(model, "log_loss")
 

@@ -129,7 +129,7 @@ def test_probabilities_are_no_logits(kind: str) -> None:
         warnings.simplefilter("ignore")  # of few iterations
         model = converted(classifier, DIGITS)
     with pytest.raises(
-        OptionError, match=r"compares logits, and 'probabilities' is a probability, made by .*: take log_loss"
+        OptionError, match=r"compares logits, and 'probabilities' is a probability, made by .*: use loss='log_loss'"
     ):
         step_model(model, "cross_entropy")
 

@@ -30,7 +30,7 @@ _REMEDIES = {
     "∞ − ∞": "use large finite numbers in place of infinities, or subtract the maximum first",
     "log 0": "add a small number, clip the input, or use an operator that takes logarithms, such as LogSoftmax",
     "log of a negative number": "clip the input from below",
-    "root of a negative number": "clip the input at 0, or compute the variance about the mean",
+    "root of a negative number": "clip the input at 0; compute a variance about the mean",
     "0/0": "add an epsilon to the denominator",
     "division by 0": "add an epsilon to the denominator, or inside of the root",
     "∞/∞": "divide before the numbers grow, or work with logarithms",
@@ -140,16 +140,16 @@ def _kind(op_type: str, x: list[float], value: float, dtype: np.dtype[Any]) -> t
     infinite = any(np.isinf(v) for v in x)
     zero = any(v == 0 for v in x)
     if op_type == "Mul" and infinite and zero:
-        return "0 · ∞", "0 · ∞ is no number"
+        return "0 · ∞", "0 · ∞ is NaN"
     if op_type in traits.SUMS and infinite:
-        return "∞ − ∞", "∞ − ∞ is no number"
+        return "∞ − ∞", "∞ − ∞ is NaN"
     if op_type == "Div" and len(x) == 2:
         if x == [0, 0]:
-            return "0/0", "0/0 is no number"
+            return "0/0", "0/0 is NaN"
         if x[1] == 0:
             return "division by 0", f"{x[0]:.4g}/0"
         if infinite:
-            return "∞/∞", "∞/∞ is no number"
+            return "∞/∞", "∞/∞ is NaN"
     if op_type == "Reciprocal" and x[0] == 0:
         return "division by 0", "1/0"
     if op_type == "Log":

@@ -357,7 +357,7 @@ class _Walk:
         kind, text, remedy = cause.kind, cause.text, cause.remedy
         if forward and kind in ("0 · ∞", "0/0") and (where := self._dead_branch(origin)):
             kind = "a dead branch"
-            text = f"{text}; {where!r} does not take this branch, whose derivative is infinite, and 0 · ∞ is no number"
+            text = f"{text}; {where!r} does not take this branch, so its cotangent is 0"
             remedy = f"{OPTION}, or a harmless value in the branch before this operator, by a Where on its input"
         return Origin(
             label, f"{domain}.{op_type}" if domain else op_type, output, cause.at, float(value[cause.at]), cause.count,

@@ -291,7 +291,7 @@ def select(
             known = sorted((known_operators | covered()) - {name})
             elsewhere = [other for other in known if other.endswith(f".{name}")]
             hint = f" Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known)
-            raise UnknownNameError(f"No case is of {name!r}.{hint} There are {choices(known)}.")
+            raise UnknownNameError(f"There is no case of an operator {name!r}.{hint} There are {choices(known)}.")
         cases = [case for case in cases if case.operator in wanted]
 
     def chosen() -> Iterator[Case]:

@@ -261,7 +261,7 @@ def chosen(operators: Iterable[str] | None = None) -> dict[str, Case]:
         if all(case.operator != name for case in found.values()):
             known = sorted(covered() - {name})
             raise UnknownNameError(
-                f"No curated case is of {name!r}.{did_you_mean(name, known)} There are {choices(known)}."
+                f"There is no case of an operator {name!r}.{did_you_mean(name, known)} There are {choices(known)}."
             )
     return found
 

@@ -235,7 +235,7 @@ def test_selection() -> None:
         (
             {"operators": ["Convv"]},
             UnknownNameError,
-            "No case is of 'Convv'. Did you mean 'Conv'? There are 'Abs', 'Acos'",
+            "There is no case of an operator 'Convv'. Did you mean 'Conv'? There are 'Abs', 'Acos'",
         ),
         ({"operators": ["Gelu", "FastGelu"]}, UnknownNameError, "Did you mean 'com.microsoft.FastGelu'?"),
         (
@@ -306,11 +306,11 @@ def test_data_without_names_are_in_the_order_of_the_inputs(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("broken", "error", "message"),
     [
-        (lambda case: (case / "model.onnx").unlink(), InvalidModelError, "There is no model at '{case}/model.onnx'"),
+        (lambda case: (case / "model.onnx").unlink(), InvalidModelError, "There is no file '{case}/model.onnx'"),
         (
             lambda case: (case / "model.onnx").write_bytes(b"no"),
             InvalidModelError,
-            "{case}/model.onnx is no ONNX model",
+            "{case}/model.onnx is not an ONNX model",
         ),
         (lambda case: (case / "test_data_set_0").rename(case / "data"), FeedError, "'{case}' has no test_data_set_0"),
         (

@@ -51,7 +51,7 @@ SIZES = ((8, 7), (8, 3), (64, 5))
         (np.concatenate([DUE[2:], DUE[:2]]), "3 parts in the order [1, 2, 0]"),
         (OTHERS["v"], "it is the gradient of 'v'"),
         (OTHERS["v"] / 8, "it is the gradient of 'v', and it is 0.125 times"),
-        (0 * DUE, "it is 0 throughout"),
+        (0 * DUE, "it is all zeros"),
         (DUE * np.arange(1, 7).reshape(6, 1, 1, 1), "each row has a factor of its own, from 1 to 6"),
         (DUE + 1e-2 * OTHERS["v"], ""),
         (RNG.standard_normal(DUE.shape), ""),

@@ -142,7 +142,7 @@ def test_an_error_names_what_is_malformed(tmp_path, path, to, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read: No such file"), (b"{", "is no JSON"), (b"\xff", "cannot be read"), (b"[]", '"format"')],
+    [(None, "There is no file"), (b"{", "is no JSON"), (b"\xff", "cannot be read"), (b"[]", '"format"')],
 )
 def test_an_error_says_that_a_file_is_none(tmp_path, content, message):
     file = tmp_path / "results.json"

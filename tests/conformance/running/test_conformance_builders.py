@@ -345,7 +345,7 @@ def test_an_executor_of_ones_own(executor_module: str, attribute: str) -> None:
             RuntimeError,
             "out of order",
         ),
-        ("brought_executors:number", BackendError, r"3 has no prepare\(model, device\)"),
+        ("brought_executors:number", BackendError, r"brought_executors:number has no method prepare\(model, device\)"),
         ("onnx.referenc", OptionError, r"There is no executor .* Did you mean 'onnx\.reference'\?"),
         ("brought_executors:absent", OptionError, "cannot be imported: AttributeError"),
     ],

@@ -117,7 +117,7 @@ def test_a_memory_limit_has_a_unit_or_is_in_mebibytes(text, size):
 
 
 WRONG = [
-    (("run", "--ops", "Cnov"), "No case is of 'Cnov'. Did you mean 'Conv'"),
+    (("run", "--ops", "Cnov"), "There is no case of an operator 'Cnov'. Did you mean 'Conv'"),
     (("run", "--builder", "torch"), "There is no builder 'torch'"),
     (("run", "--builder", "nowhere.at:all"), "nowhere"),
     (("run", "--backend", "nunpy"), "There is no executor 'nunpy'. Did you mean 'numpy'"),
@@ -128,9 +128,9 @@ WRONG = [
     (("run", "--backend", "ORT-CPU"), "Did you mean 'ort-cpu'?"),
     (("run", "--feeds", "nowhere.npz"), "--feeds are the inputs of an .onnx file, and no --source is one"),
     (("run", "--journal", "."), "'.' is a folder. Name a file for the journal."),
-    (("run", "--seconds", "0"), "--seconds 0 is not a number of seconds above 0"),
-    (("run", "--seconds", "nan"), "--seconds nan is not a number of seconds above 0"),
-    (("run", "--seconds", "inf"), "--seconds inf is not a number of seconds above 0"),
+    (("run", "--seconds", "0"), "--seconds must be a number of seconds above 0, not 0"),
+    (("run", "--seconds", "nan"), "--seconds must be a number of seconds above 0, not nan"),
+    (("run", "--seconds", "inf"), "--seconds must be a number of seconds above 0, not inf"),
     (("run", "--memory", "-1"), "--memory '-1' is not a size. Give a number of MiB, or one like 500M or 8G"),
     (("run", "--memory", "much"), "--memory 'much' is not a size"),
     (("run", "--memory", "1K"), "--memory '1K' is not a size"),

@@ -124,7 +124,7 @@ def test_a_malformed_file_is_told_what_to_do(tmp_path, text, told):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(LimitationsError, match=r"nowhere.toml' cannot be read: No such file"):
+    with pytest.raises(LimitationsError, match=r"There is no file .*nowhere.toml'"):
         Limitations.read(tmp_path / "nowhere.toml")
     (tmp_path / "known.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(LimitationsError, match=r"cannot be read: .*utf-8"):

@@ -116,7 +116,10 @@ def test_own_tests_run_where_they_are_named(neg, pytester):
         (("--refgrad-ops", "Neg"), "--refgrad-ops needs --refgrad-backend NAME"),
         (("--refgrad-backend", "nunpy"), "There is no executor 'nunpy'. Did you mean 'numpy'?"),
         (("--refgrad-backend", "nowhere:Class"), "'nowhere:Class' cannot be imported"),
-        (("--refgrad-backend", "numpy", "--refgrad-ops", "Nge"), "No curated case is of 'Nge'. Did you mean 'Neg'?"),
+        (
+            ("--refgrad-backend", "numpy", "--refgrad-ops", "Nge"),
+            "There is no case of an operator 'Nge'. Did you mean 'Neg'?",
+        ),
         (("--refgrad-backend", "numpy", "--refgrad-builder", "nobody"), "There is no builder 'nobody'."),
         (("--refgrad-backend", "numpy", "--refgrad-limitations", "none.toml"), "'none.toml' cannot be read"),
     ],
