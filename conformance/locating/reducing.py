@@ -244,7 +244,16 @@ class _Search:
         values = ModelValues(model, feeds)
         part, fed = _cut(values, [n for n in values.model.graph.node if label_of(n) in fault.nodes])
         return Failure(
-            RULE, fault.kind, fault.operators, fault.nodes, fault.message, part, fed, fault.formula, fault.known, whole
+            RULE,
+            fault.kind,
+            fault.operators,
+            fault.nodes,
+            fault.message,
+            part,
+            fed,
+            fault.formula,
+            fault.known,
+            whole=whole,
         )
 
     def _of_kernel(self, located: Located, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:

@@ -596,7 +596,7 @@ def test_models_that_are_no_layers() -> None:
     for option in ("batch_norm", "dropout", "kinks", "quantization"):
         with pytest.raises(OptionError, match="there are"):
             Module(perceptron(), backend="numpy", **{option: "x"})
-    with pytest.raises(InvalidModelError, match="no model at"):
+    with pytest.raises(InvalidModelError, match="There is no file"):
         Module("nothing.onnx", backend="numpy")
 
 

@@ -56,7 +56,7 @@ def test_it_writes_its_own_operator_and_the_plain_ones_beside_it():
 def test_what_differs_between_dialects_is_asked_of_it():
     with pytest.raises(OptionError, match="strong_zero=True cannot guard the operators of dialect='slopes'"):
         refgrad.gradient(MODEL, dialect="slopes", strong_zero=True)
-    with pytest.raises(OptionError, match="which only dialect='ort' has: use dialect='ort'"):
+    with pytest.raises(OptionError, match="cotangent='yield' needs dialect='ort'"):
         refgrad.gradient(MODEL, dialect="slopes", cotangent="yield")
     register_dialect(Dialect("open", plain=True, yields=True))
     assert "YieldOp" in {node.op_type for node in refgrad.gradient(MODEL, dialect="open", cotangent="yield").graph.node}

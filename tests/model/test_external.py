@@ -390,7 +390,9 @@ def refuses(capsys, monkeypatch):
         out.mkdir(exist_ok=True)
         before = sorted(path.name for path in model.parent.iterdir())
         given = dict.fromkeys(command.of_role(Files.MODEL), model)
-        given |= {name: out / f"{name}.json" for name in command.of_role(Files.WRITTEN, Files.WRITTEN_MODEL)}
+        ends = {"html": "html"}  # a page has to be called so
+        written = command.of_role(Files.WRITTEN, Files.WRITTEN_MODEL)
+        given |= {name: out / f"{name}.{ends.get(name, 'json')}" for name in written}
         given |= dict.fromkeys(command.of_role(Files.JOURNAL), out / "journal")
         for variant in variants:
             words = command.words(given, variant)

@@ -134,7 +134,7 @@ def test_a_node_whose_graphs_stop_it() -> None:
         " { b = Ceil(x) }>"
     )
     [said] = _said(refgrad.gradient, branches)
-    assert "no derivative passes through If (node 'If_1'; no derivative passes; in its graphs are Floor, Ceil)" in said
+    assert "no derivative passes through If (node 'If_1': no derivative passes; in its graphs are Floor, Ceil)" in said
 
 
 @pytest.mark.parametrize(

@@ -574,7 +574,7 @@ def test_every_opset_gives_the_same(name, opset):
         ),
         (lambda m: recipes.fgsm(m, "x", "logits[0]", score="l2"), OptionError, "Give of='logits'."),
         (lambda m: recipes.sensitivity(net()), OptionError, "Output 'logits' of shape [N, 5] is not a loss"),
-        (lambda m: recipes.forces("nowhere.onnx"), InvalidModelError, "nowhere.onnx cannot be read"),
+        (lambda m: recipes.forces("nowhere.onnx"), InvalidModelError, "There is no file 'nowhere.onnx'"),
     ],
 )
 def test_an_error_says_what_there_is(call, error, message):

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 # Files that print or write text: the functions of refgrad.escaping that they use, or why they need none.
 WRITERS: dict[str, tuple[str, ...] | str] = {
+    "refgrad/cli/commands.py": "texts of the help",
     "refgrad/cli/conformance.py": "JSON of ASCII",
     "refgrad/cli/containment.py": "a pipe to the process that prints it",
     "refgrad/cli/listings.py": "what refgrad.show returns, and JSON of ASCII",
@@ -61,7 +62,7 @@ MARKUP = {
     "refgrad/markup.py": {"_TABLE", "style", "tag"},
     "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "kinds", "full", "style", "role",
                             "more", "text", "x"},
-    "conformance/reports/pages.py": {"STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]"},
+    "conformance/reports/pages.py": {"''.join(items)", "STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]"},
     "conformance/reports/check_page.py": {
         "_SURE", "_OF_BUILDER", "meanings", "of_builder", "nothing", "shown", "''.join(items)", "pages.kind_of(verdict)",
         "pages.table('Errors by dialect and executor', heads, map(pages.row, rows))",

@@ -86,7 +86,7 @@ def test_a_step_is_that_of_the_formulas() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model = _model()
-    with pytest.raises(UnknownNameError, match=r"'b' is no weight .* There are: 'w', 'v'"):
+    with pytest.raises(UnknownNameError, match=r"'b' is not a weight .* There are: 'w', 'v'"):
         lora(model, ["b"])
     with pytest.raises(UnknownNameError, match="'head"):
         lora(model, "head.*")

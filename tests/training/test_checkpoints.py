@@ -196,7 +196,10 @@ GOOD = np.ones((4, 2), np.float32)
 WRONG = {
     "lengths": ({"x": GOOD, "label": np.arange(3)}, "'x' 4, 'label' 3"),
     "NaN": ({"x": GOOD * [1, np.nan], "label": np.zeros(4, int)}, r"not finite: nan at \[0, 1\]"),
-    "class": ({"x": GOOD, "label": np.array([0, 1, 3, 0])}, r"3 at \[2\]. There are 0 to 2"),
+    "class": (
+        {"x": GOOD, "label": np.array([0, 1, 3, 0])},
+        r"has the class 3 at \[2\], but the classes of the model are 0 to 2",
+    ),
     "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
     "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], but it takes whole numbers \(int64\)"),
     "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "Expected int64, got"),

@@ -357,7 +357,8 @@ def test_a_rule_that_is_refused_or_crashes_is_named() -> None:
 
 @pytest.mark.parametrize("operator", [op for domain, op in RULES if not domain])
 def test_a_formula_is_one_line(operator: str) -> None:
-    formula = bisection._explained(bisection.Fault("crashed", ("node",), (operator,)), "mine").formula
+    fault = bisection.Fault("crashed", ("node",), (operator,))
+    formula = bisection._explained(fault, "mine", network()[0]).formula
     assert formula
     assert "\n" not in formula
 
