@@ -369,7 +369,7 @@ BAD = {
     "nothing": (ADD, {"weights": [], "inputs": []}, OptionError, "wrt is empty"),
     "unknown builder": (ADD, {"builder": "ort"}, OptionError, "no builder 'ort'; there are 'refgrad', 'onnxruntime'"),
     "unknown dialect": (ADD, {"dialect": "torch"}, OptionError, "no dialect 'torch'"),
-    "YieldOp in ai.onnx": (ADD, {"options": KeepYieldOp, "dialect": "onnx"}, OptionError, "cotangent='yield' needs dialect='ort'"),
+    "YieldOp in ai.onnx": (ADD, {"options": KeepYieldOp, "dialect": "onnx"}, OptionError, "needs dialect='ort'"),
     "dialect of a builder": (ADD, {"builder": "onnxruntime", "dialect": "onnx"}, OptionError, "has no dialect 'onnx'"),
     "no derivative": (
         model("(float[N] x) => (float[N] y) { s = Cast <to = 8> (x) y = Cast <to = 1> (s) }"), {}, NoGradientError, "Cast",

@@ -62,7 +62,9 @@ MARKUP = {
     "refgrad/markup.py": {"_TABLE", "style", "tag"},
     "refgrad/show/svg.py": {"_STYLE", "_arrow", "name", "color", "kind", "path", "mark", "kinds", "full", "style", "role",
                             "more", "text", "x"},
-    "conformance/reports/pages.py": {"''.join(items)", "STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]"},
+    "conformance/reports/pages.py": {
+        "''.join(items)", "STYLE", "_TABLES", "style", "kind", "body", "head", "others", "width", "widths[0]",
+    },
     "conformance/reports/check_page.py": {
         "_SURE", "_OF_BUILDER", "meanings", "of_builder", "nothing", "shown", "''.join(items)", "pages.kind_of(verdict)",
         "pages.table('Errors by dialect and executor', heads, map(pages.row, rows))",

@@ -198,7 +198,7 @@ WRONG = {
     "NaN": ({"x": GOOD * [1, np.nan], "label": np.zeros(4, int)}, r"not finite: nan at \[0, 1\]"),
     "class": (
         {"x": GOOD, "label": np.array([0, 1, 3, 0])},
-        r"has the class 3 at \[2\], but the classes of the model are 0 to 2",
+        r"the class 3 at \[2\], but the classes of the model are 0 to 2",
     ),
     "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
     "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], but it takes whole numbers \(int64\)"),
