@@ -136,7 +136,7 @@ WRONG = [
     (("run", "--memory", "1K"), "--memory '1K' is not a size"),
     (("run", "--memory", "0.5"), "--memory '0.5' is not a size"),
     (("run", "--memory", "nan"), "--memory 'nan' is not a size"),
-    (("run", "--memory", "99999999999999999"), "--memory 99999999999999999 is not"),
+    (("run", "--memory", "99999999999999999"), "--memory must be an integer that is not negative and at most"),
     (("run", "--oracle", "delphi"), "--oracle 'delphi' is not known"),
     (("run", "--opset", "28-13"), "--opset '28-13' is not an opset"),
     (("cases", "--opset", "21,22"), "--opset '21,22' is not an opset"),

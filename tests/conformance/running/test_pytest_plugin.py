@@ -121,7 +121,7 @@ def test_own_tests_run_where_they_are_named(neg, pytester):
             "There is no case of an operator 'Nge'. Did you mean 'Neg'?",
         ),
         (("--refgrad-backend", "numpy", "--refgrad-builder", "nobody"), "There is no builder 'nobody'."),
-        (("--refgrad-backend", "numpy", "--refgrad-limitations", "none.toml"), "'none.toml' cannot be read"),
+        (("--refgrad-backend", "numpy", "--refgrad-limitations", "none.toml"), "There is no file 'none.toml'"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(run, options, told):
