@@ -10,7 +10,7 @@ import pytest
 
 from refgrad.backends import get_backend
 from refgrad.conformance.known.bugs import known_bugs
-from refgrad.conformance.known.bugs.bug import ORT, REFERENCE, RELEASES, RUN, KnownBug, installed
+from refgrad.conformance.known.bugs.bug import ORT, REFERENCE, RELEASES, RUN, TRAINING, KnownBug, installed
 from refgrad.conformance.oracles.central import directional
 
 pytestmark = pytest.mark.interpreter
@@ -72,7 +72,8 @@ def test_the_other_system_is_wrong(bug):
                 RUN[bug.system](replace(bug, feeds=moved))
                 results = RUN[bug.system](bug)
         except Exception:  # whatever it raises, it does not give the result
-            assert bug.is_error, "its fault has to begin with 'fails'"
+            # The training release may refuse the forward node of a gradient that is wrong.
+            assert bug.is_error or bug.system == TRAINING, "its fault has to begin with 'fails'"
             return
     assert not bug.is_error, "it does not fail"
     assert bug.wrong(results), f"{bug.system} is right: the bug is fixed"
