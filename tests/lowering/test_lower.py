@@ -666,7 +666,7 @@ def test_a_yield_of_too_many_cotangents_is_an_error():
     [
         (onnx.ModelProto(), "The model is empty"),
         (b"model", "A model is a ModelProto or a path, not bytes"),
-        ("nowhere.onnx", "cannot be read"),
+        ("nowhere.onnx", "There is no file"),
     ],
 )
 def test_what_is_no_model(model: Any, message: str):
