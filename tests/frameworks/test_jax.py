@@ -335,7 +335,7 @@ def test_a_model_in_a_file_with_its_weights_beside_it(tmp_path):
         f = function(tmp_path / "net.onnx", trainable=trainable)
         given = (x, i) if f.params is None else (f.params, x, i)
         np.testing.assert_allclose(f(*given)[0], theirs(params, x, i)[0], rtol=1e-5)
-    with pytest.raises(InvalidModelError, match="no model"):
+    with pytest.raises(InvalidModelError, match="There is no file"):
         function(tmp_path / "nowhere.onnx")
 
 
