@@ -13,7 +13,8 @@ import numpy as np
 
 from refgrad.backends.base import Value, check_feeds
 from refgrad.conformance.case import is_float
-from refgrad.errors import FeedError, choices, did_you_mean
+from refgrad.errors import FeedError, abridged, choices, did_you_mean
+from refgrad.notices import notice
 from refgrad.protos.arrays import read_arrays
 from refgrad.protos.memory import allowed
 from refgrad.ranges import checked
@@ -116,7 +117,7 @@ _GRADIENT = "_grad"  # the end of the name of a gradient in a recording
 def read_feeds(
     path: str | Path, inputs: Sequence[Value], max_memory: int | None = None, *, some: bool = False
 ) -> dict[str, Any]:
-    """The arrays of an .npz file, checked against the inputs of a model. Of a recording, which has gradients too, its inputs.
+    """The arrays of an .npz file, checked against the inputs of a model. A recording has gradients too, which are left out.
 
     :param some: inputs may be missing.
     :param max_memory: how many bytes all arrays may have together; a small file may hold large ones. By default what
@@ -125,8 +126,10 @@ def read_feeds(
     """
     arrays = read_arrays(path, "Feeds", max_memory)
     declared = {value.name: value for value in inputs}
-    if any(name.endswith(_GRADIENT) and name not in declared for name in arrays):
-        arrays = {name: array for name, array in arrays.items() if name in declared}
+    left_out = [name for name in arrays if name.endswith(_GRADIENT) and name not in declared]
+    if left_out:
+        notice(f"{str(path)!r} has gradients, which are no feeds and are left out: {abridged(left_out)}.")
+        arrays = {name: array for name, array in arrays.items() if name not in left_out}
     if some:
         inputs = [replace(value, has_default=True) for value in inputs]
     return check_feeds({name: _as_declared(a, declared.get(name)) for name, a in arrays.items()}, inputs)

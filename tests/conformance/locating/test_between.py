@@ -17,6 +17,7 @@ from refgrad.conformance.locating.paths import TracedGraph
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.reports import comparison_page, comparisons
 from refgrad.conformance.reports.advice import ModelCommand, after_comparison
+from refgrad.errors import FeedError, ModelWarning
 
 pytestmark = pytest.mark.interpreter
 
@@ -109,8 +110,12 @@ def test_the_next_steps_can_be_pasted(tmp_path, monkeypatch, capsys):
 
 def test_the_inputs_of_a_recording_are_feeds(tmp_path):
     np.savez(tmp_path / "bad.npz", **recorded())
-    fed = read_feeds(tmp_path / "bad.npz", graph_inputs(network().graph))
+    with pytest.warns(ModelWarning, match="gradients, which are no feeds and are left out: x_grad"):
+        fed = read_feeds(tmp_path / "bad.npz", graph_inputs(network().graph))
     assert fed.keys() == {"x"}
+    np.savez(tmp_path / "odd.npz", **recorded(), X=X)
+    with pytest.raises(FeedError, match="no input 'X'"), pytest.warns(ModelWarning):
+        read_feeds(tmp_path / "odd.npz", graph_inputs(network().graph))
 
 
 def test_a_gradient_of_a_value_within_is_told_so():
