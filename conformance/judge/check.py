@@ -182,14 +182,12 @@ class Check:
         chosen = [name for name, found in verdicts.items() if CONVENTION in found and found <= sound]
         others = [name for name in verdicts if name not in (*right, *chosen)]
         found = sorted(set().union(*(verdicts[name] for name in others)) - {RIGHT, UNDECIDED})
-        parts = {
-            UNDECIDED: f"{abridged(others)}" + (f" ({', '.join(found)})" if found else "") if others else "",
-            CONVENTION: f"{abridged(chosen)}, at a kink" if chosen else "",
-        }
-        told = [f"{word}: {part}" for word, part in parts.items() if part]
+        undecided = abridged(others) + (f" ({', '.join(found)})" if found else "")
+        by_choice = f"{abridged(chosen)}, at a kink"
+        if not right and chosen and not others:
+            return CONVENTION, by_choice
         if not right:
-            word, _, rest = "; ".join(told).partition(": ")
-            return word, rest
+            return UNDECIDED, undecided + (f"; {CONVENTION}: {by_choice}" if chosen else "")
         compared = [
             row for row in self.rows if row.oracle == FLOAT64 and row.gradient in right and row.dialect != BUILDER
         ]
@@ -201,7 +199,8 @@ class Check:
             if executors
             else "in float64, and no executor ran them"
         )
-        return RIGHT, "; ".join([f"{_share(right, verdicts)} {ran}", *told])
+        rest = [f"{UNDECIDED}: {undecided}"] * bool(others) + [f"{CONVENTION}: {by_choice}"] * bool(chosen)
+        return RIGHT, "; ".join([f"{_share(right, verdicts)} {ran}", *rest])
 
     def summary(self) -> list[dict[str, Any]]:
         """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""

@@ -146,7 +146,7 @@ def contradicted(usual: Truth, got: Mapping[str, np.ndarray], tolerance: float, 
     if found is None:
         return ""
     direction, due, slope = found
-    told = f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
+    told = f"along {direction} the derivative is {due:.6g}, and the gradients together give {slope:.6g}"
     return f"conventions at a kink that are no derivative together: {told}"
 
 

@@ -1,4 +1,4 @@
-"""The commands that the report of a check or of a comparison recommends: the command itself, and what helps next."""
+"""The next steps that a report of a check or of a comparison recommends, with their commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _TAKEN = {  # the options of a check that another command takes too
     "walk": (*_OF_POINT, "--import"),
 }
 _TORCH = "To have the value that torch takes at a kink, write the gradient with torch's conventions:"
-_OWN_WEIGHTS = "--random-weights changed the weights for this check alone: the other commands take those of the file."
+_OWN_WEIGHTS = (
+    "--random-weights changed the weights for this check alone. The other commands use the weights of the file."
+)
 
 
 @dataclass(frozen=True)

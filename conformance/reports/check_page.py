@@ -1,4 +1,4 @@
-"""A check as one HTML page without any other file: what is wrong, where, how sure it is, and what to do next."""
+"""The HTML page about a check. It names the faults and their places, the certainty of each, and the next steps."""
 
 from __future__ import annotations
 

@@ -179,12 +179,11 @@ def check(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Check that the gradient of MODEL is right, on every executor. Compares it with finite
-    differences, and every executor with the gradient in float64.
+    """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences, and every executor
+    with the gradient in float64.
 
-    The exit code is 1 only if a gradient is wrong, or an executor crashes or takes too long or
-    too much memory, and 2 for wrong use. Errors of
-    ONNX Runtime's own builder do not count.
+    The exit code is 1 only if a gradient is wrong, or an executor crashes or takes too long or too much memory. It is 2 for
+    wrong use. Errors of ONNX Runtime's own builder do not count.
     """
     require_reports(output or ())
     size, sizes = sizes_of(dim)

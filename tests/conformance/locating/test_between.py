@@ -1,4 +1,4 @@
-"""Recorded gradients, which nobody can run: the nodes that explain which of them are wrong, and what a report says."""
+"""A recording cannot be run. A comparison names the nodes that explain its wrong gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reports of `refgrad check -o`: what is wrong, where, how sure it is, and what to do next."""
+"""The reports of `refgrad check -o`. They name the faults, the certainty of each, and the next steps."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_random_weights_are_not_those_of_the_other_commands() -> None:
         if not command
     ]
     assert said == [
-        "--random-weights changed the weights for this check alone: the other commands take those of the file."
+        "--random-weights changed the weights for this check alone. The other commands use the weights of the file."
     ]
 
 
