@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, OperatorSetIdProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, helper
 
 from refgrad.conformance.known.bugs import known_bugs
 from refgrad.conformance.known.bugs.bug import ORT, REFERENCE, RELEASES, TRAINING, KnownBug
@@ -14,6 +14,8 @@ from refgrad.conformance.known.bugs.builders.bug import BuilderBug
 from refgrad.conformance.problems.systems import executors
 from refgrad.errors import RefgradError
 from refgrad.model import native
+from refgrad.protos.traverse import versions_of
+from refgrad.protos.types import Shape, type_of
 from refgrad.tables.schemas import find_schema
 
 _SIZES = ("hidden_size", "kernel_shape", "kv_num_heads", "num_heads", "num_outputs", "q_num_heads")  # of no consequence
@@ -67,7 +69,7 @@ def _is_fed_alike(bug: KnownBug, node: NodeProto, model: ModelProto) -> bool:
             continue
         (kind, sizes), (other_kind, other_sizes) = ours[mine], theirs[its]
         if its in bug.feeds:
-            other_sizes = list(np.shape(bug.feeds[its]))
+            other_sizes = np.shape(bug.feeds[its])
         if kind and other_kind and kind != other_kind:
             return False
         if sizes is None or other_sizes is None:
@@ -81,13 +83,12 @@ def _shown(bug: KnownBug | BuilderBug) -> NodeProto:
     return next(node for node in bug.model.graph.node if node.op_type == bug.operator)
 
 
-def _domain(one: NodeProto | OperatorSetIdProto) -> str:
-    return "" if one.domain == "ai.onnx" else one.domain
+def _domain(node: NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
 
 
 def _schema(node: NodeProto, model: ModelProto) -> Any:
-    opsets = {_domain(opset): opset.version for opset in model.opset_import}
-    return find_schema(node.op_type, _domain(node), opsets.get(_domain(node)))
+    return find_schema(node.op_type, _domain(node), versions_of(model).get(_domain(node)))
 
 
 def _attributes(node: NodeProto, schema: Any) -> dict[str, Any]:
@@ -109,14 +110,10 @@ def _attributes(node: NodeProto, schema: Any) -> dict[str, Any]:
     return found
 
 
-def _tensors(model: ModelProto) -> dict[str, tuple[int, list[int] | None]]:
-    """The element types and the sizes of the tensors of a model, as far as onnx infers them; -1 for a size without a number."""
+def _tensors(model: ModelProto) -> dict[str, tuple[int, Shape | None]]:
+    """The element types and the shapes of the tensors of a model, as far as onnx infers them."""
     with suppress(RefgradError):  # what is declared is enough
         model = native.infer_shapes(model)
     graph = model.graph
-    found: dict[str, tuple[int, list[int] | None]] = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        sizes = [one.dim_value if one.HasField("dim_value") else -1 for one in tensor.shape.dim]
-        found[value.name] = tensor.elem_type, sizes if tensor.HasField("shape") else None
-    return found | {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in graph.initializer}
+    declared = {value.name: type_of(value) for value in (*graph.input, *graph.value_info, *graph.output)}
+    return declared | {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
