@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from registering import forgetting
 
 from refgrad.cli import main
 
@@ -19,12 +18,6 @@ OUTCOME = re.compile(r"\s*# exit code (\d)$")
 def words(text: str) -> str:
     """A text with one space between words, and without errors: rounding differs between machines."""
     return " ".join(re.sub(r"\d[\d.]*e[-+]\d+", "#", text).split())
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_registered():
-    with forgetting():
-        yield
 
 
 @pytest.mark.parametrize("page", PAGES)
