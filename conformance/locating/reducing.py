@@ -609,17 +609,18 @@ def _run(file: Path) -> tuple[int | None, str]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, ""
-    return done.returncode, _PATH.sub(_shortened, done.stdout.decode(errors="replace").rstrip())
+    printed = done.stdout.decode(errors="replace").rstrip()
+    return done.returncode, _PATH.sub(lambda found: f'File "{_shortened(Path(found[1]), file.parent)}"', printed)
 
 
-def _shortened(found: re.Match[str]) -> str:
-    """The path of a file in a traceback, from the folder of the packages on, or from one that Python imports from."""
-    path = Path(found[1])
+def _shortened(path: Path, folder: Path) -> str:
+    """The path of a file in a traceback, from the folder of the packages on, from `folder` or one that Python imports from."""
     packages_at = [k for k, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
     if packages_at:
-        return f'File "{Path(*path.parts[packages_at[-1] :]).as_posix()}"'
-    within = [path.relative_to(folder).as_posix() for folder in filter(None, sys.path) if path.is_relative_to(folder)]
-    return f'File "{min(within, key=len, default=path.name)}"'
+        return Path(*path.parts[packages_at[-1] :]).as_posix()
+    importable = [folder, *map(Path, filter(None, sys.path))]
+    within = [path.relative_to(one).as_posix() for one in importable if path.is_relative_to(one)]
+    return min(within, key=len, default=path.name)
 
 
 def report(reduced: Reduced, written: Callable[[str], str] = markdown) -> str:
