@@ -17,6 +17,7 @@ from onnx import helper
 from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, did_you_mean
 from refgrad.links import Folders, with_data_in
 from refgrad.model.external import external_tensors, load, refuse_external
+from refgrad.model.places import lifted
 from refgrad.model.reading import read
 from refgrad.protos.types import dimension
 
@@ -85,26 +86,29 @@ def graph_outputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
 
 
 @with_data_in
-def load_model(model: ModelLike, external_data: bool = True, *, data_folders: Folders | None = None) -> onnx.ModelProto:
+def load_model(
+    model: ModelLike, external_data: bool = True, *, lift: bool = False, data_folders: Folders | None = None
+) -> onnx.ModelProto:
     """Return `model` itself, or read the model at that path.
 
     Without `external_data` the data of initializers is checked and not read. A model in memory may then refer to data files.
 
+    :param lift: weights in Constant nodes and in bodies become initializers, as in gradients of the model.
     :param data_folders: folders that links to external data may lead into (docs/security.md).
     :raises InvalidModelError: there is no model, or its external data cannot be used.
     """
     if isinstance(model, onnx.ModelProto):
         for tensor in external_tensors(model) if external_data else ():
             refuse_external(tensor)
-        return model
+        return lifted(model) if lift else model
     path = Path(model)
     if not os.path.isfile(path):  # False too where no file can have this name
         what = "model at" if os.path.exists(path) else "file"
         raise InvalidModelError(f"There is no {what} {str(path)!r}. Give the path of an .onnx file.")
-    proto = read(path)
+    proto = read(path, lift=False)
     if external_data:
         load(proto, path)
-    return proto
+    return lifted(proto) if lift else proto
 
 
 def check_outputs(

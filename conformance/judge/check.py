@@ -299,7 +299,7 @@ def check(
     if not names:
         raise OptionError(f"backends is empty; there are {choices(available())}.")
     executors = {name: _executor(name, seconds) for name in names}
-    proto = load_model(model)
+    proto = load_model(model, lift=True)
     if random_weights is not None:
         proto = randomize(proto, random_weights)[0]
     if feeds is not None:

@@ -84,7 +84,7 @@ def compare(
     """
     if isinstance(cotangent, str) and cotangent not in ("", *COTANGENTS):
         raise OptionError(f"cotangent={cotangent!r} is not known. There are 'ones', 'random' and arrays by output.")
-    proto = load_model(model)
+    proto = load_model(model, lift=True)
     sides = [side.for_model(proto) if isinstance(side, Recording) else side for side in (side_of(a), side_of(b))]
     recorded = [side for side in sides if isinstance(side, Recording)]
     given = _feeds_of(proto, feeds, recorded)

@@ -185,7 +185,7 @@ class _Guarded(Backend):
 
         :raises BackendError: the backend raises anything.
         """
-        proto = load_model(model)
+        proto = load_model(model, lift=True)
         try:
             prepared = executors.runnable(self.name, self._backend.prepare(proto, **options))
             return _PreparedGuarded(prepared, proto, self.name)

@@ -21,7 +21,7 @@ from refgrad.errors import OptionError
 from refgrad.model.external import array_of, is_external
 from refgrad.model.graph import Node
 from refgrad.model.normalise import normalise
-from refgrad.parameters.roles import formal_inputs
+from refgrad.model.roles import formal_inputs
 
 # The names of inputs in schemas: matrices and filters, inputs that must stay positive, biases and means.
 _MATRIX = frozenset(("A", "B", "Inputs", "W", "weight"))

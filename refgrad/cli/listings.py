@@ -17,8 +17,8 @@ from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
 from refgrad.cli.spelling import in_the_shell
 from refgrad.errors import OptionError
+from refgrad.model.roles import KINDS
 from refgrad.model.writing import replacing
-from refgrad.parameters.roles import KINDS
 from refgrad.parameters.states import read_state_dict
 from refgrad.planning.cost import RUNTIMES
 from refgrad.planning.program import ANY

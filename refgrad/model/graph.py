@@ -20,8 +20,8 @@ from refgrad.model.external import array_of
 from refgrad.model.inference.completion import infer_completely
 from refgrad.model.inference.infer import CorrectedType, infer
 from refgrad.model.inlining.kept import Functions
-from refgrad.model.reading import is_number
 from refgrad.notices import notice
+from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import attribute_value, captured, names_of, nested, subgraphs, versions_of
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.tables.finiteness import preserves_finite

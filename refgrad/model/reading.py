@@ -15,13 +15,13 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 from refgrad.errors import InvalidModelError
 from refgrad.model import native
 from refgrad.model.external import ExternalData, array_of, is_external, refuse_unknown_type
+from refgrad.model.places import lifted
 from refgrad.model.upgrading.nchwc import filters, in_layout, plain_layout
 from refgrad.model.upgrading.upgrade import spell_out_misplaced
 from refgrad.notices import notice
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.inputs import is_regular
 from refgrad.protos.memory import allowed
-from refgrad.protos.metadata import CONSTANT
 from refgrad.protos.traverse import (
     every_node,
     import_domain,
@@ -39,7 +39,9 @@ _LONG_PATH = 300  # the most characters of a path that a message repeats in full
 _LARGE = 1024  # bytes; a larger initializer holds weights, a smaller one may hold the axes or the shape for an operator
 
 
-def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, sort: bool = True) -> ModelProto:
+def read(
+    model: ModelProto | str | os.PathLike[str], *, weights: bool = True, sort: bool = True, lift: bool = True
+) -> ModelProto:
     """The given model, or the model in the given file.
 
     The external data of initializers is checked, but not loaded.
@@ -48,13 +50,15 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, so
         of external data may be missing; files that exist are checked.
     :param sort: put the nodes in topological order, with a notice. Functions that show a model pass False, to show the
         order in the file.
+    :param lift: weights in Constant nodes and in bodies become initializers (`model/places.py`), if the nodes are sorted and
+        all data is there.
     :raises InvalidModelError: there is no model, or its external data cannot be used.
     """
     plugins.load()
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
-        return _settled(model, sort)
+        return _settled(model, sort, lift and weights)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
@@ -92,17 +96,18 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, so
         if in_layout(proto):
             for tensor in filter(is_external, filters(proto)):
                 data.load(tensor)
-    return _settled(proto, sort)
+    return _settled(proto, sort, lift and weights)
 
 
-def _settled(model: ModelProto, sort: bool) -> ModelProto:
+def _settled(model: ModelProto, sort: bool, lift: bool) -> ModelProto:
     """The model itself, or a copy in standard ONNX.
 
     If a model breaks the specification but ONNX Runtime runs it, the copy has the meaning that ONNX Runtime gives to it.
     """
     model = spell_out_misplaced(_with_import(_each_once(model)))
     model = _in_order(model) if sort else model
-    return plain_layout(model, array_of) if in_layout(model) else model
+    model = plain_layout(model, array_of) if in_layout(model) else model
+    return lifted(model) if sort and lift else model
 
 
 def _with_import(model: ModelProto) -> ModelProto:
@@ -225,12 +230,6 @@ def _is_repeated(importing: ModelProto | FunctionProto) -> bool:
 def is_large(tensor: TensorProto) -> bool:
     """True if a tensor is large: a large tensor holds weights, a small one may hold the axes or the shape for an operator."""
     return is_external(tensor) or math.prod(tensor.dims) * 8 > _LARGE
-
-
-def is_number(tensor: TensorProto) -> bool:
-    """True if refgrad added the tensor as a constant of a rule or of a loss. Training does not change these constants."""
-    marks = tensor.metadata_props
-    return bool(marks) and any(entry.key == CONSTANT for entry in marks)
 
 
 def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:

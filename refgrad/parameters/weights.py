@@ -1,4 +1,4 @@
-"""Find the initializers that are weights and the tensors of a state_dict that they come from, and write new values back."""
+"""Find the tensors that are weights and the tensors of a state_dict that they come from, and write new values back."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, abr
 from refgrad.markup import html_table
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import ExternalData, array_of, dtype_of, is_external, refuse_mismatch, refuse_unknown_type
+from refgrad.model.places import kinds_of, places
 from refgrad.model.reading import read
+from refgrad.model.roles import KINDS, Read, is_of_layer
 from refgrad.parameters.origins import Ambiguous, Layer, Source, find_sources, is_among, reductions
-from refgrad.parameters.roles import KINDS, Read, Reads, angle_tables, is_of_layer, role_of
 from refgrad.protos.types import FLOATS
 
 _AXES = {"Conv": (0,), "ConvTranspose": (1,), "Gemm": (0, 1)}  # of the outputs of a layer in its weight
@@ -30,9 +31,9 @@ _FEW = 3  # tensors of the state_dict that a row names
 
 @dataclass(frozen=True)
 class Weight:
-    """An initializer: its kind, its type and shape, the operators that read it, and its source.
+    """A tensor of a model: its kind, its type and shape, the operators that read it, and its source.
 
-    `kind` is a key of `refgrad.parameters.roles.KINDS`: "parameter", "unexplained", "statistic", "quantized", "quantization",
+    `kind` is a key of `refgrad.model.roles.KINDS`: "parameter", "unexplained", "statistic", "quantized", "quantization",
     "mask", "scalar", "shape", "constant" or "unused". `reads` are the operators that read it, with the position of the input:
     ("Gemm:1",). `source` says of which tensors of the state_dict it is made, None where it is of none.
     """
@@ -105,7 +106,9 @@ def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str,
 
     It is told by the operators that read the initializer and at which input, through Transpose, Reshape, Cast and their like,
     through QuantizeLinear and DequantizeLinear, and within bodies and functions. Where that does not tell, values do: a mask
-    is added as a bias is. Initializers of bodies and Constant nodes are not weights.
+    is added as a bias is. Tensors of Constant nodes and of bodies count as initializers do, if they have an axis and are
+    floats or integers of 4 or 8 bits. If two bodies have a tensor `w`, the second one is called `w_1`. Tensors in the
+    functions of a model do not count.
 
     With `state_dict`, each float initializer gets its `source`: the tensors that it is made of, by name, by value and by
     transposition. `Weight.how` says what happened to them:
@@ -137,31 +140,25 @@ def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str,
     >>> found["kernel"].names, found["kernel"].how
     (('layer.weight',), 'transposed')
     """
-    source = read(model)
+    source = read(model, lift=False)
     state = None if state_dict is None else _arrays_of("state_dict", state_dict)
-    reads_of = Reads(source)
+    held = places(source)
+    reads = {one.name: one.reads for one in held}
     with ExternalData("" if isinstance(model, ModelProto) else model) as data:
 
         def values(tensor: TensorProto) -> np.ndarray:
             return _values(tensor, None if isinstance(model, ModelProto) else data)
 
-        tensors = {tensor.name: tensor for tensor in source.graph.initializer}
-        reads = {name: reads_of.of(name) for name in tensors}
-        outputs = {value.name for value in source.graph.output}
-        for name in outputs & tensors.keys():
-            reads[name] = (*reads[name], Read("", 0, ""))
-        kinds = {name: role_of(tensor, reads[name], lambda t=tensor: values(t)) for name, tensor in tensors.items()}  # type: ignore[misc]
-        elementwise = [name for name, kind in kinds.items() if kind == "parameter" and not is_of_layer(reads[name])]
-        for name in angle_tables({name: values(tensors[name]) for name in elementwise}):
-            kinds[name] = "constant"
+        kinds = kinds_of(held, values)
+        elementwise = {one.name for one in held if kinds[one.name] == "parameter" and not is_of_layer(one.reads)}
         sources: dict[str, Source] = {}
         floats: dict[str, np.ndarray] = {}
         if state is not None:
-            floats = {name: values(tensor) for name, tensor in tensors.items() if tensor.data_type in FLOATS}
+            floats = {one.name: values(one.tensor) for one in held if one.tensor.data_type in FLOATS}
             sources = _sources(floats, state, kinds, reads)
     numbers = reductions(state or {})
     weights_by_name = {}
-    for name, tensor in tensors.items():
+    for name, tensor in ((one.name, one.tensor) for one in held):
         kind = kinds[name] if state is None else _kind(kinds[name], sources.get(name), name in elementwise)
         if kind == "scalar" and name in floats and name not in sources and is_among(floats[name], numbers):
             kind = "unexplained"
@@ -176,12 +173,13 @@ def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str,
 def write_back(
     model: ModelProto | str | os.PathLike[str], values: Mapping[str, Any], weights: Weights | None = None
 ) -> ModelProto:
-    """A copy of the model with these values of its initializers. The caller's model is not modified.
+    """A copy of the model with these values of its weights, where they lie. The caller's model is not modified.
 
-    The names belong to initializers. With `weights`, the result of `refgrad.weights(model, state_dict)`, they may also belong
-    to the state_dict: a tensor is then transposed, merged or folded as the exporter did it, and where a name is both, it is
-    the state_dict's. Where a tensor is folded or merged with others, all of them have to be given. A whole state_dict may be
-    given: its integers that the model does not have are left out. What did not change since leaves its initializer as it is.
+    The names are those that `refgrad.weights` has: of initializers, and of tensors in Constant nodes and bodies. With
+    `weights`, the result of `refgrad.weights(model, state_dict)`, they may also belong to the state_dict: a tensor is then
+    transposed, merged or folded as the exporter did it, and where a name is both, it is the state_dict's. Where a tensor is
+    folded or merged with others, all of them have to be given. A whole state_dict may be given: its integers that the model
+    does not have are left out. What did not change since leaves its initializer as it is.
 
     An initializer that is not made of the state_dict may have been computed of it, and would be out of date: where the
     state_dict changed, its own value has to be given too, the old one where it is a constant.
@@ -206,8 +204,9 @@ def write_back(
     if weights is not None and not isinstance(weights, Weights):
         raise OptionError(f"weights is what refgrad.weights returned, not {type(weights).__name__}.")
     copy = ModelProto()
-    copy.CopyFrom(read(model))
-    tensors = {tensor.name: tensor for tensor in copy.graph.initializer}
+    copy.CopyFrom(read(model, lift=False))
+    held = {one.name: one for one in places(copy)}
+    tensors = {name: one.tensor for name, one in held.items()}
     expected = Weights({}) if weights is None else weights
     for name, weight in expected.items():
         if name not in tensors or tuple(tensors[name].dims) != weight.shape:
@@ -241,7 +240,7 @@ def write_back(
             f"values has {name!r} itself and {choices(expected[name].names)}, of which it is made: give one."
         )
     for name, value in ({name: value for name, value in arrays.items() if name not in of_state} | written).items():
-        _put(tensors[name], value)
+        held[name].put(_with_value(held[name].tensor, value))
     return copy
 
 
@@ -373,10 +372,10 @@ def _of_state(
 _TIED = ("equal, tied", "transposed, tied")
 
 
-def _put(tensor: TensorProto, value: np.ndarray) -> None:
-    """Give a tensor another value; it keeps its name, its text and its metadata."""
+def _with_value(tensor: TensorProto, value: np.ndarray) -> TensorProto:
+    """The tensor with another value; it keeps its name, its text and its metadata."""
     stored = numpy_helper.from_array(np.ascontiguousarray(value).reshape(tuple(tensor.dims)), tensor.name)
     stored.doc_string = tensor.doc_string
     stored.metadata_props.extend(tensor.metadata_props)
     stored.data_type = tensor.data_type
-    tensor.CopyFrom(stored)
+    return stored

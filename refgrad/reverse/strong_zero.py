@@ -16,8 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad import traits
 from refgrad.builder.nodes import NodeBuilder
 from refgrad.model.external import array_of
-from refgrad.model.reading import is_number
-from refgrad.protos.metadata import CONSTANT
+from refgrad.protos.metadata import CONSTANT, is_number
 from refgrad.protos.traverse import attribute_value, names_of, refill
 from refgrad.protos.types import FLOATS, element_type
 from refgrad.reverse.finite import Finite

@@ -22,7 +22,8 @@ from refgrad.model.checks.malformed import explained, refusal_of
 from refgrad.model.external import ExternalData, array_of, is_external
 from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
-from refgrad.model.reading import is_number, read
+from refgrad.model.reading import read
+from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import fresh, graphs, import_onnx, names_of
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.rewrites.scores import warn_of_logits

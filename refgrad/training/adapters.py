@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of, dtype_of
+from refgrad.model.places import places
 from refgrad.model.reading import read
 from refgrad.parameters.weights import write_back
 from refgrad.protos.documents import parse_json, record_of, typed
@@ -43,8 +44,8 @@ def lora(
     A weight w gets the initializers `w.lora_A` [in, rank], from N(0, 1/rank), and `w.lora_B` [rank, out], zeros. `step_model`
     trains them alone by default, `merge_adapters` adds them to the weights.
 
-    :param weights: names or patterns (`*.attn.*`) of initializers [in, out] (of Gemm with transB [out, in]) that nothing else
-        reads.
+    :param weights: names or patterns (`*.attn.*`) of weights [in, out] (of Gemm with transB [out, in]) that nothing else reads,
+        in initializers or Constant nodes. A layer may read them through Identity, Cast and Transpose.
     :param rank: the size of the adapters.
     :param alpha: α of the factor α / rank; the rank by default.
     :param seed: of the random numbers of A.
@@ -66,7 +67,7 @@ def lora(
     checked("rank", rank)
     checked("seed", seed)
     factor = _factor(alpha, rank)
-    source = read(model)
+    source = read(model, lift=False)
     if _adapters(source):
         raise OptionError("The model has adapters already. Merge them first: merge_adapters(model).")
     chosen = _chosen(source, [weights] if isinstance(weights, str) else list(weights))
@@ -76,14 +77,13 @@ def lora(
     rng = np.random.default_rng(seed)
     adapters: dict[str, _Adapter] = {}
     branches: dict[str, list[NodeProto]] = {}  # by the result of the layer
-    for weight, layers in chosen:
-        transposed = _is_transposed(weight.name, layers)
-        a, b = _initializers(weight, transposed, rank, rng, taken)
+    for weight in chosen:
+        a, b = _initializers(weight, rank, rng, taken)
         adapted.graph.initializer.extend([a, b])
-        beside = {layer.output[0]: _branch(layer, a, b, factor, taken) for layer in layers}
+        beside = {layer.output[0]: _branch(layer, a, b, factor, taken) for layer in weight.layers}
         frozen = {nodes[-1].input[0]: whole for whole, nodes in beside.items()}
         added = tuple(node.output[0] for nodes in beside.values() for node in nodes)
-        adapters[weight.name] = _Adapter(a.name, b.name, factor, transposed, frozen, added)
+        adapters[weight.name] = _Adapter(a.name, b.name, factor, weight.transposed, frozen, added)
         branches |= beside
     _insert(adapted.graph, branches)
     kept = {name: adapter._asdict() for name, adapter in adapters.items()}
@@ -103,20 +103,28 @@ def _factor(alpha: Any, rank: int) -> float:
     return factor
 
 
-def _chosen(model: ModelProto, names: list[str]) -> list[tuple[TensorProto, list[NodeProto]]]:
-    """The weights for these names and patterns, each with its layers.
+class _Adapted(NamedTuple):
+    """A weight with the layers that read it, directly or through Identity, Cast and Transpose.
+
+    `kind` is the element type that the layers read. `transposed` is True if they read it as [out, in].
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    kind: int
+    transposed: bool
+    layers: list[NodeProto]
+
+
+def _chosen(model: ModelProto, names: list[str]) -> list[_Adapted]:
+    """The weights for these names and patterns.
 
     :raises UnknownNameError: a name or a pattern that is no weight of a layer.
     :raises OptionError: a name of a weight that has other readers too.
     """
-    layers = _layers(model)
-    shared = _shared(model, layers)
+    layers, shared = _layers(model)
     if also := [name for name in names if name in shared]:
-        raise OptionError(
-            f"{also[0]!r} has a reader that gets no adapter, such as an embedding that shares it, which merging would change. "
-            "Leave it out."
-        )
-    layers = {name: nodes for name, nodes in layers.items() if name not in shared}
+        raise OptionError(f"{also[0]!r} {shared[also[0]]}. Leave it out.")
     if not layers:
         raise UnknownNameError(
             "The model has no weight of shape [in, out] that is the second input of a MatMul or Gemm."
@@ -127,48 +135,70 @@ def _chosen(model: ModelProto, names: list[str]) -> list[tuple[TensorProto, list
             f"{unknown[0]!r} is not a weight of shape [in, out] that is the second input of a MatMul or Gemm. "
             f"There are: {choices(layers)}."
         )
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    return [(tensors[name], layers[name]) for name in chosen]
+    return [layers[name] for name in chosen]
 
 
-def _layers(model: ModelProto) -> dict[str, list[NodeProto]]:
-    """The MatMuls and Gemms by the weight that they read second: an initializer with two axes, which is no input."""
-    tensors = model.graph.initializer
-    matrices = {tensor.name for tensor in tensors if len(tensor.dims) == 2 and tensor.data_type in FLOATS}
-    matrices -= {value.name for value in model.graph.input}
-    layers: dict[str, list[NodeProto]] = {}
+def _layers(model: ModelProto) -> tuple[dict[str, _Adapted], dict[str, str]]:
+    """The weights of MatMuls and Gemms that can be adapted, by name, and why others cannot.
+
+    A weight has two axes and is no input. It is an initializer or in a Constant.
+    """
+    fed = {value.name for value in model.graph.input}
+    held = {one.name: one.tensor for one in places(model) if not one.graph and one.name not in fed}
+    matrices = {n: t for n, t in held.items() if len(t.dims) == 2 and t.data_type in FLOATS}
+    made_of = {n: (n, t.data_type, False) for n, t in matrices.items()}  # value: its weight, its type, if it is turned
+    links, found = Counter[str](), dict[str, list[tuple[NodeProto, int, bool]]]()
     for node in model.graph.node:
-        if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+        if node.domain not in ("", "ai.onnx"):
             continue
-        if node.input[1] in matrices:
-            layers.setdefault(node.input[1], []).append(node)
-    return layers
-
-
-def _shared(model: ModelProto, layers: dict[str, list[NodeProto]]) -> set[str]:
-    """The weights with other readers than their layers: other nodes, also of bodies and functions, or the caller."""
+        if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 and node.input[1] in made_of:
+            weight, kind, turned = made_of[node.input[1]]
+            found.setdefault(weight, []).append((node, kind, turned ^ (_setting(node, "transB", 0) == 1)))
+        elif node.input and node.input[0] in made_of and (way := _rearranged(node, *made_of[node.input[0]])):
+            made_of[node.output[0]] = way
+            links[way[0]] += 1
     reads = Counter(name for node in every_node(model) for name in node.input)
     reads.update(value.name for value in model.graph.output)
-    return {name for name, nodes in layers.items() if reads[name] != len(nodes)}
+    uses = Counter[str]()
+    for value, (weight, *_) in made_of.items():
+        uses[weight] += reads[value]
+    adapted, shared = dict[str, _Adapted](), dict[str, str]()
+    for weight, layers in found.items():
+        if uses[weight] != len(layers) + links[weight]:
+            shared[weight] = (
+                "has a reader that gets no adapter, such as an embedding that shares it, which merging would change"
+            )
+        elif len({turned for *_, turned in layers}) > 1:
+            shared[weight] = "is read as it is and transposed"
+        elif len({kind for _, kind, _ in layers}) > 1:
+            shared[weight] = "is read in several types"
+        else:
+            [(_, kind, turned), *_] = layers
+            adapted[weight] = _Adapted(
+                weight, tuple(matrices[weight].dims), kind, turned, [node for node, *_ in layers]
+            )
+    return adapted, shared
 
 
-def _is_transposed(name: str, layers: list[NodeProto]) -> bool:
-    """True if the weight is [out, in]: its layers are Gemms with transB.
-
-    :raises OptionError: some layers transpose it, and others do not.
-    """
-    found: set[bool] = {_setting(layer, "transB", 0) == 1 for layer in layers}
-    if len(found) > 1:
-        raise OptionError(f"{name!r} is read as it is and transposed. Leave it out.")
-    return found.pop()
+def _rearranged(node: NodeProto, weight: str, kind: int, turned: bool) -> tuple[str, int, bool] | None:
+    """What the result of a node is if its input is this weight, of this type, turned or not. None if it is something else."""
+    match node.op_type:
+        case "Identity":
+            return weight, kind, turned
+        case "Cast" if _setting(node, "to", 0) in FLOATS:
+            return weight, _setting(node, "to", 0), turned
+        case "Transpose":
+            return weight, kind, turned ^ (list(_setting(node, "perm", [1, 0])) == [1, 0])
+        case _:
+            return None
 
 
 def _initializers(
-    weight: TensorProto, transposed: bool, rank: int, rng: np.random.Generator, taken: set[str]
+    weight: _Adapted, rank: int, rng: np.random.Generator, taken: set[str]
 ) -> tuple[TensorProto, TensorProto]:
-    """A [in, rank] from N(0, 1/rank) and B [rank, out] of zeros, in the type of the weight."""
-    dtype = dtype_of(weight)
-    inner, outer = (int(d) for d in (reversed(weight.dims) if transposed else weight.dims))
+    """A [in, rank] from N(0, 1/rank) and B [rank, out] of zeros, in the type that the layers read."""
+    dtype = helper.tensor_dtype_to_np_dtype(weight.kind)
+    inner, outer = (int(d) for d in (reversed(weight.dims) if weight.transposed else weight.dims))
     a, b = (fresh(f"{weight.name}.{end}", taken) for end in ("lora_A", "lora_B"))
     start = (rng.standard_normal((inner, rank)) / math.sqrt(rank)).astype(dtype)
     return numpy_helper.from_array(start, a), numpy_helper.from_array(np.zeros((rank, outer), dtype), b)
@@ -207,11 +237,11 @@ def merge_adapters(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
     :raises OptionError: the model has no adapters.
     """
-    source = read(model)
+    source = read(model, lift=False)
     kept = _adapters(source)
     if not kept:
         raise OptionError("The model has no adapters; refgrad.training.lora adds them.")
-    tensors = {tensor.name: tensor for tensor in source.graph.initializer}
+    tensors = {one.name: one.tensor for one in places(source)}
     merged = {}
     try:
         for name, one in kept.items():

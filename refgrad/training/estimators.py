@@ -251,7 +251,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
     def onnx_model_(self) -> ModelProto:
         """The model with the trained weights, where they were in the original."""
         check_is_fitted(self, "loss_curve_")
-        return self._training.write_to(read(self.model))  # type: ignore[arg-type]  # it was given to fit
+        return self._training.write_to(read(self.model, lift=False))  # type: ignore[arg-type]  # it was given to fit
 
     @property
     def coefs_(self) -> dict[str, np.ndarray]:

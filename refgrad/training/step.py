@@ -207,12 +207,13 @@ def _trained(
         return _chosen(trainable, floats, "trainable", parameters)
     if parameters:
         return parameters
-    if not floats:
-        raise UnknownNameError("Nothing is trainable: the model has no float initializer.")
-    held = ", ".join(f"{name!r} ({found[name].kind})" for name in floats[:12])
+    others = [f"{name!r} ({weight.kind})" for name, weight in found.items() if weight.kind != "shape"]
+    if not others:
+        raise UnknownNameError("Nothing is trainable: the model has no weights.")
+    advice = " Name the initializers to train in trainable." if floats else ""
     raise UnknownNameError(
-        f"Nothing is trainable: no initializer of the model is a parameter of a layer. It has {held}"
-        f"{', …' if len(floats) > 12 else ''}. Name the initializers to train in trainable."
+        f"Nothing is trainable: no tensor of the model is a float parameter of a layer. It has {', '.join(others[:12])}"
+        f"{', …' if len(others) > 12 else ''}.{advice}"
     )
 
 

@@ -88,7 +88,7 @@ def walk(
     """
     number, chosen = _checked_seed(seed), Conventions(**conventions)
     fed_by_name = by_names({} if feeds is None else feeds)
-    proto = load_model(model)
+    proto = load_model(model, lift=True)
     output, element = _asked(proto, of)
     notes: list[str] = []
     proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)

@@ -316,6 +316,16 @@ def test_weights_are_arguments_by_name_or_constants():
         function(cube(), trainable=True)
 
 
+def test_weights_in_constants_are_arguments():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 1] y) '
+        "{ w = Constant<value = float[2, 1] {1, 2}>() y = MatMul(x, w) }"
+    )
+    f = function(model, trainable=True)
+    gradient = jax.grad(lambda params: f(params, jnp.ones((3, 2))).sum())(f.params)
+    assert {name: value.tolist() for name, value in gradient.items()} == {"w": [[3], [3]]}
+
+
 def test_weights_that_are_listed_as_inputs_are_weights():
     model = net()
     for tensor in model.graph.initializer:

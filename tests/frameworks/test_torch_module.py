@@ -583,6 +583,26 @@ def test_bad_input_is_named_before_anything_runs(backend: str) -> None:
         layer(torch.randn(2, 3))
 
 
+def test_weights_in_constants_and_bodies_are_parameters_and_are_saved_there(tmp_path: Path) -> None:
+    model = parsed(
+        """g (float[N, 2] x) => (float[N, 2] y) { w = Constant<value = float[2, 2] {1, 2, 4, 3}>() h = MatMul(x, w)
+        t = Constant<value = bool {1}>()
+        y = If(t) <then_branch = a () => (float[N, 2] p) { b = Constant<value = float[2] {1, 3}>() p = Add(h, b) },
+            else_branch = c () => (float[N, 2] q) { q = Identity(h) }> }"""
+    )
+    onnx.save(model, tmp_path / "g.onnx")
+    layer = Module(tmp_path / "g.onnx", backend="numpy")
+    assert [name for name, _ in layer.named_parameters()] == ["w", "b"]
+    layer(torch.ones(3, 2)).sum().backward()
+    assert layer.get_parameter("w").grad.tolist() == [[3, 3], [3, 3]]
+    assert layer.get_parameter("b").grad.tolist() == [3, 3]
+    with torch.no_grad():
+        layer.get_parameter("w").mul_(2)
+    saved = layer.to_onnx()
+    assert [node.op_type for node in saved.graph.node] == ["Constant", "MatMul", "Constant", "If"]
+    assert numpy_helper.to_array(saved.graph.node[0].attribute[0].t).tolist() == [[2, 4], [8, 6]]
+
+
 def test_models_that_are_no_layers() -> None:
     with pytest.raises(InvalidModelError, match="Input 's' is string"):
         Module(parsed("g (string[N] s, float[N] x) => (float[N] y) { y = Neg(x) }"), trainable=False, backend="numpy")

@@ -17,7 +17,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError
-from refgrad.parameters.roles import KINDS
+from refgrad.model.roles import KINDS
 from refgrad.parameters.states import read_state_dict
 
 pytestmark = pytest.mark.interpreter

@@ -156,7 +156,7 @@ def nonfinite(
     ('root', (1,), 'division by 0')
     """
     backend = get_executor(executor) if isinstance(executor, str) else executor
-    proto = load_model(model)
+    proto = load_model(model, lift=True)
     inputs = inputs_of(proto)
     if feeds is not None:
         proto, values = with_values(proto, check_feeds(feeds, inputs))

@@ -127,7 +127,7 @@ def one_model(
     :raises FeedError: the feeds do not fit the model, or an input cannot be drawn.
     :raises InvalidModelError: there is no such model.
     """
-    proto = load_model(model)
+    proto = load_model(model, lift=True)
     inputs = graph_inputs(proto.graph)
     fed = random_feeds(inputs, seed=seed) if feeds is None else check_feeds(feeds, inputs)
     path = "" if isinstance(model, ModelProto) else str(model)
@@ -144,7 +144,7 @@ def one_model(
 
 def _data_sets(case: Path) -> Iterator[Case]:
     """A case for each folder of data."""
-    model = load_model(case / "model.onnx")
+    model = load_model(case / "model.onnx", lift=True)
     sets = sorted(entry for entry in case.glob("test_data_set_*") if entry.is_dir())
     if not sets:
         raise FeedError(f"The case {str(case)!r} has no test_data_set_0, so it has nothing to feed its model.")

@@ -16,7 +16,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.defs import OpSchema
 
 from refgrad import traits
-from refgrad.model.reading import is_number
+from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import subgraphs
 from refgrad.protos.types import FLOATS
 from refgrad.tables.schemas import find_schema
@@ -132,6 +132,7 @@ class Reads:
         self._becomes: dict[int, list[int]] = {}  # the values that are the same tensor, rearranged or by another name
         self._maker: dict[int, str] = {}
         self._functions: dict[tuple[str, str, str], tuple[list[int], list[int]]] = {}
+        self._scopes: list[tuple[GraphProto, _Scope]] = []
         insides = [_Scope({}) for _ in model.functions]
         for function, scope in zip(model.functions, insides, strict=True):
             formals = [self._number(scope, name) for name in function.input]
@@ -141,13 +142,19 @@ class Reads:
             self._look_through(function.node, scope)
             self._join(map(scope.find, function.output), self._results_of(function))
         self._top = _Scope({})
+        self._scopes = [(model.graph, self._top)]
         for name in (*(v.name for v in model.graph.input), *(t.name for t in model.graph.initializer)):
             self._number(self._top, name)
         self._look_through(model.graph.node, self._top)
 
-    def of(self, name: str) -> tuple[Read, ...]:
-        """Every place where the value `name` of the main graph is read, in the order in which they are found."""
-        start = self._top.numbers.get(name)
+    @property
+    def graphs(self) -> list[GraphProto]:
+        """The main graph and every body in it, an outer one before those in it."""
+        return [graph for graph, _ in self._scopes]
+
+    def of(self, name: str, graph: int = 0) -> tuple[Read, ...]:
+        """Every place where a value is read, in the order in which they are found: `name` in `graphs[graph]`."""
+        start = self._scopes[graph][1].numbers.get(name)
         pending, seen, found = [] if start is None else [start], set[int](), dict[Read, None]()
         for value in pending:
             if value not in seen:
@@ -193,6 +200,7 @@ class Reads:
     ) -> list[int | None]:
         """Look through a body, and return the values that become the outputs of its node."""
         inner = _Scope({}, scope)
+        self._scopes.append((body, inner))
         formals = [inner.numbers.setdefault(value.name, self._free()) for value in body.input]
         for tensor in body.initializer:
             self._number(inner, tensor.name)
