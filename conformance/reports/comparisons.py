@@ -101,7 +101,8 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
         return f": {next(iter(causes))}"
     faults = [fault for fault in side.rules.faults if fault.kind != REFUSED] if side.rules else []
     rules = [
-        f"the adjoint of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}" for fault in faults
+        f"the cotangent of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}"
+        for fault in faults
     ]
     kernels: list[str] = []
     disputes: Mapping[str, None] = {}
