@@ -345,7 +345,7 @@ class Backend(ABC):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Return the reason why this backend cannot be used here; None where it can be used."""
+        """Return the reason why this executor cannot be used here; None where it can be used."""
         return None
 
     @abstractmethod

@@ -54,7 +54,7 @@ def test_what_cannot_be_used_has_a_reason():
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(BackendError, match=r"no backend 'nump'.*Did you mean 'numpy'.*'ort-cpu'"):
+    with pytest.raises(BackendError, match=r"no executor 'nump'.*Did you mean 'numpy'.*'ort-cpu'"):
         get_backend("nump")
 
 

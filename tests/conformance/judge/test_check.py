@@ -307,7 +307,7 @@ def test_backends_draw_random_numbers_of_their_own():
     found = check(model(body, "float[40] x", "float[40] y"), wrt=["x"])
     assert found.ok
     assert verdicts(found, "differences") == {"right"}
-    assert "Dropout: the backend draws random numbers of its own" in {row.note for row in found.rows}
+    assert "Dropout: the executor draws random numbers of its own" in {row.note for row in found.rows}
 
 
 def test_differences_that_are_all_noise_settle_nothing(planted):
