@@ -154,7 +154,8 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
     for name in feeds:
         if name not in declared:
             raise FeedError(
-                f"The model has no input {name!r}.{did_you_mean(name, declared)} Its inputs are {choices(declared)}."
+                f"The feeds have {name!r}, but the model has no such input.{did_you_mean(name, declared)} Its inputs are "
+                f"{choices(declared)}."
             )
     missing = [v for v in inputs if v.name not in feeds and not v.has_default and v.kind != "optional"]
     if missing:

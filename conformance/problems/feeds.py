@@ -24,7 +24,7 @@ SIZE = 4  # of a dimension that is not declared
 
 # Where float inputs are drawn from, in this order until every output is finite: anywhere; where Log, Sqrt, Pow, Acos and
 # Atanh are defined; where Acosh is.
-DOMAINS = ("normal", "between 0 and 1", "above 1")
+DOMAINS = ("normal distribution", "between 0 and 1", "above 1")
 
 
 def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:

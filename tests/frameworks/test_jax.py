@@ -359,7 +359,7 @@ def test_the_model_may_be_changed_afterwards(trainable):
         (
             (np.ones((2, 3), "f4"),),
             {"j": 1.0, "i": np.ones(3, "i4")},
-            "The model has no input 'j'. Its inputs are 'x', 'i'.",
+            "The feeds have 'j', but the model has no such input. Its inputs are 'x', 'i'.",
         ),
         (
             (np.ones((2, 3), "i4"), np.ones(3, "i4")),

@@ -426,7 +426,7 @@ def test_a_recording_brings_its_inputs_and_cotangents() -> None:
     model, feeds = network()
     found = compare(model, "refgrad@numpy", recorded(model, feeds))
     assert found.ok
-    assert found.feeds == "given"
+    assert found.feeds == "your own"
     assert {tensor.name for tensor in found.tensors} == {"x", "w1", "b1", "w2", "scale", "y"}
 
 
