@@ -185,7 +185,7 @@ def _row(tensor: Tensor) -> dict[str, Any]:
         "kind": tensor.kind,
         "a": tensor.a.verdict,
         "b": tensor.b.verdict,
-        "apart": tensor.apart,
+        "difference": tensor.difference,
         "allowed": max((side.allowed for side in (tensor.a, tensor.b) if side.allowed is not None), default=None),
         "verdict": tensor.verdict,
     }
@@ -394,7 +394,7 @@ def markdown_of(comparison: Comparison, steps: Sequence[tuple[str, str]] = ()) -
         parts += ["## What to do next", "\n".join(told)]
     if doubtful:
         rows = [cells_of(tensor) for tensor in doubtful[:_SHOWN]]
-        heads = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")
+        heads = ("tensor", "kind", "a", "b", "difference", "verdict", "reason")
         lines = [f"| {' | '.join(map(markdown, row))} |" for row in (heads, *rows)]
         parts += ["## Tensors", "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])]
         if len(doubtful) > len(rows):
@@ -422,10 +422,10 @@ def judged(comparison: Comparison) -> str:
 
 
 def cells_of(tensor: Tensor) -> tuple[str, ...]:
-    """A tensor as texts: its name, its kind, the verdict on each side, how far apart they are, the verdict, the reasons."""
+    """A tensor as texts: its name, its kind, the verdict on each side, their difference, the verdict, the reasons."""
     reason = "; ".join(dict.fromkeys(filter(None, (told_of(tensor.a), told_of(tensor.b)))))
-    apart = "" if tensor.apart is None else f"{tensor.apart:.3g}"
-    return tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, apart, tensor.verdict, reason
+    difference = "" if tensor.difference is None else f"{tensor.difference:.3g}"
+    return tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, difference, tensor.verdict, reason
 
 
 # NaN

@@ -194,7 +194,7 @@ def test_a_function_that_raises_refuses_with_its_own_words(brought: str) -> None
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("nothing", "it returned None and no ModelProto"),
+        ("nothing", "it returned None instead of a ModelProto"),
         ("no_gradient", "its model has no gradient 'X_grad'; 'dX' are its outputs"),
         ("another_cotangent", "its model takes 'dY'; it may take 'X', 'Y_grad'"),
         ("invalid", "its model is invalid: .*missing"),
