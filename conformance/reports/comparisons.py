@@ -270,7 +270,9 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
         before = last.left
     for culprit in located.culprits:
         if not culprit.found.failed:
-            proof = f"repaired, the error of {culprit.helped!r} goes from {culprit.was:.2g} to {culprit.now:.2g}"
+            proof = (
+                f"with it repaired, the error of {culprit.helped!r} falls from {culprit.was:.2g} to {culprit.now:.2g}"
+            )
             verdict = "the kernel differs, which is disputed" if culprit.disputed else "the kernel is at fault"
             yield f"{verdict}: {culprit.found}; {proof if culprit.helped else _repaired(before, culprit.left)}"
             before = culprit.left
@@ -305,10 +307,10 @@ def _known(culprit: Culprit) -> str:
 def _repaired(before: float, left: float) -> str:
     """A text about the error before and after a repair; it is infinite where the model does not run."""
     if math.isinf(left):
-        return "repaired, there are no results either"
+        return "with it repaired, there are no results either"
     if math.isinf(before):
-        return f"repaired, there are results, with an error of {left:.2g}"
-    return f"repaired, the error goes from {before:.2g} to {left:.2g}"
+        return f"with it repaired, there are results, with an error of {left:.2g}"
+    return f"with it repaired, the error goes from {before:.2g} to {left:.2g}"
 
 
 def document(comparison: Comparison) -> dict[str, Any]:

@@ -348,7 +348,10 @@ def export_folder(
         print_json({"folder": str(folder), "tests": list(suite.tests), "left_out": suite.left_out})
     else:
         left_out = counted(len(suite.left_out), "case is", "cases are")
-        say(f"{folder}: {counted(len(suite.tests), 'test')}; {left_out} left out, see manifest.json")
+        say(
+            f"{folder}: {counted(len(suite.tests), 'test')}, each as a gradient and as its model; {left_out} left out, "
+            "see manifest.json"
+        )
 
 
 @app.command()
