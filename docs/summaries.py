@@ -160,8 +160,8 @@ def runtimes(runs: Mapping[str, Rows], folders: Mapping[str, str], table: Table)
         for run in sorted(runs[first], key=lambda run: -run["right"])
     ]
     return (
-        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported tests](export.md) with a runner in "
-        "Python or\nJavaScript (`nox -s runtimes`). A gradient model is a hard test for a runtime: it has operators that no "
+        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported tests](export.md) with a runner "
+        "in Python or\nJavaScript (`nox -s runtimes`). A gradient model is a hard test for a runtime: it has operators that no "
         f"exporter writes,\nempty tensors, and few elements. The counts are of the folder `{first}`:\n\n"
         + table(("runtime", *COLUMNS_OF_RUNTIMES, *(f"right of `{folder}`" for folder in (first, *others))), rows)
         + "\n"
