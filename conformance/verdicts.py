@@ -32,5 +32,5 @@ REMEMBERS = "depends on the run before"
 OF_SIDES = {  # the words that only a comparison of two sides needs
     MISSING: "this side has no such tensor; the sentence below says why",
     VARIES: "two runs with the same inputs differ",
-    REMEMBERS: "a run after other inputs differs from a run of its own",
+    REMEMBERS: "the result changes if the executor ran other inputs before",
 }

@@ -125,7 +125,7 @@ class RecordsError(RefgradError):
 
 
 class LimitationsError(RecordsError):
-    """A file of known limitations cannot be read, is malformed, or has an entry that says too little."""
+    """A file of known failures cannot be read, is malformed, or has an entry that says too little."""
 
 
 class UnconfirmedError(RefgradError):

@@ -197,7 +197,7 @@ def run(
 ) -> None:
     """Run the suite: builders' gradients on executors, judged by oracles.
 
-    The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is undecided, or an
+    The exit code is 1 if a fault is no known failure, a known failure no longer holds, every case is undecided, or an
     oracle's forward pass computes another function than the interpreter.
     """
     plan = Plan(

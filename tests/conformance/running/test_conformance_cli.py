@@ -93,7 +93,7 @@ def test_what_is_wrong_exits_with_1_until_a_limitation_explains_it(tmp_path, cap
     known = tmp_path / "known.toml"
     known.write_text('[[limitation]]\nbuilder = "mine:half"\noperator = "Mul"\nreason = "it adds"\n')
     assert run(*name, "--limitations", known) == 0
-    assert "known limitations" in capsys.readouterr().out
+    assert "known failures" in capsys.readouterr().out
     assert run("run", "--case", one, "--workers", 1, "--limitations", known) == 0  # it may be about what was not asked
     known.write_text('[[limitation]]\noperator = "Relu"\nverdict = "wrong"\nreason = "it was"\n')
     assert run("run", "--case", one, "--workers", 1, "--limitations", known) == 1
