@@ -93,7 +93,7 @@ def test_reduce_says_which_side_makes_no_gradient(
     onnx.save(model, tmp_path / "m.onnx")
     words = ["reduce", str(tmp_path / "m.onnx"), "--side", "empty_handed:build@numpy", "-o", str(tmp_path / "made")]
     assert cli.main(words) == 2
-    assert "empty_handed:build@numpy makes no gradient: it returned None and no Mod" in capsys.readouterr().err
+    assert "empty_handed:build@numpy makes no gradient: it returned None instead of a Mod" in capsys.readouterr().err
 
 
 class Unprepared(NumpyBackend):
