@@ -158,7 +158,8 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
     for name in feeds:
         if name not in declared:
             raise FeedError(
-                f"The model has no input {name!r}.{did_you_mean(name, declared)} Its inputs are {choices(declared)}."
+                f"The feeds have {name!r}, but the model has no such input.{did_you_mean(name, declared)} Its inputs are "
+                f"{choices(declared)}."
             )
     missing = [v for v in inputs if v.name not in feeds and not v.has_default and v.kind != "optional"]
     if missing:
@@ -349,7 +350,7 @@ class Backend(ABC):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Return the reason why this backend cannot be used here; None where it can be used."""
+        """Return the reason why this executor cannot be used here; None where it can be used."""
         return None
 
     @abstractmethod

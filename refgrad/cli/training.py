@@ -61,7 +61,7 @@ _Trainable = Annotated[
         show_default="every parameter that `refgrad weights` lists",
     ),
 ]
-_Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.")]
+_Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.", hint="One of your own needs --import MODULE.")]
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _add_values(
 def _declare_adjoints(
     writer: NodeWriter, swept: SweepResults, live: set[str], primals: Mapping[str, Sequence[str]]
 ) -> None:
-    """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
+    """Declare the cotangents of values within, where they are read: each once, as the last of its primals is declared."""
     op, names, graph = swept.op, swept.sweep.names, swept.path.graph
     elsewhere = live.difference(swept.adjoints.values(), op.declared, swept.cotangents.values())
     others = op.values.adjoint_types.keys() | graph.containers.keys()
@@ -178,7 +178,7 @@ def _declare_adjoints(
 
 
 def _primals(swept: SweepResults) -> dict[str, list[str]]:
-    """The primals that each adjoint is the cotangent of: several where an operator passes it on unchanged, such as Add."""
+    """The primals that each cotangent is the cotangent of: several where an operator passes it on unchanged, such as Add."""
     totals = swept.sweep.totals
     primals = {adjoint: [primal] for primal, adjoint in totals.items()}
     if len(primals) < len(totals):

@@ -251,7 +251,7 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         array = array.reshape(_turned(array.shape, dims))
         if array.dtype != dtype:
             array = _cast(name, array, dtype)
-        _refuse_shape(step, name, array.shape, array.dtype)
+        _refuse_shape(step, name, array.shape, np.asarray(given).dtype)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FeedError(f"{name!r} has numbers that are not finite: {_first(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:
