@@ -57,17 +57,8 @@ def random_feeds(
     :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has; feeds that
         are larger than `max_memory`.
     """
-    checked("seed", seed)
-    checked("dim", size, "size")
-    for symbol, number in (sizes or {}).items():
-        checked("dim", number, f"The size of {symbol!r}")
+    check_sizes(inputs, seed, size, sizes)
     max_memory = allowed(max_memory)
-    known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
-    for symbol in sizes or ():
-        if symbol not in known:
-            raise FeedError(
-                f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}."
-            )
     rng = np.random.default_rng(seed)
     feeds: dict[str, np.ndarray] = {}
     held = 0
@@ -92,6 +83,24 @@ def random_feeds(
                 "Choose smaller sizes: sizes={...}."
             ) from error
     return feeds
+
+
+def check_sizes(inputs: Sequence[Value], seed: int, size: int, sizes: Mapping[str, int] | None) -> None:
+    """Refuse a seed or a size that is none.
+
+    :raises OptionError: a number outside of its range.
+    :raises FeedError: a symbol in `sizes` that no input has.
+    """
+    checked("seed", seed)
+    checked("dim", size, "size")
+    for symbol, number in (sizes or {}).items():
+        checked("dim", number, f"The size of {symbol!r}")
+    known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
+    for symbol in sizes or ():
+        if symbol not in known:
+            raise FeedError(
+                f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}."
+            )
 
 
 def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain: str) -> np.ndarray:

@@ -13,7 +13,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.backend import NumpyModel
-from refgrad.conformance.problems.feeds import DOMAINS, random_feeds, widened
+from refgrad.conformance.problems.feeds import widened
+from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.ranges import OVERFLOW, OutOfRange, leaving
 from refgrad.conformance.problems.rounding import DRAWS, Confined, Drawn, Perturbed, limits
 from refgrad.errors import BackendError, FeedError, choices
@@ -69,11 +70,15 @@ class Point:
             fed = dict(feeds)
             results, described = prepared.run(weights | widened(fed), seeds_of), "your own"
         else:
-            for domain in DOMAINS:
-                fed = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes, domain=domain))
-                results, described = prepared.run(weights | widened(fed), seeds_of), f"random ({domain})"
-                if all(np.all(np.isfinite(value)) for value in results.values()):
-                    break
+            fed, described, results = fitting_feeds(
+                model,
+                lambda drawn: prepared.run(weights | widened(drawn), seeds_of),
+                lambda results: all(np.all(np.isfinite(value)) for value in results.values()),
+                seed=seed,
+                size=size,
+                sizes=sizes,
+            )
+            described = f"random ({described})"
         _require_finite(results, described)
         rng = np.random.default_rng([seed, 0])
         declared = {value.name: describe(value).dtype for value in gradient.graph.input}

@@ -14,7 +14,8 @@ from refgrad import traits
 from refgrad.backends.base import ModelLike, Value, by_names, check_feeds, graph_inputs, graph_outputs, load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
-from refgrad.conformance.problems.feeds import DOMAINS, SIZE, random_feeds
+from refgrad.conformance.problems.feeds import DOMAINS, SIZE
+from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.kinked import OPERATORS
 from refgrad.conformance.problems.point import inputs_of, with_values
 from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameError, abridged, choices, did_you_mean
@@ -232,24 +233,30 @@ def _fed(
         raise FeedError(
             f"No feed for {', '.join(map(str, undeclared))}, and only tensors are drawn at random. Add it to the feeds."
         )
-    error: RefgradError | None = None
-    for domain in DOMAINS:
-        drawn = random_feeds(missing, seed=seed, size=size, sizes=fitting, domain=domain)
+
+    def run(drawn: dict[str, Any]) -> tuple[ModelProto, dict[str, Any], Any]:
         fed_model, whole = with_values(model, check_feeds({**drawn, **feeds}, known))
-        try:
-            result = NumpyBackend().prepare(fed_model).run(whole, [output])[output]
-        except RefgradError as failure:
-            error = failure
-            continue
-        if not is_float(result) or np.isfinite(result.astype(np.float64)).all():
-            break
-    else:
-        if error is not None:
-            raise FeedError(
-                f"The model does not run with random feeds for {choices(v.name for v in missing)}: {error} Feed them "
-                "with feeds={...}, or choose the sizes with sizes={...}."
-            ) from error
-    domain_text = "" if domain == DOMAINS[0] else f", {domain}"
+        return fed_model, whole, NumpyBackend().prepare(fed_model).run(whole, [output])[output]
+
+    try:
+        found = fitting_feeds(
+            model,
+            run,
+            lambda ran: not is_float(ran[2]) or bool(np.isfinite(ran[2].astype(np.float64)).all()),
+            inputs=missing,
+            seed=seed,
+            size=size,
+            sizes=fitting,
+        )
+    except FeedError:
+        raise
+    except RefgradError as error:
+        raise FeedError(
+            f"The model does not run with random feeds for {choices(v.name for v in missing)}: {error} Feed them "
+            "with feeds={...}, or choose the sizes with sizes={...}."
+        ) from error
+    fed_model, whole, _ = found.result
+    domain_text = "" if found.described == DOMAINS[0] else f", {found.described}"
     several = len(missing) > 1
     notes.append(
         f"{abridged((repr(v.name) for v in missing), _FEW)} {'were' if several else 'was'} not fed: "

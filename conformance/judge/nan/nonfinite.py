@@ -29,7 +29,8 @@ from refgrad.conformance.judge.nan.watching import (
     first_output,
     label_of,
 )
-from refgrad.conformance.problems.feeds import SIZE, random_feeds
+from refgrad.conformance.problems.feeds import SIZE
+from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.point import inputs_of, with_values
 from refgrad.conformance.problems.ranges import OutOfRange, changing
 from refgrad.conformance.problems.systems.executors import get_executor
@@ -161,7 +162,8 @@ def nonfinite(
     if feeds is not None:
         proto, values = with_values(proto, check_feeds(feeds, inputs))
     else:
-        values = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes))
+        prepared = NumpyBackend().prepare(proto)
+        values = fitting_feeds(proto, prepared.run, lambda _: True, seed=seed, size=size, sizes=sizes).feeds
     note = ""
     watched = proto
     if not forward:
