@@ -71,6 +71,8 @@ def _spelled(text: str, flag: str) -> str:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return f" {text}"
+    if value is None:
+        return " none"
     return "" if value is True else f" {_words(value)}"
 
 
