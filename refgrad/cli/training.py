@@ -340,7 +340,7 @@ def train(
         raise TrainingError(f"{error} {str(output)!r} is not written. {_left(run)}") from error
     trained = training.write_to(proto)
     data_file = save_gradient(merge_adapters(trained) if weights.lora else trained, output, model)
-    result = _result(run, output, data_file)
+    result = _result(run, output, data, data_file)
     if as_json:
         print_json(result)
     else:
@@ -457,13 +457,15 @@ def _shown(run: Run, quiet: bool) -> None:
         run.run()
 
 
-def _result(run: Run, output: Path, data_file: Path | None) -> dict[str, Any]:
+def _result(run: Run, output: Path, data: Path, data_file: Path | None) -> dict[str, Any]:
     training = run.training
     return {
         "output": str(output),
-        "data": None if data_file is None else str(data_file),
+        "external_data": None if data_file is None else str(data_file),
+        "data": str(data),
         "epochs": training.progress.epoch,
         "steps": training.progress.step,
+        "updates": run.updates,
         "losses": training.losses,
         "validation_losses": run.validation_losses,
         "weights_of_epoch": training.progress.epoch if run.patience is None else run.best_epoch,
@@ -475,13 +477,15 @@ def _summary(result: dict[str, Any]) -> None:
     for line in curve(losses):
         say(line)
     steps = f"{counted(result['epochs'], 'epoch')}, {counted(result['steps'], 'step')}"
+    if result["updates"] != result["steps"]:
+        steps = f"{steps}, {counted(result['updates'], 'update')}"
     say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {steps}")
     if held:
         say(
             f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}"
         )
         say(f"the weights are those after epoch {result['weights_of_epoch']} of {result['epochs']}")
-    say(f"{result['output']}" + (f", its weights in {result['data']}" if result["data"] else ""))
+    say(f"{result['output']}" + (f", its weights in {result['external_data']}" if result["external_data"] else ""))
 
 
 def curve(values: list[float]) -> list[str]:

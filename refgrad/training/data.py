@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import hashlib
 import os
 import queue
 import threading
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from refgrad.errors import FeedError, choices, did_you_mean
+from refgrad.errors import FeedError, choices, counted, did_you_mean
 from refgrad.protos.arrays import described_arrays, mapped_array, read_arrays
 from refgrad.ranges import checked
 from refgrad.training.steps import StepModel
@@ -22,6 +23,7 @@ from refgrad.training.training import batches, refuse_lengths
 
 _INPUTS, _LABELS = ("x", "features", "inputs", "data"), ("y", "label", "labels", "target", "targets")
 _AHEAD = 2  # batches
+_LOOKED_AT = 1024  # samples, to tell data from other data
 Item = TypeVar("Item")
 
 
@@ -36,6 +38,11 @@ class Data(ABC):
 
         :raises FeedError: the samples do not fit the step.
         """
+
+    @property
+    def description(self) -> str:
+        """The data in words that differ for other data, as far as a look at some of it tells."""
+        return type(self).__name__
 
 
 class Arrays(Data):
@@ -60,6 +67,16 @@ class Arrays(Data):
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
+
+    @property
+    def description(self) -> str:
+        """See the class."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self._arrays.items()):
+            looked_at = np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(int)
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array[looked_at]).tobytes())
+        return f"{counted(len(self), 'sample')} ({digest.hexdigest()[:8]})"
 
     def split(self, part: float, seed: int) -> tuple[Arrays, Arrays]:
         """Two parts, the second one with `part` of the samples, chosen at random.
@@ -91,8 +108,15 @@ class Shards(Data):
         self._axes: dict[
             str, tuple[Path, tuple[int, ...]]
         ] = {}  # the sizes after the first axis, and the file that has them
+        self._described: list[Mapping[str, Any]] = []  # the type and shape of each array, by file
         for file in self._files:
             self._look_at(file)
+
+    @property
+    def description(self) -> str:
+        """See the class."""
+        shapes = [sorted((name, str(kind), shape) for name, (kind, shape) in one.items()) for one in self._described]
+        return f"{counted(len(self._files), 'file')} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]})"
 
     def _look_at(self, file: Path) -> None:
         """Compare the shapes in a file with the step, and with the files before: a batch may span two files.
@@ -100,6 +124,7 @@ class Shards(Data):
         :raises FeedError: they differ.
         """
         described = described_arrays(file)
+        self._described.append(described)
         try:
             named = _named(self._step, described, self._label)
             refuse_lengths({name: shape[0] if shape else -1 for name, (_, shape) in named.items()})

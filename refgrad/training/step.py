@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from onnx import ModelProto, helper
 
-from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import OptionError, UnknownNameError, choices, counted, did_you_mean
 from refgrad.model.checks.malformed import explained
 from refgrad.model.reading import read
 from refgrad.notices import quiet
@@ -29,6 +29,7 @@ from refgrad.training.losses import OF_CLASSES, count_of_classes, differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps
+from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
 
 BATCH_NORMS = ("frozen", "training")
@@ -161,7 +162,22 @@ def step_model(
     draws = dropout == "training"
     amounts = _weight_decays(weight_decay, chosen, optimizer)
     asked = StepRequest(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
-    made_step = Assembly(made, chosen, running, asked).step()
+    settings = {
+        "loss": f"loss={loss!r}" if loss is None or isinstance(loss, str) else "a model as the loss",
+        "output": f"output={output!r}",
+        "reduction": f"reduction={reduction!r}",
+        "trainable": f"{counted(sum(value.size for value in chosen.values()), 'number')} in {choices(chosen)} to train",
+        **settings_of("optimizer", optimizer),
+        "weight_decay": f"weight_decay={amounts}",
+        "penalty": f"penalty={decays}",
+        "clip_norm": f"clip_norm={clip_norm}",
+        "clip_value": f"clip_value={clip_value}",
+        "accumulate": f"accumulate={accumulate}",
+        "batch_norm": f"batch_norm={batch_norm!r}",
+        "dropout": f"dropout={dropout!r}",
+        **{name: f"{name}={value!r}" for name, value in conventions.items()},
+    }
+    made_step = replace(Assembly(made, chosen, running, asked).step(), accumulate=int(accumulate), settings=settings)
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
         with quiet():  # the same notices were given for the step model
@@ -210,7 +226,7 @@ def _trained(
     others = [f"{name!r} ({weight.kind})" for name, weight in found.items() if weight.kind != "shape"]
     if not others:
         raise UnknownNameError("Nothing is trainable: the model has no weights.")
-    advice = " Name the initializers to train in trainable." if floats else ""
+    advice = " Name the initializers to train: trainable=[...]." if floats else ""
     raise UnknownNameError(
         f"Nothing is trainable: no tensor of the model is a float parameter of a layer. It has {', '.join(others[:12])}"
         f"{', …' if len(others) > 12 else ''}.{advice}"

@@ -79,6 +79,19 @@ def test_what_is_not_trained_stays(folder):
     assert weights("t.onnx")["b"].all()
 
 
+OTHERS = {  # options of a training that is resumed, and what is said
+    "--rate 0.5": "--rate 0.001 then, and --rate 0.5 now. Give what was given then.",
+    "--batch-size 16": "--batch-size 32 then, and --batch-size 16 now.",
+    "--loss absolute_error": "--loss squared_error then, and --loss absolute_error now.",
+    "--no-shuffle": "--seed 0 then, and samples in their order now.",
+    "--validation 0.5": "no validation data then, and validation data of 60 samples (",
+    "--accumulate 2": "--accumulate 1 then, and --accumulate 2 now.",
+    "--clip-norm 1": "--clip-norm none then, and --clip-norm 1.0 now.",
+    "--trainable a": "3 numbers in 'a', 'b' to train then, and 2 numbers in 'a' to train now.",
+    "--epochs 5": "has done 6 epochs. Give --epochs 6 to write its model, or more to go on.",
+}
+
+
 def test_training_goes_on_from_a_checkpoint(folder, capsys):
     pytest.importorskip("safetensors")
     words = "train line.onnx --data line.npz --quiet --optimizer adam --checkpoint c.safetensors --epochs"
@@ -90,9 +103,10 @@ def test_training_goes_on_from_a_checkpoint(folder, capsys):
     assert main([*words.split(), "6", "-o", "going.onnx", "--resume"]) == 0
     for name, value in weights("whole.onnx").items():
         np.testing.assert_array_equal(weights("going.onnx")[name], value)
-    assert main([*words.split(), "8", "-o", "other.onnx", "--resume", "--rate", "0.5"]) == 2
-    assert "with another schedule" in capsys.readouterr().err
-    assert not Path("other.onnx").exists()
+    for option, said in OTHERS.items():
+        assert main([*words.split(), "8", "-o", "other.onnx", "--resume", *option.split()]) == 2, option
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert not Path("other.onnx").exists()
 
 
 def test_a_training_that_diverges_writes_no_model_and_keeps_the_checkpoint(folder, capsys):
@@ -197,6 +211,20 @@ def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
     assert losses[-1] < 1e-6
     start, shape = noted["layout"]["a"]
     np.testing.assert_allclose(state["weights"][start : start + 2].reshape(shape), [[1], [2]], atol=1e-3)
+
+
+def test_updates_that_accumulate_are_counted(folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 2 --accumulate"
+    assert main([*words.split(), "3"]) == 0
+    assert "in 2 epochs, 8 steps, 2 updates" in capsys.readouterr().out
+    assert main([*words.split(), "3", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["updates"], printed["data"], printed["external_data"]) == (2, "line.npz", None)
+    Path("t.onnx").unlink()
+    assert main([*words.split(), "9"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "No weight has changed: --accumulate 9 updates once in so many steps, and there were 8." in said
+    assert not Path("t.onnx").exists()
 
 
 def test_weight_decay_by_pattern(folder, capsys):
