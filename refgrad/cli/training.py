@@ -18,7 +18,7 @@ from refgrad.cli.numbers import number
 from refgrad.cli.options import Backend, Json, Model, Result, Seed, names, with_conventions, with_groups
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, is_quiet, print_json, say
 from refgrad.conformance.problems.systems.executors import get_executor
-from refgrad.errors import OptionError, TrainingError, counted
+from refgrad.errors import FeedError, OptionError, TrainingError, counted
 from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
@@ -260,10 +260,20 @@ class ValidationOptions:
     def split(self, step: StepModel, given: Data, label: str | None, seed: int) -> tuple[Data, Data | None]:
         """The data to train on, and the data to evaluate on."""
         if self.part is None:
-            return given, None if self.validation is None else open_data(step, self.validation, label)
+            return given, None if self.validation is None else _validation_data(step, self.validation, label)
         if not isinstance(given, Arrays):
-            raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
+            raise OptionError(
+                f"--validation {self.validation} keeps back a part of one file, and --data is a folder of .npz files. Give a "
+                "file or a folder of validation data."
+            )
         return given.split(self.part, seed)
+
+
+def _validation_data(step: StepModel, path: str, label: str | None) -> Data:
+    try:
+        return open_data(step, path, label)
+    except FeedError as error:
+        raise FeedError(f"Validation data: {error}") from error
 
 
 @dataclass(frozen=True)

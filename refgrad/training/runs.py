@@ -108,7 +108,7 @@ class Run:
             self._skip(chosen, training.progress.step - training.progress.epoch_step)
             training.epoch(ahead(chosen), self._after_step)
             if self.validation is not None:
-                loss = training.evaluate(self.validation.batches(self.size))
+                loss = self._validated(self.validation)
                 self.validation_losses.append(loss)
                 if self._best is None or loss < self._best[0]:
                     self._best = loss, training.state
@@ -122,6 +122,13 @@ class Run:
         if self.patience is not None and self._best is not None:
             training.go_on(self._best[1], training.progress)
         return training.losses
+
+    def _validated(self, data: Data) -> float:
+        """The loss on the validation data."""
+        try:
+            return self.training.evaluate(data.batches(self.size))
+        except FeedError as error:
+            raise FeedError(f"Validation data: {error}") from error
 
     def _skip(self, batches: Iterator[Any], count: int) -> None:
         """Leave out the batches of this epoch that were done before the checkpoint.

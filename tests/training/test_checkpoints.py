@@ -299,7 +299,18 @@ WRONG = {
     ),
     "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
     "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], but it takes whole numbers \(int64\)"),
-    "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "Expected int64, got"),
+    "text": (
+        {"x": GOOD, "label": np.array(["a", "b", "c", "d"])},
+        "Expected int64, got <U1 for 'label'. The model returns scores alone: number the classes 0 to 2",
+    ),
+    "one-hot": (
+        {"x": GOOD, "label": np.eye(4, 3)},
+        r"Expected \[N\], got \[4, 3\] for 'label'. One-hot labels become class numbers by label\.argmax\(1\)",
+    ),
+    "large": (
+        {"x": GOOD * [1, 1e300], "label": np.zeros(4, int)},
+        r"has 1e\+300 at \[0, 1\], which is too large for float32",
+    ),
     "empty": ({"x": GOOD[:0], "label": np.zeros(0, int)}, "no sample"),
     "shape": ({"x": np.ones((4, 5)), "label": np.zeros(4, int)}, r"Expected \[N, 2\], got \[4, 5\]"),
     "names": ({"z": GOOD, "label": np.zeros(4, int)}, "needs the arrays 'x', 'label'"),
@@ -313,6 +324,21 @@ def test_data_that_does_not_fit_is_refused(name):
     arrays, said = WRONG[name]
     with pytest.raises(FeedError, match=said):
         Arrays(step_model(CLASSES, "cross_entropy"), arrays)
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_class_numbers_need_a_loss_of_classes(kind):
+    said = r"got \[4\] for 'label'. loss='squared_error' compares as many numbers .* use loss='cross_entropy'"
+    with pytest.raises(FeedError, match=said):
+        Arrays(step_model(CLASSES), {"x": GOOD, "label": np.zeros(4, kind)})
+
+
+def test_errors_in_validation_data_say_so(step, tmp_path):
+    np.save(tmp_path / "x.npy", X[:3] * np.nan)
+    np.save(tmp_path / "label.npy", Y[:3])
+    run = Run(Training(step, 0.05), Arrays(step, {"x": X, "y": Y}), 1, validation=open_data(step, tmp_path))
+    with pytest.raises(FeedError, match=r"^Validation data: 'x' has numbers that are not finite"):
+        run.run()
 
 
 def test_a_shard_that_does_not_fit_is_named(tmp_path):

@@ -137,19 +137,35 @@ WRONG = {
     "--resume": "checkpoint",
     "--validation 1.5": "between 0 and 1",
     "--validation 1": "between 0 and 1",
-    "--loss cross_entropy": "whole numbers (int64)",
+    "--data table.csv": "t = numpy.genfromtxt('table.csv', delimiter=',', names=True); *xs, y = t.dtype.names;",
+    "--loss cross_entropy": "needs a logit for each class, and 'y' has 1: end the model with Sigmoid, and use --loss log_loss",
+    "--loss none": "--loss none needs an output that is one number, and 'y' has the shape [N, 1]",
+    "--validation nowhere.npz": "Validation data: There is no file 'nowhere.npz'",
+    "--data shards --validation 0.5": "keeps back a part of one file, and --data is a folder of .npz files",
 }
 
 
 @pytest.mark.parametrize("option", WRONG)
 def test_what_does_not_fit_is_refused(option, folder, capsys):
     words = "train line.onnx --data line.npz -o t.onnx --epochs 1"
+    Path("table.csv").write_text("a,b,y\n1,2,3\n4,5,6\n")
+    Path("shards").mkdir()
+    np.savez("shards/0.npz", X=X, y=X[:, 0])
     assert main([*words.split(), *option.split()]) == 2
-    said = capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
     assert WRONG[option] in said
     assert "Traceback" not in said
     assert "unexpected" not in said
     assert not Path("t.onnx").exists()
+
+
+def test_a_table_in_text_is_converted_as_the_message_says(folder, capsys):
+    Path("table.csv").write_text("a,b,y\n" + "\n".join(f"{a},{b},{a + 2 * b}" for a, b in X[:50]))
+    words = "train line.onnx -o t.onnx --epochs 1 --data"
+    assert main([*words.split(), "table.csv"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    exec(said.partition("first line: ")[2].removesuffix("."), {"numpy": np})
+    assert main([*words.split(), "data.npz"]) == 0
 
 
 def test_an_interrupt_names_the_checkpoint(folder):
