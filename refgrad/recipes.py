@@ -45,7 +45,7 @@ from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.gradient import gradient, preflight
 from refgrad.reverse.requested import of_maps, place_of
 from refgrad.rewrites.losses import SCORES, add_loss_output
-from refgrad.rewrites.scores import check_probabilities, logs_of_classes, refuse_no_logits
+from refgrad.rewrites.scores import check_probabilities, logs_of_classes, origin_of_probabilities, refuse_no_logits
 from refgrad.tables.conventions import ConventionOptions, Conventions
 
 _FAR = 2**63 - 1  # further than any index
@@ -397,7 +397,9 @@ def _differentiated(
     if wrt is None:
         free = [name for name in floats if name not in initialized]
         if len(free) != 1:
-            raise OptionError(f"Choose the input with wrt. The float inputs are: {choices(free)}.")
+            raise OptionError(
+                f"Choose the input: wrt={(free or floats or ['x'])[0]!r}. The float inputs are: {choices(free)}."
+            )
         [wrt] = free
     elif wrt not in floats:
         raise UnknownNameError(
@@ -416,8 +418,10 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     shape = edit.graph.shapes.get(output)
     if score is None:
         if of is None and (shape is None or any(dim != 1 for dim in shape)):
+            is_probability = origin_of_probabilities(edit.graph.source, output) is not None
             raise OptionError(
-                f"Output {output!r} of shape {_text(shape)} is not a loss: give score={CROSS_ENTROPY!r} or another to compare "
+                f"Output {output!r} of shape {_text(shape)} is not a loss: give "
+                f"score={LOG_LOSS if is_probability else CROSS_ENTROPY!r} or another to compare "
                 f"it with a label, or of={output!r} to take the sum of its elements."
             )
         return select(model, of)

@@ -27,6 +27,7 @@ _OTHERWISE = {  # parameters that have another name on the command line: the fir
     "backends": ("--backend",),
     "dialects": ("--dialect",),
     "output": ("--of",),
+    "weights": ("--lora",),
     "recompute": ("--recompute-nodes",),
 }
 
@@ -45,7 +46,9 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
     if not named:
         return message
     bare = [name for name in named if "_" in name]  # which no word of English has
-    parameter = re.compile(rf"(?<![\w.-])(?:({'|'.join(named)})=(?!=)|({'|'.join(bare) or '(?!)'})\b(?![.(=]))")
+    names, underscored = "|".join(named), "|".join(bare) or "(?!)"
+    mentioned = rf"(?<=['\"] in )(?:{names})|^(?:{names})(?= is )"  # 'w' in trainable, wrt is empty
+    parameter = re.compile(rf"(?<![\w.-])(?:({names})=(?!=)|({underscored}|{mentioned})\b(?![.(=]))")
     parts: list[str] = []
     place = 0
     for found in _outside_quotes(parameter, message):

@@ -75,8 +75,11 @@ class Weights(dict[str, Weight]):
         return [name for name, (dtype, *_) in self._state.items() if name not in names and _is_float(dtype)]
 
     def table(self, names: int | None = _FEW) -> list[dict[str, Any]]:
-        """A row for each initializer; so many of the tensors that it is made of are named, None names all."""
-        return [
+        """A row for each initializer.
+
+        With a state_dict a row names the tensors that the initializer is made of, `names` of them; None names all.
+        """
+        rows = [
             {
                 "initializer": weight.name,
                 "kind": weight.kind,
@@ -87,12 +90,13 @@ class Weights(dict[str, Weight]):
             }
             for weight in self.values()
         ]
+        if self._state:
+            return rows
+        return [{key: value for key, value in row.items() if key not in ("made of", "how")} for row in rows]
 
     def _repr_html_(self) -> str:
         """The table for a notebook, parameters first."""
         rows = sorted(self.table(), key=lambda row: list(KINDS).index(row["kind"]))
-        if not self._state:
-            rows = [{key: row[key] for key in ("initializer", "kind", "type", "read by")} for row in rows]
         missing = [f"Of the state_dict, no initializer is made of {abridged(self.missing)}."] if self.missing else []
         return html_table(rows, f"Initializers: {len(self)}, trainable: {len(self.trainable)}", missing)
 

@@ -46,6 +46,7 @@ def step_model(
     optimizer: Optimizer | None = None,
     *,
     trainable: Sequence[str] | None = None,
+    freeze: Sequence[str] | None = None,
     output: str | None = None,
     label: str = "label",
     sample_weight: str | None = None,
@@ -76,6 +77,7 @@ def step_model(
     :param optimizer: the update; SGD without momentum by default.
     :param trainable: names of float initializers, or patterns of parameters (`head.*`). By default, the adapters that `lora`
         added, or without adapters all initializers that `refgrad.weights` calls parameters.
+    :param freeze: names or patterns of weights that are not trained, out of those that `trainable` chooses.
     :param output: the output that is compared with the label, or that is the loss; needed if the model has several outputs of
         floats. Instead of the maps that a ZipMap returns, the input of the ZipMap is the output.
     :param sample_weight: the name of an input to add. The input has one weight per sample.
@@ -124,7 +126,9 @@ def step_model(
             checked(name, bound)
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is an optimizer of refgrad.training, such as SGD(), not {optimizer!r}.")
-    model, chosen = trained(model, trainable)
+    if trainable is not None and not len(trainable):
+        raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
+    model, chosen = trained(model, trainable, freeze)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
@@ -193,10 +197,13 @@ def step_model(
 
 
 def trained(
-    model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None
+    model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None, freeze: Sequence[str] | None = None
 ) -> tuple[ModelProto | str | os.PathLike[str], dict[str, np.ndarray]]:
-    """The model with its weights as initializers, and the values of the weights that `trainable` chooses, by name.
+    """The model with its weights as initializers, and the values of the weights to train, by name.
 
+    :param trainable: names and patterns of weights; None chooses all.
+    :param freeze: names and patterns of weights to leave out.
+    :raises OptionError: `freeze` leaves nothing.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     """
     source = read(model)
@@ -205,7 +212,15 @@ def trained(
     if any(map(holds_weights, read(model).graph.node)):
         model = lift_weights(model)
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    return model, {name: held[name] for name in _trained(trainable, model, list(held))}
+    chosen = _trained(trainable, model, list(held))
+    if freeze:
+        frozen = _chosen(freeze, list(held), "freeze")
+        if not set(chosen) - set(frozen):
+            raise OptionError(
+                f"freeze={list(freeze)!r} leaves nothing to train. Without it these are: {choices(chosen)}."
+            )
+        chosen = [name for name in chosen if name not in frozen]
+    return model, {name: held[name] for name in chosen}
 
 
 def _trained(

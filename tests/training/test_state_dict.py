@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -432,6 +433,13 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "made of": ["conv.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"],
         "how": "folded",
     }
+    assert main([*words, "--state-dict", str(tmp_path / "s.npz")]) == 0
+    out = capsys.readouterr().out
+    assert re.search("made of +how", out)
+    assert main(words) == 0
+    assert "made of" not in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["initializers"][0]) == {"initializer", "kind", "type", "read by"}
     assert main([*words, "--state-dict", str(tmp_path / "s.npz")]) == 0
     out = capsys.readouterr().out
     assert "no initializer is made of unused" in out

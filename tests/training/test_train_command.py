@@ -92,6 +92,17 @@ OTHERS = {  # options of a training that is resumed, and what is said
 }
 
 
+@pytest.mark.parametrize("option", ["a", "a*", "[!b]"])
+def test_what_is_frozen_stays(option, folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 2 --quiet --freeze"
+    assert main([*words.split(), option]) == 0
+    assert not weights("t.onnx")["a"].any()
+    assert weights("t.onnx")["b"].all()
+    assert main(["training-model", "line.onnx", "-o", "s.onnx", "--json", "--freeze", option]) == 0
+    [noted] = [json.loads(p.value) for p in onnx.load("s.onnx").metadata_props if p.key == "refgrad.training"]
+    assert list(noted["layout"]) == ["b"]
+
+
 def test_training_goes_on_from_a_checkpoint(folder, capsys):
     pytest.importorskip("safetensors")
     words = "train line.onnx --data line.npz --quiet --optimizer adam --checkpoint c.safetensors --epochs"
@@ -125,7 +136,13 @@ WRONG = {
     "--optimizer lion": "'lion' is not known. There are 'sgd'",
     "--schedule steps": "'steps' is not known. There are 'constant'",
     "--loss hinge": "'hinge' is not known. There are",
-    "--trainable c": "'c'",
+    "--trainable c": "'c' in --trainable is no float initializer. There are: 'a', 'b'.",
+    "--trainable c*": "The pattern 'c*' in --trainable matches no float input",
+    "--lora c*": "The pattern 'c*' in --lora matches no float input",
+    "--trainable ,": "--trainable '' trains nothing. Leave it out to train every parameter.",
+    "--freeze c": "'c' in --freeze is no float initializer. There are: 'a', 'b'.",
+    "--freeze *": "--freeze '*' leaves nothing to train. Without it these are: 'a', 'b'.",
+    "--rank 4": "--rank 4 is the size of adapters. Give --lora NAMES too, or leave it out.",
     "--momentum 0.9": "is not for adamw",
     "--penalty a": "give a pattern and two numbers",
     "--data nowhere.npz": "There is no file 'nowhere.npz'",
@@ -166,6 +183,30 @@ def test_a_table_in_text_is_converted_as_the_message_says(folder, capsys):
     said = " ".join(capsys.readouterr().err.split())
     exec(said.partition("first line: ")[2].removesuffix("."), {"numpy": np})
     assert main([*words.split(), "data.npz"]) == 0
+
+
+def test_the_end_of_the_time_names_the_step_and_the_checkpoint(folder, capsys):
+    pytest.importorskip("safetensors")
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 1000000 --max-seconds 1 --checkpoint c.safetensors"
+    assert main(words.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"--max-seconds stopped the training after step \d+\. 't\.onnx' is not written\.", said)
+    assert "The checkpoint 'c.safetensors' has the last good weights; --resume goes on with them." in said
+    assert not Path("t.onnx").exists()
+
+
+def test_an_output_is_chosen_by_of(folder, capsys):
+    two = onnx.load("line.onnx")
+    two.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("z", 1, ["N", 1]))
+    onnx.save(two, "two.onnx")
+    assert main(["train", "two.onnx", "--data", "line.npz", "-o", "t.onnx"]) == 2
+    assert "Name the one to train: --of y, of 'y', 'z'." in capsys.readouterr().err
+
+
+def test_a_label_among_the_feeds_of_a_run_is_named(folder, capsys):
+    np.savez("data.npz", x=X, label=CLASSES)
+    assert main(["run", "line.onnx", "--feeds", "data.npz"]) == 2
+    assert "The model has no input 'label'. Its inputs are 'x'. Leave 'label' out." in capsys.readouterr().err
 
 
 def test_an_interrupt_names_the_checkpoint(folder):
