@@ -45,13 +45,19 @@ from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.gradient import gradient, preflight
 from refgrad.reverse.requested import of_maps, place_of
 from refgrad.rewrites.losses import SCORES, add_loss_output
-from refgrad.rewrites.scores import check_probabilities, logs_of_classes, origin_of_probabilities, refuse_no_logits
+from refgrad.rewrites.scores import (
+    OF_CLASSES,
+    check_probabilities,
+    logs_of_classes,
+    origin_of_probabilities,
+    refuse_no_logits,
+)
 from refgrad.tables.conventions import ConventionOptions, Conventions
 
 _FAR = 2**63 - 1  # further than any index
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
-CROSS_ENTROPY, LOG_LOSS = "cross_entropy", "log_loss"
-RECIPE_SCORES = (CROSS_ENTROPY, LOG_LOSS, *SCORES)  # what compares an output with a label
+CROSS_ENTROPY, LOG_LOSS = OF_CLASSES
+RECIPE_SCORES = (*OF_CLASSES, *SCORES)  # what compares an output with a label
 
 Model = ModelProto | str | os.PathLike[str]
 Item = int | slice | str

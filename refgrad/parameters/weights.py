@@ -244,7 +244,8 @@ def write_back(
             f"values has {name!r} itself and {choices(expected[name].names)}, of which it is made: give one."
         )
     for name, value in ({name: value for name, value in arrays.items() if name not in of_state} | written).items():
-        held[name].put(_with_value(held[name].tensor, value))
+        if not _has_value(held[name].tensor, value):
+            held[name].put(_with_value(held[name].tensor, value))
     return copy
 
 
@@ -376,10 +377,16 @@ def _of_state(
 _TIED = ("equal, tied", "transposed, tied")
 
 
+def _has_value(tensor: TensorProto, value: np.ndarray) -> bool:
+    """True if a tensor in the model has this value, bit for bit. External data is not read: its value counts as new."""
+    return not is_external(tensor) and array_of(tensor).tobytes() == value.tobytes()
+
+
 def _with_value(tensor: TensorProto, value: np.ndarray) -> TensorProto:
     """The tensor with another value; it keeps its name, its text and its metadata."""
     stored = numpy_helper.from_array(np.ascontiguousarray(value).reshape(tuple(tensor.dims)), tensor.name)
-    stored.doc_string = tensor.doc_string
+    if tensor.HasField("doc_string"):
+        stored.doc_string = tensor.doc_string
     stored.metadata_props.extend(tensor.metadata_props)
     stored.data_type = tensor.data_type
     return stored

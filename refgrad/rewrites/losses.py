@@ -26,7 +26,7 @@ from refgrad.model.reading import read
 from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import fresh, graphs, import_onnx, names_of
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
-from refgrad.rewrites.scores import check_probabilities
+from refgrad.rewrites.scores import OF_CLASSES, check_probabilities
 from refgrad.rewrites.selection import select_model_inputs_outputs
 
 _LOWEST_OPSET = 8  # operands broadcast from 7 on, the operands of Max and Min from 8 on
@@ -309,7 +309,12 @@ REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
 
 def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
     if not isinstance(name, str) or name not in SCORES:
-        raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.")
+        hint = (
+            f" {name} is a loss of refgrad.training.step_model, and a score of refgrad.recipes."
+            if name in OF_CLASSES
+            else ""
+        )
+        raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.{hint}")
     function, known = SCORES[name]
     for setting, value in settings.items():
         if setting not in known:

@@ -16,6 +16,7 @@ from refgrad.protos.domains import ML
 from refgrad.protos.traverse import attribute_value
 from refgrad.protos.types import Shape
 
+OF_CLASSES = ("cross_entropy", "log_loss")  # the losses that compare scores with class numbers
 _PASSING = (
     traits.RESHAPES | traits.CASTS | {"Clip"}
 )  # they change neither the order of probabilities nor, rounding aside, them

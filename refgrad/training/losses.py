@@ -24,6 +24,7 @@ from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
 from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
 from refgrad.rewrites.scores import (
+    OF_CLASSES,
     check_probabilities,
     log_of_probability,
     logs_of_classes,
@@ -41,7 +42,6 @@ _DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
 _LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
-OF_CLASSES = ("cross_entropy", "log_loss")
 LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
 
 

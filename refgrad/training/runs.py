@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError, counted
+from refgrad.notices import notice
 from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
@@ -121,7 +122,13 @@ class Run:
             )
         if self.patience is not None and self._best is not None:
             training.go_on(self._best[1], training.progress)
-        return training.losses
+        losses = training.losses
+        if losses[-1] > losses[0]:
+            notice(
+                f"The loss rose from {losses[0]:.6g} in the first epoch to {losses[-1]:.6g} in the last. Take a smaller "
+                "learning rate, or clip the gradient."
+            )
+        return losses
 
     def _validated(self, data: Data) -> float:
         """The loss on the validation data."""

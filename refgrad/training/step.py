@@ -19,13 +19,14 @@ from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
 from refgrad.rewrites.losses import get_train_initializer
+from refgrad.rewrites.scores import OF_CLASSES
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
-from refgrad.training.losses import OF_CLASSES, count_of_classes, differentiated
+from refgrad.training.losses import count_of_classes, differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps

@@ -637,6 +637,9 @@ BAD = {
     "loss is taken": (small(), {"loss_name": "w"}, UnknownNameError, "'w' is taken"),
     "label is taken": (small(), {"label_name": "x"}, UnknownNameError, "'x' is taken"),
     "weight is taken": (small(), {"weight_name": "y"}, UnknownNameError, "'y' is taken"),
+    "loss of classes": (
+        small(), {"score_name": "cross_entropy"}, OptionError, "cross_entropy is a loss of refgrad.training.step_model, and a",
+    ),
     "reduction": (small(), {"reduction": "median"}, OptionError, "no reduction 'median'; there are 'sum', 'mean'"),
     "reduction is a list": (small(), {"reduction": ["sum"]}, OptionError, r"no reduction \['sum'\]"),
     "label of strings": (small(), {"label_type": str}, OptionError, "A label has a float or an integer type, not str"),

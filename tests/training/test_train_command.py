@@ -284,6 +284,24 @@ def test_updates_that_accumulate_are_counted(folder, capsys):
     assert not Path("t.onnx").exists()
 
 
+NOTICES = {
+    "--data two.npz --data line.npz": "--data takes one value, and is given 3 times: 'line.npz' is taken.",
+    "--lora a": "--rank 8 is more than the weights 'a' need",
+    "--lora a --rank 1": "",
+    "--optimizer sgd --rate 10": "The loss rose from",
+    "--trainable a --trainable b": "",
+}
+
+
+@pytest.mark.parametrize("options", NOTICES)
+def test_what_has_no_effect_or_a_bad_one_is_noticed(options, folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 2"
+    assert main([*words.split(), *options.split()]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("notice" in said) == bool(NOTICES[options])
+    assert NOTICES[options] in said
+
+
 def test_weight_decay_by_pattern(folder, capsys):
     common = "training-model line.onnx -o step.onnx --optimizer sgd --weight-decay"
     assert main([*common.split(), "0.5", "--weight-decay", "a=0.25"]) == 0
