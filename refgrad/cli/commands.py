@@ -119,7 +119,7 @@ class Command(TyperCommand):
         """Notice options that take one value and are given several times."""
         values, _, order = self.make_parser(ctx).parse_args(args=args)
         for param, times in Counter(order).items():
-            if times > 1 and not param.multiple and not param.is_flag:
+            if times > 1 and not getattr(param, "is_flag", True) and not param.multiple:
                 notice(
                     f"{flag_of(param)} takes one value, and is given {times} times: {values[param.name]!r} is taken."
                 )

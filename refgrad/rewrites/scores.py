@@ -33,7 +33,7 @@ _BEYOND = traits.NORMALIZATIONS | {  # activations that are below 0, or above 1,
 
 
 @dataclass(frozen=True)
-class Origin:
+class ProbabilitySource:
     """The operator that makes a probability, and the value before it that is its logit, "" if there is none."""
 
     operator: str
@@ -52,7 +52,7 @@ def makers_of(model: ModelProto, name: str, passing: Collection[str] = _PASSING)
     return found
 
 
-def origin_of_probabilities(model: ModelProto, name: str) -> Origin | None:
+def origin_of_probabilities(model: ModelProto, name: str) -> ProbabilitySource | None:
     """The operator that makes probabilities of `name`; None if the model does not show that it is one.
 
     Besides Softmax and Sigmoid these are a division by the sum of the same numbers, the exponential of logarithms of
@@ -67,28 +67,28 @@ def origin_of_probabilities(model: ModelProto, name: str) -> Origin | None:
         transform = given.get("post_transform", b"NONE")
         text = transform.decode() if isinstance(transform, bytes) else str(transform)
         if node.op_type == "Normalizer":
-            return Origin("Normalizer")
-        return Origin(f"{node.op_type} ({text})") if text in _TRANSFORMS else None
+            return ProbabilitySource("Normalizer")
+        return ProbabilitySource(f"{node.op_type} ({text})") if text in _TRANSFORMS else None
     if node.op_type in _PROBABILITIES:
-        return Origin(node.op_type, node.input[0])
+        return ProbabilitySource(node.op_type, node.input[0])
     if node.op_type == "Div":
         return _origin_of_quotient(model, node)
     if node.op_type == "Exp" and _is_logarithm(model, node.input[0]):
-        return Origin("Exp of log-probabilities", node.input[0])
+        return ProbabilitySource("Exp of log-probabilities", node.input[0])
     if node.op_type == "Concat" and len(node.input) == 2:
         first = makers.get(node.input[0])
         if first is not None and first.op_type == "Sub" and first.input[1] == node.input[1]:
-            return Origin("1 - p beside p")
+            return ProbabilitySource("1 - p beside p")
     return None
 
 
-def _origin_of_quotient(model: ModelProto, node: NodeProto) -> Origin | None:
+def _origin_of_quotient(model: ModelProto, node: NodeProto) -> ProbabilitySource | None:
     """The origin of numbers that are divided by their sum: Softmax in its parts, if the numbers are exponentials."""
     divisor = makers_of(model, node.input[1], _KEEPING)
     if not divisor or divisor[-1].op_type != "ReduceSum" or divisor[-1].input[0] != node.input[0]:
         return None
     numbers = makers_of(model, node.input[0], _KEEPING)
-    return Origin("Div by the sum", numbers[-1].input[0] if numbers and numbers[-1].op_type == "Exp" else "")
+    return ProbabilitySource("Div by the sum", numbers[-1].input[0] if numbers and numbers[-1].op_type == "Exp" else "")
 
 
 def _is_logarithm(model: ModelProto, name: str) -> bool:
