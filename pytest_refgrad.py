@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--refgrad-builder", metavar="NAME", help=f"who builds the gradients ({_BUILDER} by default)")
     group.addoption("--refgrad-ops", metavar="OPS", help="the operators to test, separated by commas: Conv,Mul")
-    group.addoption("--refgrad-limitations", metavar="FILE", help="a TOML file of what is known to be wrong, and why")
+    group.addoption("--refgrad-limitations", metavar="FILE", help="a TOML file of known failures, each with a reason")
 
 
 def pytest_configure(config: pytest.Config) -> None:

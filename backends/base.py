@@ -159,7 +159,7 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
         if name not in declared:
             hint = did_you_mean(name, declared)
             raise FeedError(
-                f"The model has no input {name!r}.{hint} Its inputs are {choices(declared)}."
+                f"The feeds have {name!r}, but the model has no such input.{hint} Its inputs are {choices(declared)}."
                 f"{'' if hint else f' Leave {name!r} out.'}"
             )
     missing = [v for v in inputs if v.name not in feeds and not v.has_default and v.kind != "optional"]
@@ -351,7 +351,7 @@ class Backend(ABC):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Return the reason why this backend cannot be used here; None where it can be used."""
+        """Return the reason why this executor cannot be used here; None where it can be used."""
         return None
 
     @abstractmethod

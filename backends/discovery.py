@@ -1,4 +1,4 @@
-"""Find the backends: entry points of the group `refgrad.backends`, or the three built-in ones without an install."""
+"""Find the executors: entry points of the group `refgrad.backends`, or the three built-in ones without an install."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ BUILT_IN = {
 
 
 def names() -> list[str]:
-    """List every known backend, available or not, the built-in ones first."""
+    """List every known executor, available or not, the built-in ones first."""
     return list(_targets())
 
 
 def available() -> list[str]:
-    """List the backends that can be used here."""
+    """List the executors that can be used here."""
     return [name for name, reason in backends().items() if reason is None]
 
 
 def backends() -> dict[str, str | None]:
-    """Return every known backend with the reason why it cannot be used here; None where it can."""
+    """Return every known executor with the reason why it cannot be used here; None where it can."""
     return {name: _load(name)[1] for name in names()}
 
 
 def get_backend(name: str) -> Backend:
-    """Return the backend called `name`.
+    """Return the executor called `name`.
 
-    :raises BackendError: there is no such backend, or it cannot be used here.
+    :raises BackendError: there is no such executor, or it cannot be used here.
     """
     known = names()
     if name not in known:
         raise BackendError(
-            f"There is no backend {name!r}.{did_you_mean(name, known)} Known: {choices(known)}. A package adds one "
+            f"There is no executor {name!r}.{did_you_mean(name, known)} There are {choices(known)}. A package adds one "
             f"with an entry point of the group {GROUP!r}."
         )
     backend, reason = _load(name)
     if backend is None or reason is not None:
-        raise BackendError(f"Backend {name!r} cannot be used here: {reason}. Available: {choices(available())}.")
+        raise BackendError(f"Executor {name!r} cannot be used here: {reason}. Available: {choices(available())}.")
     return backend
 
 
 @cache
 def _targets() -> dict[str, str]:
-    """Map each name to `module:attribute`. An entry point overrides the built-in backend of its name.
+    """Map each name to `module:attribute`. An entry point overrides the built-in executor of its name.
 
     Cached: reading the metadata of every installed package takes some 20 ms.
     """
@@ -60,7 +60,7 @@ def _targets() -> dict[str, str]:
 
 
 def _load(name: str) -> tuple[Backend | None, str | None]:
-    """Return the backend, and why it is unavailable. An error in a foreign module must not break the other backends."""
+    """Return the executor, and why it is unavailable. An error in a foreign module must not break the others."""
     target = _targets()[name]
     try:
         backend = _resolve(target)

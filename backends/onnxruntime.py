@@ -106,7 +106,7 @@ class CpuBackend(Backend):
         """
         if options:
             raise OptionError(
-                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without, "
+                f"Executor {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without, "
                 "config, provider_options and data_folders."
             )
         if optimization not in _LEVELS:
@@ -478,7 +478,7 @@ def _advice(text: str) -> str:
         return "Convert the model down with onnx.version_converter, or install a newer onnxruntime."
     if re.search("NOT_IMPLEMENTED|not a registered function/op|NotImplemented|No Op registered", text):
         return (
-            "This build has no kernel for that operator and type. Use the backend 'numpy', "
+            "This build has no kernel for that operator and type. Use the executor 'numpy', "
             "or a model in ai.onnx operators (dialect 'onnx')."
         )
-    return "Check the model with onnx.checker; the backend 'numpy' names the first node that fails."
+    return "Check the model with onnx.checker; the executor 'numpy' names the first node that fails."

@@ -55,10 +55,10 @@ class _Wrapped(Backend):
         except Exception as error:
             # A foreign class may raise anything: that means that it cannot run this model.
             raise BackendError(
-                f"{self.name} cannot prepare the model: {raised(error)}. Try another backend."
+                f"{self.name} cannot prepare the model: {raised(error)}. Try another executor."
             ) from error
         if representation is None:
-            raise BackendError(f"{self.name}.prepare returned None: it only checks models. Try another backend.")
+            raise BackendError(f"{self.name}.prepare returned None: it only checks models. Try another executor.")
         return representation
 
 
@@ -87,7 +87,7 @@ class _WrappedModel(Local):
         try:
             results = self._representations[replaced].run(arrays)
         except Exception as error:
-            raise BackendError(f"{self._name} failed on the model: {raised(error)}. Try another backend.") from error
+            raise BackendError(f"{self._name} failed on the model: {raised(error)}. Try another executor.") from error
         if not isinstance(results, Iterable):
             raise AnswerError(f"{self._name} returned {of_type(results)} and no list of results: run must return one.")
         values = list(results)

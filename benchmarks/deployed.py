@@ -42,7 +42,7 @@ FILE = "deployed.json"  # of reports/results
 BOUND = 2e-5  # of docs/models.md
 LARGE, SAMPLE = 200_000, 2  # of models with so many parameters, differences are taken by so many weights
 LEVELS = ("BASIC", "EXTENDED", "ALL")  # of ONNX Runtime's optimisation
-SAME = ("equal", "transposed", "merged", "reordered", "split", "x + 1")  # an adjoint is arranged as the weight is
+SAME = ("equal", "transposed", "merged", "reordered", "split", "x + 1")  # a cotangent is arranged as the weight is
 
 Arrays = dict[str, np.ndarray]
 

@@ -241,7 +241,7 @@ def unsummed(made: ModelProto, node: str) -> None:
 
 
 def dropped(value: str, reader: str) -> Callable[[ModelProto, str], None]:
-    """The sum of the adjoints of a value loses the term of one of its readers."""
+    """The sum of the cotangents of a value loses the term of one of its readers."""
 
     def edit(made: ModelProto, node: str) -> None:
         lost = {name for one in made.graph.node if one.name.startswith(f"{reader}_Grad/") for name in one.output}

@@ -250,7 +250,7 @@ def _shape(made: Edited, name: str) -> tuple[int, ...] | None:
 
 
 def lost_term(made: Edited, value: str) -> bool:
-    """The sum of the adjoints of a value has its first term alone."""
+    """The sum of the cotangents of a value has its first term alone."""
     if found := made.of(value, "Add", "Sum"):
         found[0].op_type = "Identity"
         del found[0].input[1:]
@@ -258,7 +258,7 @@ def lost_term(made: Edited, value: str) -> bool:
 
 
 def double_term(made: Edited, value: str) -> bool:
-    """The sum of the adjoints of a value has its first term in place of the second."""
+    """The sum of the cotangents of a value has its first term in place of the second."""
     if found := made.of(value, "Add", "Sum"):
         found[0].input[1] = found[0].input[0]
     return bool(found)
@@ -277,7 +277,7 @@ RULES: dict[str, Callable[[Edited, str], bool]] = {  # kind: an edit of the node
     "a rule doubles one element": wrong_element,
     "a rule rounds to float16": in_half,
 }
-VALUES: dict[str, Callable[[Edited, str], bool]] = {  # the same for the sum of a value's adjoints
+VALUES: dict[str, Callable[[Edited, str], bool]] = {  # the same for the sum of a value's cotangents
     "a contribution is lost": lost_term,
     "a contribution comes twice": double_term,
 }
@@ -342,7 +342,7 @@ class Host:
                     yield Placed(kind, label_of(node))
         elif kind in RULES:
             for node in self.model.graph.node:
-                if node.name:  # a wrong rule is a wrong contribution to the adjoint of what the node reads
+                if node.name:  # a wrong rule is a wrong contribution to the cotangent of what the node reads
                     yield Placed(kind, node.name, tuple(node.input))
         else:
             for node in self.model.graph.node:

@@ -13,8 +13,8 @@ TIMED_OUT = "timed out"
 OUT_OF_MEMORY = "out of memory"
 
 VERDICTS = {
-    RIGHT: "rounding explains the distance from the true gradient",
-    WRONG: "nothing explains the distance, or it is no gradient at all",
+    RIGHT: "rounding explains the difference from the true gradient",
+    WRONG: "the difference from the true gradient is larger than rounding explains, or it is no gradient at all",
     CONVENTION: "there is no derivative at this point, which is a kink, and the answer is a valid choice",
     UNDECIDED: "nobody can say: rounding or the range of the type hides the answer, the oracles disagree, or none applies",
     REFUSED: "the builder says that it does not make this gradient",
@@ -32,5 +32,5 @@ REMEMBERS = "depends on the run before"
 OF_SIDES = {  # the words that only a comparison of two sides needs
     MISSING: "this side has no such tensor; the sentence below says why",
     VARIES: "two runs with the same inputs differ",
-    REMEMBERS: "a run after other inputs differs from a run of its own",
+    REMEMBERS: "the result changes if the executor ran other inputs before",
 }

@@ -758,10 +758,10 @@ def exported() -> str:
     numbers, symbols = len(curated()), len(symbolic())
     operators = len({case.operator for case in curated().values()})
     return (
-        f"It makes tests of {numbers:,} cases of {operators} operators, and of {symbols:,} cases with symbolic sizes. "
-        f"Cases with more than one\nright answer are left out: {results['left_out'].get('', 0)} and "
-        f"{results['left_out'].get('symbolic', 0)} when [runtimes](runtimes.md) were measured last. Each case becomes two "
-        "tests.\n"
+        f"It makes a test of each of {numbers:,} cases of {operators} operators, and of {symbols:,} cases with symbolic sizes. "
+        f"Cases with more than\none right answer are left out: {results['left_out'].get('', 0)} and "
+        f"{results['left_out'].get('symbolic', 0)} when [runtimes](runtimes.md) were measured last. Each test is in two\n"
+        "folders: the gradient as a model to run, and the model to differentiate.\n"
     )
 
 

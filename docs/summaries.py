@@ -23,8 +23,7 @@ COLUMNS_OF_PARITY = {
 COLUMNS_OF_RUNTIMES = {  # the verdicts of the runners
     "right": "every output is right",
     "wrong": "an output is off by more than is allowed, or has another shape or type",
-    "not supported": "the runtime says that it does not support something in the model, or does not load it (today the "
-    "runners count that as crashed)",
+    "not supported": "the runtime says that it does not support something in the model, or it does not load the model",
     "crashed": "an error while it ran, or a process that ended",
     "timed out": "no answer in a minute",
 }
@@ -161,13 +160,16 @@ def runtimes(runs: Mapping[str, Rows], folders: Mapping[str, str], table: Table)
         for run in sorted(runs[first], key=lambda run: -run["right"])
     ]
     return (
-        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported tests](export.md) with their "
-        "runner (`nox -s runtimes`). A gradient\nmodel is a hard test for a runtime: it has operators that no exporter "
-        f"writes, empty tensors, and few elements. The counts\nare of the folder `{first}`:\n\n"
+        "# Runtimes\n\nWhich runtimes compute gradients right? Each runtime ran the [exported tests](export.md) with a runner "
+        "in Python or\nJavaScript (`nox -s runtimes`). A gradient model is a hard test for a runtime: it has operators that no "
+        f"exporter writes,\nempty tensors, and few elements. The counts are of the folder `{first}`:\n\n"
         + table(("runtime", *COLUMNS_OF_RUNTIMES, *(f"right of `{folder}`" for folder in (first, *others))), rows)
         + "\n"
         + table(("column ([verdicts](glossary.md#verdicts))", "meaning"), [*COLUMNS_OF_RUNTIMES.items(), RIGHT_OF])
-        + "\n[The report](../reports/runtimes.md) has the counts of every folder, and why "
+        + "\nAn empty field means that the runtime did not run this folder. The runners have changed since: they now count\n"
+        "a model that a runtime does not load as crashed, unless the error says that something is not supported\n"
+        "([export](export.md)).\n"
+        "\n[The report](../reports/runtimes.md) has the counts of every folder, and why "
         "tests fail or are not supported. `known_failures.json`\nbeside it, and the `manifest.json` of an export, name every "
         "gradient model that a runtime does not pass.\n"
     )

@@ -66,11 +66,11 @@ class ExpansionError(RefgradError):
 
 
 class RuleError(RefgradError):
-    """A rule or a lowering does not fit the schema of its operator, or returned something that is not an adjoint."""
+    """A rule or a lowering does not fit the schema of its operator, or returned something that is not a cotangent."""
 
 
 class BrokenRuleError(RuleError):
-    """A rule or a lowering raised, asks for something that does not exist, or returns something that is not an adjoint."""
+    """A rule or a lowering raised, asks for something that does not exist, or returns something that is not a cotangent."""
 
 
 class UnknownOperatorError(BrokenRuleError, AttributeError):
@@ -125,7 +125,7 @@ class RecordsError(RefgradError):
 
 
 class LimitationsError(RecordsError):
-    """A file of known limitations cannot be read, is malformed, or has an entry that says too little."""
+    """A file of known failures cannot be read, is malformed, or has an entry that says too little."""
 
 
 class UnconfirmedError(RefgradError):

@@ -9,9 +9,9 @@
 An operator of a domain of your own needs no schema: the signature of its rule says that Square has an input x and an output
 y. Where there is one (`onnx.defs.register_schema`), the parameters are bound to its names.
 
-A rule gives the adjoints of inputs. Values that the subgraphs of a node capture, as in If, need a control-flow rule. Those are
-not registered from here: they read, split and sweep graphs with refgrad's own parts (`refgrad.reverse.bodies`), which change
-freely. Give the operator the captured value as an input, or write it as a function of the model around If, Loop or Scan.
+A rule gives the cotangents of inputs. Values that the subgraphs of a node capture, as in If, need a control-flow rule. Those
+are not registered from here: they read, split and sweep graphs with refgrad's own parts (`refgrad.reverse.bodies`), which
+change freely. Give the operator the captured value as an input, or write it as a function of the model around If, Loop or Scan.
 """
 
 from __future__ import annotations

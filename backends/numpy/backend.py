@@ -68,7 +68,7 @@ class NumpyBackend(Backend):
         """
         if options:
             raise OptionError(
-                f"Backend 'numpy' has no option {sorted(options)}. Its options are precision, bits, max_memory and "
+                f"Executor 'numpy' has no option {sorted(options)}. Its options are precision, bits, max_memory and "
                 "data_folders."
             )
         if isinstance(precision, Declared):

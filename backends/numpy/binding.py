@@ -57,7 +57,7 @@ _REFUSED["org.pytorch.aten", "ATen"] = "it calls code outside the model. Run the
 
 
 _HELP = (
-    "Run the model on another backend, give the operator a body as a model-local function, or register a kernel with "
+    "Run the model on another executor, give the operator a body as a model-local function, or register a kernel with "
     "refgrad.extend.kernel, in a module that is imported."
 )
 
@@ -164,7 +164,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
                 f"{opset}. {_HELP}"
             )
     except (ValueError, TypeError) as error:
-        raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
+        raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another executor.") from error
     bound.call = scope.precision.call(bound.call, node)
     if not _has_graph(node):
         if scope.limit is not None:  # a copy: a node of the model would keep the whole model in memory

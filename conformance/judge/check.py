@@ -108,7 +108,7 @@ _ENDED = (CRASHED, TIMED_OUT, OUT_OF_MEMORY)  # verdicts on an executor that gav
 
 @dataclass(frozen=True)
 class Row:
-    """One gradient as one backend computed it, against one oracle.
+    """One gradient as one executor computed it, against one oracle.
 
     `absolute` and `relative` are the largest error over the elements (or the directions) and that error relative to the
     largest element (or the norm); `allowed` is the largest relative error that rounding and the oracle explain. They are
@@ -203,7 +203,7 @@ class Check:
         return RIGHT, "; ".join([f"{_share(right, verdicts)} {ran}", *rest])
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""
+        """A row for each dialect, executor and oracle: how often each verdict is, and the gradient with the largest error."""
         verdicts = sorted({row.verdict for row in self.rows}, key=_place)
         groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.rows:
@@ -278,7 +278,7 @@ def check(
 
     :param feeds: the point, random by default; for an initializer, a value in place of its own.
     :param size: the number of elements of random feeds along symbolic and unknown dimensions; `sizes` has it by symbol.
-    :param backends: the executors: names, or "package.module:Class". By default all backends that are available.
+    :param backends: the executors: names, or "package.module:Class". By default all available executors.
     :param dialects: by default onnx, and ort on the executors that have its kernels.
     :param directions: how many random directions differences are taken along, for each gradient.
     :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.

@@ -1,4 +1,4 @@
-"""Does a backend compute the model itself, or another function? Then it has the gradient of the other function."""
+"""Does an executor compute the model itself, or another function? Then it has the gradient of the other function."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STEPS = 32  # so many units of rounding are no deviation in a narrow type eithe
 
 @dataclass(frozen=True)
 class Deviation:
-    """A result that a backend computes otherwise, and the reason why its gradient is not at fault, "" if none is known."""
+    """A result that an executor computes otherwise, and the reason why its gradient is not at fault, "" if none is known."""
 
     what: str
     reason: str
 
 
 def deviation(truth: Truth, backend: str) -> Deviation | None:
-    """How a backend computes another function than the model is in float64, far beyond rounding; None where it does not."""
+    """How an executor computes another function than the model is in float64, far beyond rounding; None where it does not."""
     point, beyond = truth.point, max(_DEVIATES, _STEPS * 2.0 ** (1 - truth.bits))
     try:
         got = get_backend(backend).prepare(point.model).run(point.feeds)
@@ -60,7 +60,7 @@ def _out_of_range(model: ModelProto) -> str:
 
 
 def _known_faults(model: ModelProto, backend: str) -> str:
-    """The known faults (docs/findings.md) of a backend in the operators of `model`, in words; "" if there are none."""
+    """The known faults (docs/findings.md) of an executor in the operators of `model`, in words; "" if there are none."""
     operators = {node.op_type for node in every_node(model)}
     system = ORT if backend.startswith("ort-") else backend
     known = [

@@ -204,7 +204,9 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     numbers = _numbers(error, found.allowed, worst, size)
     if found.outcome == BEYOND:
         if point.draws and own_draws:
-            return Judged(UNDECIDED, *numbers, f"{', '.join(point.draws)}: the backend draws random numbers of its own")
+            return Judged(
+                UNDECIDED, *numbers, f"{', '.join(point.draws)}: the executor draws random numbers of its own"
+            )
         if truth.element_out_of_range and _confinement_explains(truth, name, error, found.allowed):
             return Judged(UNDECIDED, *numbers, truth.element_out_of_range)
         return Judged(WRONG, *numbers, f"{element_text(got, worst)}, in float64 it is {expected[worst]:.6g}")

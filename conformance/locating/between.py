@@ -24,7 +24,7 @@ def between(graph: TracedGraph, wrong: Collection[str], right: Collection[str]) 
         reached = none.union(*(before.get(name, none) for name in reads_of(node)))
         before |= {
             name: reached if graph.sizes.get(name) else none for name in node.output
-        }  # integers carry no adjoint
+        }  # integers carry no cotangent
     needed = {value.name for value in graph.model.graph.output}
     found = []
     for k in reversed(range(len(graph.nodes))):

@@ -66,7 +66,7 @@ class Fault:
 
     `by` is the input by which the derivative is wrong, along a direction in which it is `due` and the builder has `found`.
     `formula` is the derivative that holds, `known` what is known of the builder in this operator, or "". `value` is the value
-    whose adjoint lacks a contribution, or has one too often, if the nodes are wrong together for it. A refusal has
+    whose cotangent lacks a contribution, or has one too often, if the nodes are wrong together for it. A refusal has
     `is_no_gradient` if the builder does not say that it refuses, and its answer is no gradient.
     """
 
@@ -166,7 +166,7 @@ def bisect(
 def _explained(fault: Fault, builder: str, model: ModelProto) -> Fault:
     """The fault with the formula that holds for its operator, and known faults of the builder in such nodes."""
     if len(fault.operators) > 1 or fault.value:
-        return replace(fault, formula="the adjoints of a value that several nodes read are added")
+        return replace(fault, formula="the cotangents of a value that several nodes read are added")
     [operator] = fault.operators
     try:
         formula = " ".join(explain(operator).text.partition("\n\n")[0].split())
@@ -310,7 +310,7 @@ class _Search:
         return (self._of_value(part) if len(part) <= _FEW else None) or fault
 
     def _of_value(self, part: Part, is_whole: bool = False) -> Fault | None:
-        """The fault of a value that nodes of a part read: contributions to its adjoint that are lost or counted too often.
+        """The fault of a value that nodes of a part read: contributions to its cotangent that are lost or counted too often.
 
         What the value is computed from has a gradient that is a sum over the readers of the value. Least squares give the
         factor with which the builder has each of them. Unless `is_whole`, all readers of the value are asked next.
@@ -343,7 +343,7 @@ class _Search:
         return None
 
     def _without(self, value: str, odd: Mapping[tuple[str, ...], float], is_output: bool) -> Fault:
-        """The fault of a value whose adjoint has some contributions with these factors, by the labels of readers.
+        """The fault of a value whose cotangent has some contributions with these factors, by the labels of readers.
 
         Readers whose contributions are equal stand together: nobody can tell which of them it is.
         """
@@ -357,11 +357,11 @@ class _Search:
             names = [f"{by_label[reader].op_type} {reader!r}" if reader else as_output for reader in group]
             if len(names) == 1:
                 times = "lost" if abs(factor) < _TOLD else f"counted {factor:.4g} times"
-                told.append(f"the contribution of {names[0]} to the adjoint of {value!r} is {times}")
+                told.append(f"the contribution of {names[0]} to the cotangent of {value!r} is {times}")
             else:
                 counted = f"counted {factor:.4g} times in place of {len(group)}"
                 told.append(
-                    f"the equal contributions of {' and '.join(names)} to the adjoint of {value!r} are {counted}"
+                    f"the equal contributions of {' and '.join(names)} to the cotangent of {value!r} are {counted}"
                 )
         operators = tuple(_operator(by_label[label]) for label in labels)
         return Fault(WRONG, labels, operators, "; ".join(told), value=value)

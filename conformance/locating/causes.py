@@ -33,7 +33,8 @@ def cause_of(
     if not wide.size or not np.isfinite(wide).all() or not np.isfinite(right).all():
         return ""
     if not wide.any():
-        return "it is all zeros, as for a frozen or detached parameter" if right.any() else ""
+        is_frozen = right.any() and wide.shape == right.shape
+        return "it is all zeros, as for a frozen or detached parameter" if is_frozen else ""
     if not right.any():
         return ""
     return next(filter(None, _tried(wide, right, name, others, shapes)), "")

@@ -1,7 +1,7 @@
 """The way of an error through a model: the values from the nodes at fault to each wrong tensor; and the graph around the nodes.
 
 An error of a kernel goes through the gradient model, from a node's results to what is computed of them. An error of a rule goes
-backwards through the model, from the adjoints of a node's inputs to the adjoints of the values before it.
+backwards through the model, from the cotangents of a node's inputs to the cotangents of the values before it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SEEN = (
 class Station:
     """A value on the way of an error.
 
-    `node` makes it, or its rule makes the adjoint. `error` is relative to the largest element of the right value; it is None if
-    the value is not known.
+    `node` makes it, or its rule makes the cotangent. `error` is relative to the largest element of the right value;
+    it is None if the value is not known.
     """
 
     value: str
@@ -213,7 +213,7 @@ def of_rules(
     :param graph: the model that is differentiated.
     :param blamed: the positions of the nodes whose rules are at fault.
     :param wrong: the wrong gradients; their values are names of the model.
-    :param errors: the errors of the adjoints that are known, by value.
+    :param errors: the errors of the cotangents that are known, by value.
     """
     steps = _to(graph, blamed)
     paths = []
@@ -253,9 +253,9 @@ def _to(graph: TracedGraph, blamed: Collection[int]) -> dict[int, int]:
 def adjoint_errors(
     graph: TracedGraph, built: Built, feeds: Mapping[str, Any], right: ModelProto, point: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The errors of the adjoints in a gradient model in double, by the values of the model that is differentiated.
+    """The errors of the cotangents in a gradient model in double, by the values of the model that is differentiated.
 
-    Only adjoints with the name `<value>_grad` in both gradients are known, if both call their results so.
+    Only cotangents with the name `<value>_grad` in both gradients are known, if both call their results so.
 
     :param built: the gradient, and `feeds` its inputs.
     :param right: the right gradient, and `point` its inputs.

@@ -394,7 +394,7 @@ def _by_values(
     matched: Matched,
     recorded: Collection[str],
 ) -> None:
-    """Follow the way from the recorded weights to the initializers backwards: adjoints of equal elements add up."""
+    """Follow the way from the recorded weights to the initializers backwards: cotangents of equal elements add up."""
     try:
         sources = weights(model, state)
     except OptionError:  # nothing in the model is made of them

@@ -214,8 +214,8 @@ class _Search:
         if not located.is_right:
             return self._of_kernel(located, model, feeds)
         raise refused or FeedError(
-            f"Nothing fails: {self._side} gets the results of the model and their gradient right for these feeds. Give those "
-            "with which it fails: feeds={...}."
+            f"{self._side} is right for these feeds, in the results of the model and in their gradient: there is nothing "
+            "to reduce. Give feeds that show the fault: feeds={...}."
         )
 
     def _of_whole(

@@ -76,7 +76,7 @@ class Live:
 
     @cached_property
     def backend(self) -> Backend:
-        """The backend that runs models: the interpreter or a given `Backend` here, any other in a process of its own."""
+        """The executor that runs models: the interpreter or a given `Backend` here, any other in a process of its own."""
         if isinstance(self.executor, Backend):
             return guarded(self.executor)
         if self.executor != INTERPRETER:
@@ -165,7 +165,7 @@ def in_precision(model: ModelProto, feeds: Mapping[str, Any], precision: str) ->
 
 
 def guarded(backend: Backend) -> Backend:
-    """The backend, with errors and wrong answers as errors of refgrad: a stranger's object raises and returns anything."""
+    """The executor, with errors and wrong answers as errors of refgrad: a stranger's object raises and returns anything."""
     is_known = isinstance(backend, NumpyBackend | Apart | _Guarded) or type(backend).__module__.startswith("refgrad.")
     return backend if is_known else _Guarded(backend)
 
@@ -177,13 +177,13 @@ class _Guarded(Backend):
         self.name, self._backend = backend.name, backend
 
     def description(self) -> str:
-        """The backend's own."""
+        """The executor's own."""
         return self._backend.description()
 
     def prepare(self, model: ModelLike, **options: Any) -> Prepared:
         """Prepare the model.
 
-        :raises BackendError: the backend raises anything.
+        :raises BackendError: the executor raises anything.
         """
         proto = load_model(model, lift=True)
         try:

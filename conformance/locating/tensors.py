@@ -65,7 +65,7 @@ def _of_output(judge: Judge, work: Sequence[Work], name: str) -> Tensor:
     """A result of the model itself."""
     seen_a, seen_b = (_output(one, name) for one in work)
     held = [one.outputs[name] for one in work]
-    return Tensor(name, OUTPUT, (name,), "name", seen_a, seen_b, _apart(held, judge.outputs[name]))
+    return Tensor(name, OUTPUT, (name,), "name", seen_a, seen_b, _difference(held, judge.outputs[name]))
 
 
 def _of_unmatched(judge: Judge, work: Sequence[Work], name: str, recorded: Work) -> Tensor:
@@ -131,8 +131,8 @@ def _row(judge: Judge, work: Sequence[Work], match: Match) -> Tensor:
         _shown(one.seen(match.recorded, value, match), value, match.made_of(one.truth_of_side.truth.gradients))
         for one, value in zip(work, held, strict=True)
     ]
-    apart = _apart(held, due)
-    return Tensor(match.title, GRADIENT, match.names, match.how, seen[0], seen[1], apart)
+    difference = _difference(held, due)
+    return Tensor(match.title, GRADIENT, match.names, match.how, seen[0], seen[1], difference)
 
 
 def _shown(seen: Seen, got: np.ndarray | None, due: np.ndarray) -> Seen:
@@ -143,7 +143,7 @@ def _shown(seen: Seen, got: np.ndarray | None, due: np.ndarray) -> Seen:
     return replace(seen, elements=elements_of(value, due), maps=maps_of(value, due))
 
 
-def _apart(held: Sequence[np.ndarray | None], due: np.ndarray) -> float | None:
+def _difference(held: Sequence[np.ndarray | None], due: np.ndarray) -> float | None:
     """The largest difference of the two, relative to the largest finite element of `due`; None if their sizes differ."""
     first, second = held
     if first is None or second is None or first.size != second.size or not first.size:

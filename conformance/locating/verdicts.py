@@ -56,7 +56,7 @@ class Tensor:
     """One tensor of a comparison.
 
     `kind` is "output" or "gradient"; `of` are the names in the model that it belongs to, and `how` a recorded one was found.
-    `apart` is the largest distance between the sides, relative to the largest element of the judge's.
+    `difference` is the largest one between the sides, relative to the largest element of the judge's.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Tensor:
     how: str
     a: Seen
     b: Seen
-    apart: float | None = None
+    difference: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -150,7 +150,7 @@ class Comparison:
                 "kind": one.kind,
                 "a": one.a.verdict,
                 "b": one.b.verdict,
-                "apart": one.apart,
+                "difference": one.difference,
                 "": one.verdict,
             }
             for one in sorted(self.tensors, key=lambda tensor: tensor.ok)

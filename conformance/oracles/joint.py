@@ -1,10 +1,10 @@
 """A gradient at a kink, judged as a whole: is it a derivative along directions in which many elements move at once?
 
 Each element of a gradient may lie between the derivatives of both sides and the vector be no generalized gradient: at a tie of
-a maximum, a rule that gives every operand the whole adjoint is right element by element, and along (1, …, 1), where the maximum
-is smooth, it has the sum of all. Beside a kink a function has derivatives, and a generalized gradient lies in their convex hull
-(Clarke 1983, "Optimization and Nonsmooth Analysis", theorem 2.5.1). So along a direction its product must lie among the
-derivatives at points nearby.
+a maximum, a rule that gives every operand the whole cotangent is right element by element, and along (1, …, 1), where the
+maximum is smooth, it has the sum of all. Beside a kink a function has derivatives, and a generalized gradient lies in their
+convex hull (Clarke 1983, "Optimization and Nonsmooth Analysis", theorem 2.5.1). So along a direction its product must lie
+among the derivatives at points nearby.
 """
 
 from __future__ import annotations

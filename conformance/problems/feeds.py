@@ -24,7 +24,7 @@ SIZE = 4  # of a dimension that is not declared
 
 # Where float inputs are drawn from, in this order until every output is finite: anywhere; where Log, Sqrt, Pow, Acos and
 # Atanh are defined; where Acosh is.
-DOMAINS = ("normal", "between 0 and 1", "above 1")
+DOMAINS = ("normal distribution", "between 0 and 1", "above 1")
 
 
 def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain
     array: np.ndarray
     if value.dtype.kind == "c":
         array = np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape))
-    elif domain == "normal":
+    elif domain == DOMAINS[0]:
         array = np.asarray(rng.standard_normal(shape))
     else:
         array = np.asarray(rng.uniform(0.1, 0.9, shape) + (1 if domain == "above 1" else 0))

@@ -67,11 +67,11 @@ class Point:
             )
         if feeds is not None:
             fed = dict(feeds)
-            results, described = prepared.run(weights | widened(fed), seeds_of), "given"
+            results, described = prepared.run(weights | widened(fed), seeds_of), "your own"
         else:
             for domain in DOMAINS:
                 fed = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes, domain=domain))
-                results, described = prepared.run(weights | widened(fed), seeds_of), f"random, {domain}"
+                results, described = prepared.run(weights | widened(fed), seeds_of), f"random ({domain})"
                 if all(np.all(np.isfinite(value)) for value in results.values()):
                     break
         _require_finite(results, described)
@@ -295,7 +295,7 @@ def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
     bad = [name for name, value in results.items() if not np.all(np.isfinite(value))]
     if bad:
         raise FeedError(
-            f"With {described} feeds the outputs {choices(bad)} are not finite in float64, so they have no derivative "
+            f"With these feeds ({described}) the outputs {choices(bad)} are not finite in float64, so they have no derivative "
             "there. Give feeds inside the model's domain: feeds={...}."
         )
 

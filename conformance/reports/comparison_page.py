@@ -26,7 +26,7 @@ from refgrad.show.svg import drawn
 _WAYS = 4  # of errors to tensors
 _PICTURES = 12  # tensors with heat maps
 _AROUND = 12  # graphs around nodes at fault
-_HEADS = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")
+_HEADS = ("tensor", "kind", "a", "b", "difference", "verdict", "reason")
 _WORDS = (
     "refgrad, a differentiator of ONNX models, compared two gradients of one model, a and b, with each other and with an "
     "expected one. A side is builder@executor: who writes the gradient model, and what runs it. A <b>rule</b> is what the "

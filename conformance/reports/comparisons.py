@@ -101,7 +101,8 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
         return f": {next(iter(causes))}"
     faults = [fault for fault in side.rules.faults if fault.kind != REFUSED] if side.rules else []
     rules = [
-        f"the adjoint of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}" for fault in faults
+        f"the cotangent of {fault.value!r}" if fault.value else f"the rule of {abridged(fault.nodes)}"
+        for fault in faults
     ]
     kernels: list[str] = []
     disputes: Mapping[str, None] = {}
@@ -184,7 +185,7 @@ def _row(tensor: Tensor) -> dict[str, Any]:
         "kind": tensor.kind,
         "a": tensor.a.verdict,
         "b": tensor.b.verdict,
-        "apart": tensor.apart,
+        "difference": tensor.difference,
         "allowed": max((side.allowed for side in (tensor.a, tensor.b) if side.allowed is not None), default=None),
         "verdict": tensor.verdict,
     }
@@ -269,7 +270,9 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
         before = last.left
     for culprit in located.culprits:
         if not culprit.found.failed:
-            proof = f"repaired, the error of {culprit.helped!r} goes from {culprit.was:.2g} to {culprit.now:.2g}"
+            proof = (
+                f"with it repaired, the error of {culprit.helped!r} falls from {culprit.was:.2g} to {culprit.now:.2g}"
+            )
             verdict = "the kernel differs, which is disputed" if culprit.disputed else "the kernel is at fault"
             yield f"{verdict}: {culprit.found}; {proof if culprit.helped else _repaired(before, culprit.left)}"
             before = culprit.left
@@ -304,10 +307,10 @@ def _known(culprit: Culprit) -> str:
 def _repaired(before: float, left: float) -> str:
     """A text about the error before and after a repair; it is infinite where the model does not run."""
     if math.isinf(left):
-        return "repaired, there are no results either"
+        return "with it repaired, there are no results either"
     if math.isinf(before):
-        return f"repaired, there are results, with an error of {left:.2g}"
-    return f"repaired, the error goes from {before:.2g} to {left:.2g}"
+        return f"with it repaired, there are results, with an error of {left:.2g}"
+    return f"with it repaired, the error goes from {before:.2g} to {left:.2g}"
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
@@ -393,7 +396,7 @@ def markdown_of(comparison: Comparison, steps: Sequence[tuple[str, str]] = ()) -
         parts += ["## What to do next", "\n".join(told)]
     if doubtful:
         rows = [cells_of(tensor) for tensor in doubtful[:_SHOWN]]
-        heads = ("tensor", "kind", "a", "b", "apart", "verdict", "reason")
+        heads = ("tensor", "kind", "a", "b", "difference", "verdict", "reason")
         lines = [f"| {' | '.join(map(markdown, row))} |" for row in (heads, *rows)]
         parts += ["## Tensors", "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])]
         if len(doubtful) > len(rows):
@@ -421,10 +424,10 @@ def judged(comparison: Comparison) -> str:
 
 
 def cells_of(tensor: Tensor) -> tuple[str, ...]:
-    """A tensor as texts: its name, its kind, the verdict on each side, how far apart they are, the verdict, the reasons."""
+    """A tensor as texts: its name, its kind, the verdict on each side, their difference, the verdict, the reasons."""
     reason = "; ".join(dict.fromkeys(filter(None, (told_of(tensor.a), told_of(tensor.b)))))
-    apart = "" if tensor.apart is None else f"{tensor.apart:.3g}"
-    return tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, apart, tensor.verdict, reason
+    difference = "" if tensor.difference is None else f"{tensor.difference:.3g}"
+    return tensor.name, tensor.kind, tensor.a.verdict, tensor.b.verdict, difference, tensor.verdict, reason
 
 
 # NaN

@@ -186,7 +186,7 @@ def counts_of(results: Results) -> str:
         counted(len(results.cases), "case"),
         counted(len(operators), "operator"),
     )
-    return f"{numbers[0]} on {numbers[1]} of {numbers[2]}"
+    return f"{numbers[0]} ({numbers[1]} of {numbers[2]})"
 
 
 def sentence(results: Results, groups: Sequence[Group]) -> tuple[str, str]:

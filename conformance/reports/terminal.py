@@ -58,7 +58,7 @@ def show(
     if not verbose and len(lines) > LINES_SHOWN:
         _print(console, f"and {counted(len(lines) - LINES_SHOWN, 'more line')}: --verbose prints all")
     if groups:
-        _print(console, f"To repeat the first: {shell_line(results.command(groups[0].smallest))}")
+        _print(console, f"To repeat the first fault: {shell_line(results.command(groups[0].smallest))}")
     _print(console, f"{counted(len(results.faults), 'fault')} in {counts_of(results)}")
 
 

@@ -62,7 +62,7 @@ class Emitter(Operators):
     ) -> None:
         """Emit for the graph of `values`, by names that are not in `taken`.
 
-        :param needed: the values whose adjoint is asked for; None: any.
+        :param needed: the values whose cotangent is asked for; None: any.
         """
         self.values = values
         self.emission = Emission(values, taken)
@@ -154,7 +154,7 @@ class Emitter(Operators):
     def every_adjoint(
         self, op_type: str, inputs: Sequence[Argument], primals: Sequence[str | None], **attributes: Any
     ) -> tuple[str, ...]:
-        """A node of ONNX Runtime's domain that returns the adjoints of `primals` and writes to all of them: all have names."""
+        """A node of ONNX Runtime's domain that returns the cotangents of `primals` and writes them all: all have names."""
         made: tuple[str, ...] = self.emit(op_type, MICROSOFT, inputs, len(primals), attributes)
         self.adjoint_of.update((value, name) for value, name in zip(made, primals, strict=True) if name is not None)
         return made
@@ -199,7 +199,7 @@ class Emitter(Operators):
     # What is known of a value
 
     def is_needed(self, value: str) -> bool:
-        """True if the adjoint of `value` is asked for: for lowerings, a rule gives them all."""
+        """True if the cotangent of `value` is asked for: for lowerings, a rule gives them all."""
         return self._needed is None or value in self._needed
 
     def is_emitted(self, value: str) -> bool:
@@ -237,7 +237,7 @@ class Emitter(Operators):
         return self.values.dims(shape)
 
     def is_sequence(self, value: str) -> bool:
-        """True if the adjoint of `value` is a sequence."""
+        """True if the cotangent of `value` is a sequence."""
         return self.values.is_sequence(value)
 
     def assume(self, value: str, shape: Shape) -> None:
@@ -245,7 +245,7 @@ class Emitter(Operators):
         self.values.shapes[value] = shape
 
     def describe(self, value: str, like: str) -> None:
-        """Record that `value` has the type and shape of `like`: an adjoint has the type and shape of its primal."""
+        """Record that `value` has the type and shape of `like`: a cotangent has the type and shape of its primal."""
         self.values.record_like(value, like)
 
     def declare(self, value: str, like: str) -> str:
@@ -279,7 +279,7 @@ class Emitter(Operators):
         return value if self.type(value) == kind else self.Cast(value, to=kind)
 
     def full(self, shape: Argument, value: float, like: str) -> str:
-        """A tensor of the given shape filled with `value`, of the type of `like`, or of its adjoint where it is quantised.
+        """A tensor of the given shape filled with `value`, of the type of `like`, or of its cotangent where it is quantised.
 
         :raises BrokenRuleError: `value` is no number of that type.
         """
@@ -358,11 +358,11 @@ class Emitter(Operators):
         return self.full_like(value, 0.0)
 
     def full_like(self, value: str, number: float) -> str:
-        """`number` wherever the adjoint of `value` has an element; the adjoint of an empty optional has no elements."""
+        """`number` wherever the cotangent of `value` has an element; the cotangent of an empty optional has no elements."""
         return _full_like(self, value, number)
 
     def sum(self, parts: Sequence[str], like: str) -> str:
-        """The sum of adjoints of `like`; sequences are added element by element.
+        """The sum of cotangents of `like`; sequences are added element by element.
 
         Of two it is an Add, which ONNX Runtime computes with all threads; its builder writes a Sum.
         """
@@ -380,7 +380,7 @@ def sequence_type(kind: int) -> TypeProto:
 
 
 def _full_like(op: Emitter, value: str, number: float) -> str:
-    """`number` wherever the adjoint of `value` has an element; the adjoint of an empty optional has no elements."""
+    """`number` wherever the cotangent of `value` has an element; the cotangent of an empty optional has no elements."""
     kind = op.values.containers.get(value)
     if kind is None:
         filled, shape = op.full(op.shape_of(value), number, like=value), op.shape(value)
@@ -403,7 +403,7 @@ def _full_like_held(op: Emitter, value: str, number: float) -> str:
 
 
 def nothing_like(op: Emitter, optional: str) -> str:
-    """The adjoint of an empty optional: a sequence, or a tensor, without elements."""
+    """The cotangent of an empty optional: a sequence, or a tensor, without elements."""
     kind = op.type(optional)
     if op.is_sequence(optional):
         return op.values.record(op.SequenceEmpty(dtype=kind), sequence_type(kind))
@@ -469,7 +469,7 @@ def shift(op: Emitter, position: str, negative: str | int, other: str | int) -> 
 
 
 def _total(op: Emitter, parts: Sequence[str], like: str) -> str:
-    """The sum of adjoints of the sequence `like`, element by element."""
+    """The sum of cotangents of the sequence `like`, element by element."""
     dense = [part for part in parts if part not in op.values.sparse.placed]
     placed = [op.values.sparse.placed[part] for part in parts if part in op.values.sparse.placed]
     if not dense:

@@ -41,7 +41,7 @@ class Values:
 
     `types` maps a tensor, or a container, to its element type, `shapes` a tensor to its dimensions (an int, a symbol, or
     None), `containers` a sequence or an optional to its type. `adjoint_types` has the quantised values that carry a
-    derivative, and the float type of their adjoints. `inputs` are values that the caller feeds, whatever the model holds.
+    derivative, and the float type of their cotangents. `inputs` are values that the caller feeds, whatever the model holds.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Values:
         return self.record(value, kind, shape)
 
     def record_like(self, adjoint: str, primal: str) -> None:
-        """Record that `adjoint` has the type and the shape of an adjoint of `primal`."""
+        """Record that `adjoint` has the type and the shape of a cotangent of `primal`."""
         kind = self.types.get(primal)
         if kind is None and primal not in self.shapes:
             return
@@ -87,7 +87,7 @@ class Values:
             self.containers[adjoint] = adjoint_of(self.containers[primal])
 
     def copy(self, value: str, other: Values) -> None:
-        """Record what `other` knows of a value, and the type of its adjoint."""
+        """Record what `other` knows of a value, and the type of its cotangent."""
         self.record(value, other.containers.get(value) or other.types.get(value), other.shapes.get(value))
         if value in other.adjoint_types:  # in a copy: a path has them too
             self.adjoint_types = {**self.adjoint_types, value: other.adjoint_types[value]}
@@ -103,11 +103,11 @@ class Values:
         return kind
 
     def adjoint_type(self, value: str) -> int:
-        """The element type of the adjoint of `value`: its own, but a float for a quantised one."""
+        """The element type of the cotangent of `value`: its own, but a float for a quantised one."""
         return self.adjoint_types.get(value) or self.type(value)
 
     def adjoint_proto(self, value: str) -> TypeProto:
-        """The type of the adjoint of `value`, without the names of sizes: they hold in one graph."""
+        """The type of the cotangent of `value`, without the names of sizes: they hold in one graph."""
         if value in self.containers:
             return unname(adjoint_of(self.containers[value]))
         return tensor_type(self.adjoint_type(value), self.shapes.get(value))
@@ -121,7 +121,7 @@ class Values:
         return value in self.types and value not in self.containers
 
     def is_sequence(self, value: str) -> bool:
-        """True if the adjoint of `value` is a sequence."""
+        """True if the cotangent of `value` is a sequence."""
         return value in self.containers and unwrapped(self.containers[value]).HasField("sequence_type")
 
     def static(self, value: str) -> tuple[int, ...] | None:

@@ -29,6 +29,7 @@ def choice(
     *flags: str,
     several: bool = False,
     others: str = "",
+    hint: str = "",
     **settings: Any,
 ) -> Any:
     """A Typer option whose value is one of a few names, which its help lists and the shell completes.
@@ -36,6 +37,7 @@ def choice(
     :param known: the names, or a function that returns them. They are read when they are needed: plug-ins add to them.
     :param several: the option takes several names, with commas or repeated.
     :param others: what else the option takes, such as "package.module:Class". The command then checks the value itself.
+    :param hint: how to add a name, for the message about an unknown one.
     """
 
     def check(param: typer.CallbackParam, value: Any) -> Any:
@@ -45,8 +47,9 @@ def choice(
                     continue
                 plugins.load()  # a plug-in may bring it
                 if name not in (listed := _listed(known)):
-                    hint = did_you_mean(name, listed)
-                    raise OptionError(f"{flag_of(param)} {name!r} is not known.{hint} There are {choices(listed)}.")
+                    meant = did_you_mean(name, listed)
+                    told = f"{flag_of(param)} {name!r} is not known.{meant} There are {choices(listed)}. {hint}"
+                    raise OptionError(told.rstrip())
         return value
 
     def complete(incomplete: str) -> list[str]:

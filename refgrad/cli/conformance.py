@@ -197,7 +197,7 @@ def run(
 ) -> None:
     """Run the suite: builders' gradients on executors, judged by oracles.
 
-    The exit code is 1 if a fault has no limitation, a limitation no longer holds, every case is undecided, or an
+    The exit code is 1 if a fault is no known failure, a known failure no longer holds, every case is undecided, or an
     oracle's forward pass computes another function than the interpreter.
     """
     plan = Plan(
@@ -348,7 +348,10 @@ def export_folder(
         print_json({"folder": str(folder), "tests": list(suite.tests), "left_out": suite.left_out})
     else:
         left_out = counted(len(suite.left_out), "case is", "cases are")
-        say(f"{folder}: {counted(len(suite.tests), 'test')}; {left_out} left out, see manifest.json")
+        say(
+            f"{folder}: {counted(len(suite.tests), 'test')}, each as a gradient and as its model; {left_out} left out, "
+            "see manifest.json"
+        )
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeAlias, Unpack
@@ -11,10 +12,12 @@ from onnx import ModelProto
 
 import refgrad
 from refgrad import recipes
+from refgrad.backends.base import load_model
 from refgrad.cli.commands import choice
 from refgrad.cli.options import Json, Keep, Model, Of, Outputs, Result, Verbose, Wrt, names, with_conventions
-from refgrad.cli.output import Bar, save
+from refgrad.cli.output import Bar, save, say
 from refgrad.errors import OptionError
+from refgrad.protos.traverse import nested
 from refgrad.reverse.request import COTANGENTS, WEIGHTS
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.tables.dialects import DIALECTS
@@ -157,16 +160,23 @@ def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
     return with_conventions(command)
 
 
-def _rewritten(rewrite: Callable[..., ModelProto], text: str) -> Command:
-    """Return the command that writes a model with some of its operators as other operators."""
+def _rewritten(rewrite: Callable[..., ModelProto], replaced: str, text: str) -> Command:
+    """Return the command that writes a model with some of its operators, `replaced`, as other operators."""
 
     def command(model: Model, output: Result, verbose: Verbose = False, as_json: Json = False) -> None:
         with Bar("rewriting"):
+            before = _operators(load_model(model))
             made = rewrite(model)
         save(made, output, model, as_json, verbose, ends=("outputs",))
+        if not as_json and _operators(made) == before:
+            say(f"Nothing was replaced: the model has no {replaced}.")
 
     command.__doc__ = f"{text}\n\n{_DATA}"
     return command
+
+
+def _operators(model: ModelProto) -> Counter[tuple[str, str]]:
+    return Counter((node.domain, node.op_type) for node in nested(model.graph.node))
 
 
 _DATA = (
@@ -192,10 +202,12 @@ hessian = _of_one_output(
 )
 lower = _rewritten(
     refgrad.lower,
+    "training operator of ONNX Runtime",
     "Replace ONNX Runtime's training operators by ai.onnx ones.",
 )
 expand = _rewritten(
     refgrad.expand_gradients,
+    "operator Gradient",
     "Replace ONNX's operator Gradient by the derivative's graph.\n\n"
     "The operator is in the domain ai.onnx.preview.training.",
 )

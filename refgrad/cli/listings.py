@@ -81,9 +81,11 @@ def weights(
         ]
         print_json({"trainable": found.trainable, "missing": found.missing, "initializers": listed})
         return
+    if state_dict is None:
+        rows = [{key: row[key] for key in ("initializer", "kind", "type", "read by")} for row in rows]
     print_table(sorted(rows, key=lambda row: list(KINDS).index(row["kind"])), verbose)
     counts = Counter(weight.kind for weight in found.values())
-    say("There are:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "no initializers")
+    say("By kind:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "no initializers")
     if found.missing:
         print_names("Of the state_dict, no initializer is made of", found.missing, verbose)
 

@@ -102,12 +102,12 @@ def remarks(
     explained: Sequence[ResultRow],
     stale: Sequence[tuple[Limitation, str]],
 ) -> Iterator[str]:
-    """The lines beneath the results: limitations, and operators without a verdict."""
+    """The lines beneath the results: known failures, and operators without a verdict."""
     if known.entries:
-        are = "is a known limitation" if len(explained) == 1 else "are known limitations"
+        are = "is a known failure" if len(explained) == 1 else "are known failures"
         yield f"{len(explained)} of {counted(len(results.faults), 'fault')} {are}."
     for entry, why in stale:
-        yield f"The limitation {entry} {why}. Remove it."
+        yield f"The known failure {entry} {why}. Remove it from the file."
     if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
         yield f"No case of {abridged(unverified)} was verified: none got a verdict."
     if uncompared := [row for row in results.rows if row.forward_note and not row.forward]:

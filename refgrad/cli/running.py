@@ -57,13 +57,13 @@ def run(
         Files.WRITTEN,
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Return every intermediate value too (backend numpy).")
+        bool, typer.Option("--trace", help="Return every intermediate value too (executor numpy).")
     ] = False,
     precision: Annotated[
         str | None,
         choice(
             ("float64",),
-            help="Compute every float in float64 (backend numpy).",
+            help="Compute every float in float64 (executor numpy).",
             show_default="the model's types",
         ),
     ] = None,

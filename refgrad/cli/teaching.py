@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
@@ -77,8 +77,8 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(rows)
-    say("Begin with: refgrad teach 1 --start answer.py")
+    print_table([{key: value for key, value in row.items() if key != "page"} for row in rows])
+    say(f"The pages are in {PurePosixPath(CHAPTERS[1].page).parent}. Begin with: refgrad teach 1 --start answer.py")
 
 
 def _ask(asked: Chapter, as_json: bool) -> None:

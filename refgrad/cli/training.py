@@ -67,7 +67,7 @@ _Freeze = Annotated[
     list[str] | None,
     typer.Option(metavar="NAMES", help="Weights that are not trained, written like --trainable.", show_default="none"),
 ]
-_Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.")]
+_Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.", hint="One of your own needs --import MODULE.")]
 
 
 @dataclass(frozen=True)

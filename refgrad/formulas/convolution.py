@@ -1,4 +1,4 @@
-"""The adjoints of ConvTranspose, and the number of spatial axes."""
+"""The gradients of ConvTranspose, and the number of spatial axes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def conv_transpose_adjoints(
     pads: Ints,
     strides: Ints,
 ) -> tuple[str, str, str]:
-    """dX = Conv(dY, W), dW = the adjoint of the kernel of this Conv of dY for the cotangent X, dB = Σ dY"""
+    """dX = Conv(dY, W), dW = the gradient of this Conv of dY by its kernel for the cotangent X, dB = Σ dY"""
     rank = spatial_rank(op, (X, W, d_Y), kernel_shape, strides, dilations, pads)
     s, d, extra = list(strides or [1] * rank), list(dilations or [1] * rank), list(output_padding or [0] * rank)
     d_B = op.ReduceSum(d_Y, [0, *range(2, rank + 2)], keepdims=0)

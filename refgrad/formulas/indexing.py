@@ -27,7 +27,7 @@ def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
 
 
 def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> str:
-    """The adjoint of an operator that only moves elements: number the elements of x, move the numbers, add dY there."""
+    """The gradient of an operator that only moves elements: number the elements of x, move the numbers, add dY there."""
     size = product(op, shape)
     numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     taken = op.Reshape(move(numbers), [-1])
@@ -63,7 +63,7 @@ def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]
 def copies_added(
     op: Emitter, dY: str, dims: Sequence[int | str | None], around: Mapping[int, tuple[int, int]], mode: str
 ) -> str | None:
-    """The adjoint of Pad (modes reflect, edge and wrap): the padding is cut off and added where it was copied from.
+    """The gradient of Pad (modes reflect, edge and wrap): the padding is cut off and added where it was copied from.
 
     None where a size is not known, elements are taken away, or both sides of an axis copied the same elements.
 

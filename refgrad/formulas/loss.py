@@ -9,7 +9,7 @@ from refgrad.builder.op import Emitter
 
 @dataclass(frozen=True)
 class Labels:
-    """The tensors that the adjoint of a loss needs for each label, all (N, d...) or a scalar.
+    """The tensors that the cotangent of a loss needs for each label, all (N, d...) or a scalar.
 
     `classes` are the labels, 0 where they are ignored, `ignored` tells where (None: nowhere). `unit` is the cotangent of
     an unweighted loss, `share` the cotangent of a weighted loss: 0 where ignored.

@@ -1,4 +1,4 @@
-"""The adjoints of normalizations. x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε)."""
+"""The gradients of normalizations. x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_statistics(
     axes: Sequence[int],
     shared: Sequence[int],
 ) -> tuple[str, str, str]:
-    """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`.
+    """The cotangents of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`.
 
     With c = x − mean: dx = scale·r·(dy − c·r²·mean(dy·c) − mean(dy)), dscale = r·Σ dy·c, dB = Σ dy. No product leaves the
     range of float32 where x̂ does not; the range of float16 is too small for r² and for the sums.
@@ -154,7 +154,7 @@ def by_normalized(
 
 
 def through_statistics(op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int], centred: bool = True) -> str:
-    """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the adjoint of x̂ and the means are over `axes`, the statistics'.
+    """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the cotangent of x̂ and the means are over `axes`, the statistics'.
 
     Where x̂ = x·r is not `centred`, mean(g) does not occur.
     """

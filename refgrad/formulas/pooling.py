@@ -1,4 +1,4 @@
-"""Adjoints of poolings that go to every element of a window."""
+"""Gradients of poolings that go to every element of a window."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The adjoints of Resize: linear in X, with weights W that Resize itself computes when it is given an identity matrix.
+"""The gradients of Resize: linear in X, with weights W that Resize itself computes when it is given an identity matrix.
 
 Along each axis X is read at points between its elements. The scales and the roi move these points, and with antialias the
-scale widens the filter: their adjoints are sums of dW times the slopes of W.
+scale widens the filter: their cotangents are sums of dW times the slopes of W.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def resize_adjoints(
     nearest_mode: str,
     **_: Any,
 ) -> tuple[str, str | None, str | None]:
-    """The adjoints of X, the roi and the scales, the latter two only where they are asked for and not zero."""
+    """The cotangents of X, the roi and the scales, the latter two only where they are asked for and not zero."""
     if sizes is not None and op.static(sizes) != (0,):
         scales = None
     else:
@@ -300,7 +300,7 @@ def _element(op: Emitter, vector: str, k: int) -> str:
 
 @dataclass(frozen=True)
 class _Moves:
-    """The adjoints of the scale and of the ends of the roi of one axis, each on an axis of size 1; None where not needed."""
+    """The cotangents of the scale and of the ends of the roi of one axis, each on an axis of size 1; None where not needed."""
 
     scale: str | None
     ends: tuple[str, str] | None
@@ -332,7 +332,7 @@ def _moved(
     by_roi: bool,
     by_scales: bool,
 ) -> _Moves:
-    """The adjoints of the scale and the roi of one axis, from the adjoints of its points and its stretch, by the chain rule."""
+    """The cotangents of the scale and the roi of one axis, by the chain rule from the cotangents of its points and stretch."""
     points = _points(op, plan, k, axis, attributes)
     d_scale = d_ends = None
     if by_scales:
@@ -412,7 +412,7 @@ def _slopes(
     moves: str | None,
     grows: str | None,
 ) -> tuple[str, str]:
-    """The adjoints of the points and of the stretch, one for each element of Y, from dW.
+    """The cotangents of the points and of the stretch, one for each element of Y, from dW.
 
     `moves` and `grows` are the derivatives of the two by what changes: at a kink they choose the side. Rows are the elements
     of X that a point reads, columns the elements of Y. Where the weights are normalised, w = f/Σf and dw = df·(1 − Σw)/Σf.
@@ -492,7 +492,7 @@ def _double(op: Emitter, value: str) -> str:
 
 
 def _collected(op: Emitter, plan: _Sizes, moves: Sequence[_Moves]) -> tuple[str | None, str | None]:
-    """The adjoints of the roi and of the scales, from the adjoints for each axis in `moves`."""
+    """The cotangents of the roi and of the scales, from the cotangents for each axis in `moves`."""
     parts = [
         [move.ends[0] for move in moves if move.ends is not None],
         [move.ends[1] for move in moves if move.ends is not None],

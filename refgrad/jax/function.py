@@ -108,7 +108,7 @@ def function(
     It is called with the inputs of the model, by position in their order or by name, and returns the output, or the tuple of
     the outputs. With `trainable` the first argument is a dict of weights, `f(f.params, x)`, so that `jax.grad(loss)` by them
     has a gradient for each. Derivatives are models that `refgrad.gradient` and `refgrad.jvp` make when they are needed,
-    to any order; XLA calls the backend for each model. Integers and booleans have no gradient, neither as inputs nor as
+    to any order; XLA calls the executor for each model. Integers and booleans have no gradient, neither as inputs nor as
     outputs. Python's numbers take the type of the input; arrays have to have it. Without JAX's 64-bit mode an int32 is
     taken for an int64, and returned for one.
 
@@ -121,13 +121,13 @@ def function(
         depend on the same rows of the inputs alone. You say so; nothing checks it. `vmap` then makes one longer batch of all.
         It does not do so by weights, nor for gradients of weights, which are sums over samples.
     :param backend: what runs the models: a name that `refgrad.backends.get_backend` knows.
-    :param options: arguments of the backend's `prepare`, such as {"threads": 1}. The threads of "ort-cpu" do not spin between
+    :param options: arguments of the executor's `prepare`, such as {"threads": 1}. The threads of "ort-cpu" do not spin between
         calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises InvalidModelError: the model cannot be read, or an input or an output is not a tensor of numbers.
     :raises UnknownNameError: a name in `trainable` that does not exist, or nothing is trainable.
     :raises OptionError: a wrong option; a node draws random numbers; or there is no such batch axis.
-    :raises BackendError: the backend does not exist or is not installed.
+    :raises BackendError: the executor does not exist or is not installed.
 
     >>> import jax, jax.numpy as jnp, onnx.parser, refgrad.jax
     >>> square = onnx.parser.parse_model(
@@ -171,7 +171,7 @@ def _settings(
     if batch_axis is not None and (type(batch_axis) is not int or batch_axis < 0):
         raise OptionError(f"batch_axis={batch_axis!r} is not an axis. Give a number from 0 on, or None.")
     given = dict(options or {})
-    if isinstance(get_backend(backend), CpuBackend):  # another backend refuses options that it does not have
+    if isinstance(get_backend(backend), CpuBackend):  # another executor refuses options that it does not have
         given["config"] = SLEEPING | dict(given.get("config", {}))
     return FunctionSettings(backend, given, conventions, batch_axis)
 

@@ -136,7 +136,7 @@ def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: J
 
 
 def _called(*inputs: Any, program: JaxProgram) -> list[Any]:
-    """The call of the backend. Each 64-bit number passes as two of 32 bits.
+    """The call of the executor. Each 64-bit number passes as two of 32 bits.
 
     JAX's 64-bit mode may belong to one thread, as in `with jax.enable_x64()`; in the thread of the call JAX would halve them.
     """

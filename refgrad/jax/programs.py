@@ -92,7 +92,7 @@ class JaxProgram(ABC):
         """The model, ready to run.
 
         :raises NoGradientError: an operator on the way has no derivative.
-        :raises BackendError: the backend cannot run the model.
+        :raises BackendError: the executor cannot run the model.
         """
         with self._lock:
             return self._prepared
@@ -104,7 +104,7 @@ class JaxProgram(ABC):
     def run(self, promised: Sequence[tuple[Sizes, np.dtype[Any]]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         """Compute the outputs. Integers are widened to the dtypes of the model, and narrowed to the promised ones.
 
-        :raises BackendError: the backend fails, or an output has another shape than `promised`, or does not fit into the type.
+        :raises BackendError: the executor fails, or an output has another shape than `promised`, or does not fit into the type.
         """
         prepared, (fed, returned) = self.prepare(), self.names
         feeds = {

@@ -1,8 +1,8 @@
-"""Where the weights of a model lie: in initializers, in Constant nodes, and in bodies.
+"""The places of weights in a model: initializers, Constant nodes, bodies.
 
-Exporters differ: those of PaddlePaddle and spox write weights as Constant nodes, and an If or a Loop may hold weights in its
-bodies. `lifted` makes initializers of the main graph of them, and everything behind it knows initializers alone. `places` finds
-the tensors by the same names, so that a trained value goes back to where the file has it.
+The exporters of PaddlePaddle and spox write weights as Constant nodes, and an If or a Loop may hold weights in its bodies.
+`lifted` makes initializers of the main graph of them, so the rest of refgrad knows initializers alone. `places` finds the
+tensors by the same names, and writes a trained value back to its place in the file.
 """
 
 from __future__ import annotations

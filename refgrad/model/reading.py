@@ -104,10 +104,11 @@ def _settled(model: ModelProto, sort: bool, lift: bool) -> ModelProto:
 
     If a model breaks the specification but ONNX Runtime runs it, the copy has the meaning that ONNX Runtime gives to it.
     """
-    model = spell_out_misplaced(_with_import(_each_once(model)))
+    model = _with_import(_each_once(model))
     model = _in_order(model) if sort else model
-    model = plain_layout(model, array_of) if in_layout(model) else model
-    return lifted(model) if sort and lift else model
+    model = lifted(model) if sort and lift else model
+    model = spell_out_misplaced(model)
+    return plain_layout(model, array_of) if in_layout(model) else model
 
 
 def _with_import(model: ModelProto) -> ModelProto:

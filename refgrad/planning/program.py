@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,13 +26,16 @@ from refgrad import traits
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError, choices, did_you_mean
 from refgrad.model import native
 from refgrad.model.external import array_of
+from refgrad.model.implied_sizes import with_way
 from refgrad.model.inference.completion import infer_completely
 from refgrad.model.inlining.inline import inline_functions
 from refgrad.model.reading import is_large, skeleton_of
 from refgrad.planning.folding import folded
+from refgrad.planning.sizes import size_of
 from refgrad.protos.traverse import attribute_value, captured, graphs, reads_of
 from refgrad.protos.types import dimension, is_container, type_of
 from refgrad.ranges import RANGES
+from refgrad.reverse.assembly import names_in, primals_in
 from refgrad.tables.randomness import may_draw
 from refgrad.tables.schemas import find_schema
 
@@ -139,6 +142,8 @@ class Program:
 def program(model: ModelProto, sizes: Mapping[str, int] | None = None) -> Program:
     """The steps of `model`, whose functions are inlined, with the numbers `sizes` for symbols of dimensions.
 
+    A cotangent gets the sizes of its output, if the other sizes imply them.
+
     :raises OptionError: a symbol of an input has no number, or a size is not a number of elements.
     :raises UnknownNameError: a symbol in `sizes` that no input has.
     """
@@ -149,14 +154,32 @@ def program(model: ModelProto, sizes: Mapping[str, int] | None = None) -> Progra
     constants = {tensor.name for tensor in model.graph.initializer}
     if model.ir_version >= 4:
         constants -= {value.name for value in model.graph.input}
-    _set_sizes(skeleton.graph, {} if sizes is None else sizes)
     weights = {tensor.name: CostTensor(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer}
     fed = [value.name for value in model.graph.input if value.name not in constants]
-    return _program(skeleton, weights, fed, constants, {})
+    cotangents = {cotangent: output for output, cotangent in names_in(model)[0].items()}
+    of_outputs: dict[str, CostTensor] = {}
+
+    def types_of_outputs() -> Mapping[str, CostTensor]:
+        whole = with_way(model, skeleton)
+        _clear_symbols(whole.graph)
+        of_outputs.update(_program(whole, weights, fed, constants, {}).types)
+        return of_outputs
+
+    _set_sizes(skeleton.graph, {} if sizes is None else sizes, cotangents, types_of_outputs)
+    return _program(skeleton, weights, fed, constants, {}, primals=of_outputs)
 
 
-def _set_sizes(graph: GraphProto, sizes: Any) -> None:
-    """Put numbers into the declared shapes, in place. What results declare in other symbols is left to inference."""
+def _set_sizes(
+    graph: GraphProto,
+    sizes: Any,
+    cotangents: Mapping[str, str],
+    types_of_outputs: Callable[[], Mapping[str, CostTensor]],
+) -> None:
+    """Put numbers into the declared shapes, in place. What results declare in other symbols is left to inference.
+
+    :param cotangents: the output that each cotangent belongs to.
+    :param types_of_outputs: returns the types of these outputs, as far as they are known.
+    """
     if not isinstance(sizes, Mapping):
         raise OptionError(
             f"sizes is a mapping from symbols to numbers, such as {{'N': 32}}, not {reprlib.repr(sizes)}."
@@ -177,33 +200,81 @@ def _set_sizes(graph: GraphProto, sizes: Any) -> None:
             raise OptionError(
                 f"Input {value.name!r} declares no shape. Declare its dimensions, by names where the sizes are not known."
             )
+    known = {symbol: size for symbol, size in sizes.items() if symbol != ANY}
+    _put(graph, known)
+    if any(name in cotangents for name, *_ in _open(graph)):
+        _put_implied(graph, known, cotangents, types_of_outputs())
+    if (rest := sizes.get(ANY)) is not None:
+        for _, _, dim in _open(graph):
+            dim.Clear()
+            dim.dim_value = rest
+    _refuse_open(graph)
+    _clear_symbols(graph)
+
+
+def _open(graph: GraphProto) -> Iterator[tuple[str, int, Any]]:
+    """The dimensions of inputs that have no number: the input, the axis, and the dimension."""
+    for value in graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            symbol = dimension(dim)
-            if isinstance(symbol, int):
-                continue
-            size = sizes.get(symbol or ANY, sizes.get(ANY))
-            if size is None and symbol is not None:
-                unknown = f"The size {symbol!r} of input {value.name!r} is not known."
-                raise OptionError(
-                    f"{unknown} Give a number for it: sizes={{{symbol!r}: 32}}.",
-                    unknown,
-                )
-            if size is None:
-                unknown = f"Axis {axis} of input {value.name!r} has neither a size nor a name."
-                raise OptionError(
-                    f"{unknown} Give a number for all such axes: sizes={{{ANY!r}: 32}}.",
-                    unknown,
-                )
+            if not isinstance(dimension(dim), int):
+                yield value.name, axis, dim
+
+
+def _put(graph: GraphProto, known: Mapping[str, int]) -> None:
+    """Put the numbers of symbols into the declared shapes, in place."""
+    for _, _, dim in _open(graph):
+        size = size_of(dimension(dim), known)
+        if size is not None:
             dim.Clear()
             dim.dim_value = size
     for inner in graphs(graph):
         for value in (*inner.value_info, *inner.output):
             for dim in value.type.tensor_type.shape.dim:
-                if dim.HasField("dim_param"):
-                    symbol = dim.dim_param
+                if dim.HasField("dim_param") and (size := known.get(dim.dim_param)) is not None:
                     dim.Clear()
-                    if symbol in sizes:
-                        dim.dim_value = sizes[symbol]
+                    dim.dim_value = size
+
+
+def _clear_symbols(graph: GraphProto) -> None:
+    """Forget what results declare in symbols, in place: inference tells."""
+    for inner in graphs(graph):
+        for value in (*inner.value_info, *inner.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.HasField("dim_param"):
+                    dim.Clear()
+
+
+def _put_implied(
+    graph: GraphProto, known: Mapping[str, int], cotangents: Mapping[str, str], types: Mapping[str, CostTensor]
+) -> None:
+    """Put the sizes of cotangents into the declared shapes, in place, as far as the sizes of their outputs are known."""
+    implied = dict(known)
+    for name, axis, dim in _open(graph):
+        output = types.get(cotangents.get(name, ""))
+        symbol = dimension(dim)
+        if output is None or len(output.shape) <= axis:
+            continue
+        if isinstance(symbol, str):
+            implied.setdefault(symbol, output.shape[axis])
+        else:
+            dim.Clear()
+            dim.dim_value = output.shape[axis]
+    _put(graph, implied)
+
+
+def _refuse_open(graph: GraphProto) -> None:
+    """Refuse what has no number yet. Of several symbols the shortest one is named.
+
+    :raises OptionError: a dimension of an input has no number.
+    """
+    places = [(symbol, name) for name, _, dim in _open(graph) if isinstance(symbol := dimension(dim), str)]
+    if places:
+        symbol, name = min(places, key=lambda place: len(place[0]))
+        unknown = f"The size {symbol!r} of input {name!r} is not known."
+        raise OptionError(f"{unknown} Give a number for it: sizes={{{symbol!r}: 32}}.", unknown)
+    for name, axis, _ in _open(graph):
+        unknown = f"Axis {axis} of input {name!r} has neither a size nor a name."
+        raise OptionError(f"{unknown} Give a number for all such axes: sizes={{{ANY!r}: 32}}.", unknown)
 
 
 def _check(graph: GraphProto, sizes: Mapping[str, Any]) -> None:
@@ -227,8 +298,12 @@ def _program(
     constants: set[str],
     values: dict[str, np.ndarray],
     captures: frozenset[str] = frozenset(),
+    primals: Mapping[str, CostTensor] | None = None,
 ) -> Program:
-    """The steps of a model whose inputs have shapes; `values` are inputs that are known."""
+    """The steps of a model whose inputs have shapes; `values` are inputs that are known.
+
+    :param primals: types of values that the model may lack, and whose cotangents it computes.
+    """
     opsets = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in model.opset_import}
     inferred = infer_completely(model)
     types: dict[str, CostTensor] = dict(weights)
@@ -242,6 +317,7 @@ def _program(
             values[initializer.name] = array_of(initializer)
     for sparse in model.graph.sparse_initializer:
         types[sparse.values.name] = CostTensor(sparse.values.data_type, tuple(sparse.dims))
+    primals_of = {value.name: primals_in(value) for value in (*model.graph.value_info, *model.graph.output)}
     steps: list[CostStep] = []
     unknown: dict[str, str] = {}
     for node in model.graph.node:
@@ -255,6 +331,10 @@ def _program(
                 if name and known is not None:
                     types.setdefault(name, known)
             unknown.update(body.unknown)
+        for name in (name for name in node.output if name and name not in types):
+            like = (types.get(primal) or (primals or {}).get(primal) for primal in primals_of.get(name, ()))
+            if (known := next(filter(None, like), None)) is not None:
+                types[name] = known  # a cotangent has the type and the shape of its primal
         label = node.name or next(filter(None, node.output), node.op_type)
         unknown.update((name, label) for name in node.output if name and name not in types)
         if trips is None:

@@ -88,4 +88,4 @@ def read_text(path: str | os.PathLike[str], error: type[RefgradError], advice: s
     try:
         return read_bytes(path, error, advice).decode("utf-8")
     except UnicodeDecodeError as failure:
-        raise error(f"{str(Path(path))!r} cannot be read: {failure}. {advice}".rstrip()) from failure
+        raise error(f"{str(Path(path))!r} is not a text file in UTF-8. {advice}".rstrip()) from failure

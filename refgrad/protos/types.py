@@ -55,7 +55,7 @@ def unwrapped(kind: TypeProto) -> TypeProto:
 
 
 def adjoint_of(kind: TypeProto) -> TypeProto:
-    """The type of the adjoint of a value. The adjoint of an optional tensor, which may be empty, has a known rank alone."""
+    """The type of the cotangent of a value. The cotangent of an optional tensor, which may be empty, has a known rank alone."""
     if not kind.HasField("optional_type"):
         return kind
     elements, shape = type_of(ValueInfoProto(type=unwrapped(kind)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -13,9 +13,11 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, helper
 from refgrad.builder.nodes import COTANGENT_OF, NodeWriter, needed_emitted
 from refgrad.errors import InvalidModelError
 from refgrad.model.graph import Graph, needed_nodes
+from refgrad.model.implied_sizes import put_way
+from refgrad.model.reading import is_large
 from refgrad.protos.documents import parse_json, typed
 from refgrad.protos.traverse import every_node, import_domain, refill, rename_repeats
-from refgrad.protos.types import Shape, adjoint_of, is_container, unname
+from refgrad.protos.types import Shape, adjoint_of, is_container, type_of, unname
 from refgrad.reverse.edits import edited
 from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
@@ -79,7 +81,42 @@ def assemble(
             refill(function.node, body.node)
     gradients = {name: sweep.names[value] for name, value in swept.adjoints.items()}
     note(final, graph.source, gradients=gradients, cotangents=swept.cotangents)
+    put_way(final, _way_to_outputs(graph, swept.cotangents, target))
     return final
+
+
+def _way_to_outputs(graph: Graph, outputs: Iterable[str], target: GraphProto) -> GraphProto:
+    """The forward nodes that the gradient does not need, and that tell the sizes of outputs; see `model/implied_sizes.py`.
+
+    Empty if the outputs have the symbols of inputs alone.
+    """
+    symbols = {size for value in graph.inputs.values() for size in type_of(value)[1] or ()}
+    open_ones = [
+        n for n in outputs if any(not isinstance(d, int) and d not in symbols for d in graph.shapes.get(n, ()))
+    ]
+    way = GraphProto(name="sizes")
+    known = {
+        *graph.inputs,
+        *(t.name for t in target.initializer),
+        *(name for node in target.node for name in node.output),
+    }
+    wanted = {*open_ones} - known
+    nodes = []
+    for node in reversed(graph.nodes) if wanted else ():
+        if not wanted.isdisjoint(node.outputs):
+            nodes.append(node.proto)
+            wanted.difference_update(node.outputs)
+            wanted.update(name for name in node.reads if name and name not in known)
+    way.node.extend(reversed(nodes))
+    for name in sorted(wanted):
+        if name not in graph.initializers:
+            return GraphProto()
+        tensor = graph.initializers[name]
+        if is_large(tensor):
+            way.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+        else:
+            way.initializer.append(tensor)
+    return way
 
 
 def _add_values(
@@ -93,17 +130,17 @@ def _add_values(
 ) -> None:
     """Add inputs, outputs, initializers, and the types of values within."""
     graph, op, names, target = swept.path.graph, swept.op, swept.sweep.names, final.graph
-    type_of = _Types(graph)
+    typed_as = _Types(graph)
     constants = graph.initializers if weights == "constants" else ()
     fed = swept.adjoints.keys() if weights == "inputs" else ()
     target.input.extend([value for name, value in graph.inputs.items() if name not in constants])
     for name in swept.adjoints:
         if name not in graph.inputs and name not in constants:
-            target.input.add(name=name, type=type_of(name))
+            target.input.add(name=name, type=typed_as(name))
     for output, name in swept.cotangents.items():
-        _say_primals(target.input.add(name=name, type=type_of(output)), primals.get(name, (output,)))
+        _say_primals(target.input.add(name=name, type=typed_as(output)), primals.get(name, (output,)))
     for name, value in swept.adjoints.items():
-        _say_primals(target.output.add(name=names[value], type=type_of(name)), primals[value])
+        _say_primals(target.output.add(name=names[value], type=typed_as(name)), primals[value])
     target.output.extend(kept)
     live.update(swept.adjoints)
     live.update(graph.inputs)
@@ -129,7 +166,7 @@ def _add_values(
 def _declare_adjoints(
     writer: NodeWriter, swept: SweepResults, live: set[str], primals: Mapping[str, Sequence[str]]
 ) -> None:
-    """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
+    """Declare the cotangents of values within, where they are read: each once, as the last of its primals is declared."""
     op, names, graph = swept.op, swept.sweep.names, swept.path.graph
     elsewhere = live.difference(swept.adjoints.values(), op.declared, swept.cotangents.values())
     others = op.values.adjoint_types.keys() | graph.containers.keys()
@@ -141,7 +178,7 @@ def _declare_adjoints(
 
 
 def _primals(swept: SweepResults) -> dict[str, list[str]]:
-    """The primals that each adjoint is the cotangent of: several where an operator passes it on unchanged, such as Add."""
+    """The primals that each cotangent is the cotangent of: several where an operator passes it on unchanged, such as Add."""
     totals = swept.sweep.totals
     primals = {adjoint: [primal] for primal, adjoint in totals.items()}
     if len(primals) < len(totals):
@@ -213,3 +250,14 @@ def noted(model: ModelProto, key: str, kind: Any = dict[str, Any]) -> Any:
         raise InvalidModelError(
             f"The metadata refgrad.{key} of the model cannot be read: {error}. Remove it, or make the model again."
         ) from error
+
+
+def primals_in(value: ValueInfoProto) -> list[str]:
+    """The values that a declared value is the cotangent of, as `gradient` wrote them down; of another value none."""
+    for entry in value.metadata_props:
+        if entry.key == COTANGENT_OF:
+            try:
+                return list(typed(parse_json(entry.value), tuple[str, ...], "it"))
+            except ValueError:
+                return []
+    return []

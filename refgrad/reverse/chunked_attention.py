@@ -5,7 +5,7 @@ blocks, each block is a segment of nodes that the backward pass computes again (
 
     y = Concat(softmax(q_1·Kᵀ + mask_1)·V, softmax(q_2·Kᵀ + mask_2)·V, ...)
 
-The keys and the values pass from block to block by an Identity. So their adjoints are added up block by block, and no two
+The keys and the values pass from block to block by an Identity. So their cotangents are added up block by block, and no two
 blocks have to wait for each other's (Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory").
 """
 

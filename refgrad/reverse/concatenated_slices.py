@@ -1,4 +1,4 @@
-"""Adjoints of slices: those that fill an axis are put side by side, without zeros between which they would be added."""
+"""Cotangents of slices: those that fill an axis are put side by side, without zeros between which they would be added."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from refgrad.builder.op import Emitter
 
 
 def joined(op: Emitter, parts: Sequence[str], like: str) -> list[str]:
-    """The adjoints `parts` of `like`, with one Concat for those whose ranges together are an axis.
+    """The cotangents `parts` of `like`, with one Concat for those whose ranges together are an axis.
 
     A dialect that follows ONNX Runtime's builder adds them all.
     """

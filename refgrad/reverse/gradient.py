@@ -58,7 +58,7 @@ def gradient(
     only number of axes, up to 5, with which the model can be differentiated.
 
     A local function that is called more than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it
-    has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
+    has to return what the derivative reads, `f_grad` returns the cotangents of its inputs. Each is written once for all calls
     whose inputs have the same types and sizes, and of which the same is asked. Others are inlined; so are all before
     opset 17, where a rule has to know more of a shape that is an argument, with `recompute`, with `strong_zero`, in
     dialect "ort", and with another derivative of quantization than "zero".
@@ -69,7 +69,7 @@ def gradient(
         the names of the default that match it. `refgrad.weights(model).trainable` are the parameters alone.
     :param outputs: the float outputs to differentiate; by default every float output.
     :param dialect: "onnx" emits ai.onnx operators only. "ort" emits what ONNX Runtime's own builder does: its training
-        operators wherever their kernels are right, and its names. There the adjoint of every tensor on the way is
+        operators wherever their kernels are right, and its names. There the cotangent of every tensor on the way is
         `<tensor>_grad`, the sum of the contributions `<tensor>_grad_0`, `<tensor>_grad_1`, ... (docs/parity.md).
     :param cotangent: "input": the cotangents are graph inputs; "ones": they are 1 everywhere, inside the graph; "yield":
         they come from com.microsoft.YieldOp (dialect "ort" only).

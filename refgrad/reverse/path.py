@@ -40,7 +40,7 @@ class Path:
     ones that an output depends on, `routes` the ways through nodes with graphs of their own, by name. `blocked` are the
     active nodes that have no derivative, `refusals` why not where it is not the operator alone that tells, `found` the nodes
     by operator and verdict. With a `quantization` other than "zero" what QuantizeLinear makes varies too, and whatever moves
-    its elements: `adjoint_types` has these values, and the types of their adjoints. So does the text or the bits of a float,
+    its elements: `adjoint_types` has these values, and the types of their cotangents. So does the text or the bits of a float,
     until something is made of it in which no derivative hides: a way back to a float is refused.
     """
 
@@ -102,7 +102,7 @@ def find_path(
 ) -> Path:
     """The path from `wrt` to `outputs` in the graph of `control_flow`, with the operators that stand in the way, if any.
 
-    :param carried: quantised values outside that carry a derivative, and the types of their adjoints.
+    :param carried: quantised values outside that carry a derivative, and the types of their cotangents.
     :param refusals: operators whose function body does not cover a node, and why not.
     """
     graph, varying = control_flow.graph, VaryingValues(set(wrt), dict(carried or {}))
@@ -220,7 +220,7 @@ class _Verdicts:
         return verdict, [*carrying, *quantised], differentiable
 
     def _quantised(self, node: Node) -> dict[str, int]:
-        """The outputs of a quantised type that carry a derivative, and the element type of their adjoints.
+        """The outputs of a quantised type that carry a derivative, and the element type of their cotangents.
 
         It is the type of the quantised value that the node reads. If the node rounds, it is the type of the scale.
         """
@@ -264,7 +264,7 @@ class _Verdicts:
             ):
                 return "none", node.reads
             if node.reads is not node.inputs and not self._varying.names.isdisjoint(node.reads[len(node.inputs) :]):
-                return "none", node.reads  # a rule gives no adjoint of what graphs capture
+                return "none", node.reads  # a rule gives no cotangent of what graphs capture
             names: list[str] = []
             for position, variadic in rule.bind(opset)[1]:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]

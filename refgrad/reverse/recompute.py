@@ -6,7 +6,7 @@ its backward part begins (Griewank 1992; Chen et al. 2016, "Training Deep Nets w
 A runtime may merge a copy with its original, or run it as early as its inputs are there: either way the values would live as
 long as before. So the copies read values that are tied to what the backward pass has computed until then:
 
-    ready = Concat(Cast(Slice(Reshape(adjoint, [-1]), 0, 0)), ...)      no elements, int64
+    ready = Concat(Cast(Slice(Reshape(cotangent, [-1]), 0, 0)), ...)      no elements, int64
     tied  = Unsqueeze(value, ready)                                     no axis is added
 
 The tie moves no data, is exact whatever the values are, and no derivative passes through `ready`. A Reshape to Shape(value) and

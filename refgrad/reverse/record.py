@@ -1,4 +1,4 @@
-"""The record of a sweep: the contributions to each adjoint, and the sums over broadcast axes.
+"""The record of a sweep: the contributions to each cotangent, and the sums over broadcast axes.
 
 Nobody but `refgrad.walk` asks for it. Without a record a sweep does nothing for it.
 """
@@ -13,7 +13,7 @@ from refgrad.tables.registry import RULES
 
 
 class Given(NamedTuple):
-    """The adjoint that a node gave to `primal`, its input at `position`; -1 for a value that its graphs read."""
+    """The cotangent that a node gave to `primal`, its input at `position`; -1 for a value that its graphs read."""
 
     node: str
     position: int
@@ -22,7 +22,7 @@ class Given(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """An adjoint before and after it was summed over the axes along which `primal` was broadcast, in the rule of a node."""
+    """A cotangent before and after it was summed over the axes along which `primal` was broadcast, in the rule of a node."""
 
     node: str
     primal: str
@@ -31,7 +31,7 @@ class Summed(NamedTuple):
 
 
 class SweepRecord:
-    """The contributions to every adjoint and the sums over broadcasts, in the order in which the sweep met them."""
+    """The contributions to every cotangent and the sums over broadcasts, in the order in which the sweep met them."""
 
     def __init__(self) -> None:
         self.given: list[Given] = []
@@ -40,7 +40,7 @@ class SweepRecord:
     def watched(
         self, graph: Graph, node: Node, pairs: Iterable[tuple[str, str | None]]
     ) -> Iterator[tuple[str, str | None]]:
-        """`pairs`, the names that a node reads and their adjoints, each written down on the way."""
+        """`pairs`, the names that a node reads and their cotangents, each written down on the way."""
         places = iter(_places(graph, node))
         for name, adjoint in pairs:
             position = next(places, -1)
@@ -50,7 +50,7 @@ class SweepRecord:
 
 
 def _places(graph: Graph, node: Node) -> Iterator[int]:
-    """The positions of the inputs that the rule of a node gives adjoints to, in its order."""
+    """The positions of the inputs that the rule of a node gives cotangents to, in its order."""
     rule = RULES.get(node.key)
     if rule is None or node.key in graph.control_flow:
         return

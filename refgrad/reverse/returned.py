@@ -1,4 +1,4 @@
-"""The adjoints that a rule returned, paired with the inputs of the node, or an error that says what is wrong."""
+"""The cotangents that a rule returned, paired with the inputs of the node, or an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from refgrad.errors import BrokenRuleError, choices, did_you_mean
 from refgrad.tables.registry import Rule
 
-_PAIRS = "differentiate gives pairs: the name of a value that the node reads, and the adjoint of that value or None"
+_PAIRS = "differentiate gives pairs: the name of a value that the node reads, and the cotangent of that value or None"
 
 
 def adjoints_of(
@@ -19,18 +19,18 @@ def adjoints_of(
     inputs: Sequence[str],
     known: Container[str],
 ) -> Iterator[tuple[str, str | None]]:
-    """The inputs of a node and the adjoints that its rule returned for them.
+    """The inputs of a node and the cotangents that its rule returned for them.
 
     :param places: position and whether it is variadic, of each input that is differentiable.
     :param node: the name of the node, for messages.
     :param inputs: the inputs of the node.
     :param known: the names of all values there are.
-    :raises BrokenRuleError: `result` has another number of adjoints, or one that is neither the name of a value nor None.
+    :raises BrokenRuleError: `result` has another number of cotangents, or one that is neither the name of a value nor None.
     """
     if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
         result = (result,)
     if not isinstance(result, tuple) or len(result) != len(places):
-        what = f"{len(result)} adjoints" if isinstance(result, tuple) else _described(result)
+        what = f"{len(result)} cotangents" if isinstance(result, tuple) else _described(result)
         raise BrokenRuleError(
             f"The rule for {rule.op_type} returned {what} for node {node!r}; "
             f"{_due(rule, places)}: return a tuple of {len(places)}, with None where one is zero."
@@ -47,7 +47,7 @@ def adjoints_of(
             what = f"a list of {len(adjoint)}" if isinstance(adjoint, list | tuple) else _described(adjoint)
             raise BrokenRuleError(
                 f"The rule for {rule.op_type} returned {what} for the variadic input {name} of node {node!r}; "
-                f"return a list of {len(rest)} adjoints, with None where one is zero."
+                f"return a list of {len(rest)} cotangents, with None where one is zero."
             )
         for k, each in enumerate(adjoint):
             if each is not None and not (each.__class__ is str and each in known):
@@ -58,7 +58,7 @@ def adjoints_of(
 def adjoints_by_control_flow_rule(
     rule: str, result: Any, node: str, reads: Sequence[str], known: Container[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """The inputs of a node, each with the adjoint that its control-flow rule gave.
+    """The inputs of a node, each with the cotangent that its control-flow rule gave.
 
     :param rule: the name of the control-flow rule's class, for messages.
     :param reads: what the node reads, in its graphs too.
@@ -78,7 +78,7 @@ def adjoints_by_control_flow_rule(
         name, adjoint = pair
         if name.__class__ is not str or name not in reads:
             raise BrokenRuleError(
-                f"The control-flow rule {rule} returned an adjoint of {_described(name)} for node {node!r}, which reads "
+                f"The control-flow rule {rule} returned a cotangent of {_described(name)} for node {node!r}, which reads "
                 f"{choices(dict.fromkeys(reads))}; {_PAIRS}."
             )
         if adjoint is not None and not (adjoint.__class__ is str and adjoint in known):
@@ -93,7 +93,7 @@ def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
 def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> BrokenRuleError:
     return BrokenRuleError(
         f"The {giver} returned {_described(adjoint)} for {place} of node {node!r}{_hint(adjoint, known)}. "
-        "An adjoint is the name of a value that a method of op returned, or None where it is zero."
+        "A cotangent is the name of a value that a method of op returned, or None where it is zero."
     )
 
 

@@ -1,4 +1,4 @@
-"""The reverse sweep: one rule per node of a path, from the adjoints of the outputs to the adjoints of the inputs."""
+"""The reverse sweep: one rule per node of a path, from the cotangents of the outputs to the cotangents of the inputs."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _FEW = 8  # if a broadcast has more operands, only two of each shape are compare
 
 
 class Sweep:
-    """One pass over the active nodes of a path, in a model or in a body. It computes the adjoint of each primal.
+    """One pass over the active nodes of a path, in a model or in a body. It computes the cotangent of each primal.
 
-    `totals` has the adjoints by the name of their primal. `names` has the name in the result of each emitted value.
+    `totals` has the cotangents by the name of their primal. `names` has the name in the result of each emitted value.
     Each name that the sweep gives begins with `scope`. The scope of a body keeps the names of gradients free for the model.
-    If `op` has a record, the sweep writes down in it which node contributed to which adjoint.
+    If `op` has a record, the sweep writes down in it which node contributed to which cotangent.
     """
 
     def __init__(self, path: Path, op: Emitter, scope: str = "") -> None:
         self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
         self.record = op.record
         self.names: dict[str, str] = {}
-        self.totals: dict[str, str] = {}  # by primal: its adjoint, after all contributions are summed
+        self.totals: dict[str, str] = {}  # by primal: its cotangent, after all contributions are summed
         self._made = op.emission.made
-        self._owner: dict[str, str] = {}  # by emitted value: the first primal that had this value as its adjoint
+        self._owner: dict[str, str] = {}  # by emitted value: the first primal that had this value as its cotangent
         self._contributions: dict[str, list[list[str]]] = {}  # by primal: one list per node, the last node first
 
     def seed(self, output: str, cotangent: str) -> None:
-        """Start from the adjoint `cotangent` of `output`."""
+        """Start from the cotangent `cotangent` of `output`."""
         self.op.describe(cotangent, like=output)
         self._owner[cotangent] = output
         self._contributions[output] = [[cotangent]]
@@ -91,7 +91,7 @@ class Sweep:
             raise self._failed(node.domain, node.op_type, rule.differentiate, node, error) from error
 
     def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
-        """Pairs of an input of the node and its adjoint from the node's rule, summed over the axes of a broadcast."""
+        """Pairs of an input of the node and its cotangent from the node's rule, summed over the axes of a broadcast."""
         rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
         op = self.op
@@ -121,7 +121,7 @@ class Sweep:
     def _summed(
         self, adjoints: Iterable[tuple[str, str | None]], operands: tuple[str, ...]
     ) -> Iterator[tuple[str, str | None]]:
-        """The adjoints of operands of a broadcast, each summed over the axes along which its operand was repeated."""
+        """The cotangents of operands of a broadcast, each summed over the axes along which its operand was repeated."""
         needed, lower = self.path.needed, self.op.grad.BroadcastGradient
         for name, adjoint in adjoints:
             if adjoint is not None and name in needed:
@@ -179,7 +179,7 @@ class Sweep:
         return self.op.values.record(name, _output_type(node, read.position, self.graph, self.op.values.types))
 
     def adjoint(self, name: str) -> str | None:
-        """The adjoint of `name`: the sum of its contributions in the order of the nodes. None if nothing contributes."""
+        """The cotangent of `name`: the sum of its contributions in the order of the nodes. None if nothing contributes."""
         groups = self._contributions.get(name)
         if not groups:
             return None
@@ -214,7 +214,7 @@ class Sweep:
         return self.name_value(value, name, primal)
 
     def name_value(self, value: str, name: str, primal: str) -> str:
-        """Give an adjoint of `primal` its name in the result, if it is emitted and has no name there. Return the adjoint."""
+        """Give a cotangent of `primal` its name in the result, if it is emitted and has no name there. Return the cotangent."""
         if value in self._made and value not in self.names:
             self.names[value] = self.op.fresh(self.scope + name)
             self._owner[value] = primal
@@ -258,7 +258,7 @@ def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int])
 class SweepResults:
     """The results of a sweep.
 
-    `adjoints` has the adjoint of each name in `wrt`. `cotangents` has the cotangents that are graph inputs, by output.
+    `adjoints` has the cotangent of each name in `wrt`. `cotangents` has the cotangents that are graph inputs, by output.
     `seeds` has the element type of every cotangent that the sweep started from, by the cotangent's name in the result.
     """
 

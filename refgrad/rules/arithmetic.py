@@ -1,4 +1,4 @@
-"""Elementwise arithmetic. The sweep sums each adjoint over the axes along which its input was broadcast."""
+"""Elementwise arithmetic. The sweep sums each cotangent over the axes along which its input was broadcast."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def linear_attention(
     scale: float,
     update_rule: str,
 ) -> tuple[str | None, ...]:
-    """Sₜ = e^g·Sₜ₋₁ + k·uᵀ as products of matrices over `chunk_size` tokens at a time, and the adjoints of these
+    """Sₜ = e^g·Sₜ₋₁ + k·uᵀ as products of matrices over `chunk_size` tokens at a time, and their gradients
 
     Where only the run tells the number of tokens, all of them are taken at once.
     """

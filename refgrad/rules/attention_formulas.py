@@ -107,7 +107,7 @@ def reshape(op: Emitter, x: str, *sizes: Size) -> str:
 
 
 def split(op: Emitter, d: str | None, past: str | None, before: Size, new: Size) -> tuple[str | None, str | None]:
-    """The adjoints of `past` and of the appended part, split from `d`, the adjoint of their concatenation."""
+    """The cotangents of `past` and of the appended part, split from `d`, the cotangent of their concatenation."""
     if d is None or past is None:
         return None, d
     d_past, d_new = op.Split(d, tensor(op, before, new), axis=2, outputs=2)
@@ -162,7 +162,7 @@ class Heads:
         return _known(self.op, x)
 
     def together(self, d: str | None, X: str) -> str | None:
-        """The adjoint of `X`, from `d`, which has the heads as an axis."""
+        """The cotangent of `X`, from `d`, which has the heads as an axis."""
         if d is None or not self.packed:
             return d
         return self.op.reshape_like(self.op.Transpose(d, perm=[0, 2, 1, 3]), X)
@@ -209,7 +209,7 @@ class Mask:
         return x if self.blind is None else self.op.Where(self.blind, 0, x)
 
     def adjoint(self, d: str | None) -> str | None:
-        """The adjoint of the given mask, from `d`, the adjoint of the masked scores; None without a float mask."""
+        """The cotangent of the given mask, from `d`, the cotangent of the masked scores; None without a float mask."""
         op, given = self.op, self.given
         if d is None or given is None or self.additive is None or not op.graph.is_float(given):
             return None
@@ -270,7 +270,7 @@ class AttentionWeights:
         self.P = op.as_type(_known(op, self.softmax), mask.kind)
 
     def adjoint(self, d_P: str | None, d_qk: str | None, mode: int) -> tuple[str | None, str | None]:
-        """The adjoints of the scores and of the masked scores, from the adjoints of P and of the output that `mode` chose."""
+        """The cotangents of the scores and of the masked scores, from the cotangents of P and the output that `mode` chose."""
         op, d_Z = self.op, None
         joins = [d_qk if mode == place else None for place in range(4)]  # S, C, Z, P
         if joins[3] is not None:
@@ -313,7 +313,7 @@ class ChunkedRecurrence:
             before = tokens.after
 
     def adjoint(self, d_o: str | None, d_after: str | None) -> dict[str, str | None]:
-        """The adjoints of the inputs and of the state `before`, from the adjoints of o and of the state `after`."""
+        """The cotangents of the inputs and of the state `before`, from the cotangents of o and of the state `after`."""
         op, found = self.op, []
         for tokens, part in zip(reversed(self.chunks), reversed(self._cut(d_o)), strict=True):
             found.append(tokens.adjoint(part, d_after))
@@ -384,7 +384,7 @@ class Tokens:
         self.after = written if before is None else op.Add(self._times(before, through), written)
 
     def adjoint(self, d_o: str | None, d_after: str | None) -> dict[str, str | None]:
-        """The adjoints of q, k, v, decay, rate and before, from the adjoints of o and after."""
+        """The cotangents of q, k, v, decay, rate and before, from the cotangents of o and after."""
         op = self.op
         d_u = d_q = d_rows = d_columns = d_before = d_gate = d_rate = None
         if d_o is not None:

@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 class _Derivative:
     """The functions that a kind of calls needs: the one to call forward, which returns `stored` too, and the backward one.
 
-    This reads `residuals`, each an input, an output or one of `stored`, then the cotangents, and returns the adjoints of
+    This reads `residuals`, each an input, an output or one of `stored`, then the cotangents, and returns the cotangents of
     the inputs in `adjoints`.
     """
 

@@ -80,7 +80,7 @@ def _put_rows(op: Emitter, x: str, indices: str, updates: str, reduction: str | 
 def _scatter(
     op: Emitter, d_output: str, data: str, updates: str, output: str, reduction: str, put: Move, take: Move
 ) -> tuple[str, str]:
-    """The adjoints of data and updates, where several updates may meet one element.
+    """The cotangents of data and updates, where several updates may meet one element.
 
     none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. max, min: the winners share
     dy; where the result is NaN there are none, and the gradient is NaN.

@@ -22,7 +22,7 @@ def softmax_cross_entropy_loss(
 ) -> tuple[str | None, str | None]:
     """dscores = w·dy·(softmax − onehot(label)), divided by Σw for the mean; dweights as for NegativeLogLikelihoodLoss
 
-    The cotangent of log_prob = LogSoftmax(scores) adds its own adjoint.
+    The cotangent of log_prob = LogSoftmax(scores) adds its own contribution.
     """
     d_scores = None
     if d_output is not None:

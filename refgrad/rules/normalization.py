@@ -73,7 +73,7 @@ def _in_inference(op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str
 def _through_running_statistics(
     op: Emitter, x: str, scale: str, d_running_mean: str | None, d_running_var: str | None, momentum: float
 ) -> tuple[str | None, str | None, str | None]:
-    """The adjoints of input_mean and input_var, and the contribution of the running statistics to the adjoint of `x`.
+    """The cotangents of input_mean and input_var, and the contribution of the running statistics to the cotangent of `x`.
 
     running_mean = momentum·input_mean + (1 − momentum)·mean. running_var has the same form with the batch's variance,
     which is divided by n, not by n − 1.
@@ -206,7 +206,7 @@ def group_normalization(
 
 
 def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> tuple[str, str, str]:
-    """The adjoints as in `by_statistics`, for `x` of shape (N, groups, channels of a group, space) and a scale per channel."""
+    """The cotangents as in `by_statistics`, for `x` of shape (N, groups, channels of a group, space), one scale a channel."""
     centred = op.Sub(x, mean)
     share = fraction(op, x, mean, [2, 3])
     r = finite(op, r, x, [2, 3])
@@ -260,7 +260,7 @@ def lp_normalization(op: Emitter, d_output: str, input: str, output: str, axis: 
 def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, size: int) -> str:
     """With s = bias + α·mean(x²) over neighbouring channels: dx = dy·s^−β − 2αβ·x·mean'(dy·x·s^(−β−1))
 
-    mean' is the adjoint of the mean: the mean over the mirrored neighbourhood. AveragePool computes both means: the channels
+    mean' is the cotangent of the mean: the mean over the mirrored neighbourhood. AveragePool computes both means: the channels
     are reshaped to a spatial axis. AveragePool does not take bfloat16 before opset 22.
     """
     before, after = (size - 1) // 2, size // 2

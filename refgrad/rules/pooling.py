@@ -1,4 +1,4 @@
-"""Poolings: each window's adjoint goes back to the element that won it, or is divided among its elements."""
+"""Poolings: each window's cotangent goes back to the element that won it, or is divided among its elements."""
 
 from __future__ import annotations
 

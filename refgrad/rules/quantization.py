@@ -109,7 +109,7 @@ def qlinear_conv(
     y: str,
     **attributes: Any,
 ) -> tuple[str | None, ...]:
-    """the adjoints of QuantizeLinear(Conv(DequantizeLinear x, DequantizeLinear w, x_scale·w_scale·B))"""
+    """the gradients of QuantizeLinear(Conv(DequantizeLinear x, DequantizeLinear w, x_scale·w_scale·B))"""
     scales = [_lay(op, name, like, 0, 0) for name, like in ((x_scale, x), (w_scale, w), (y_scale, y))]
     (s_x, sum_x), (s_w, sum_w), (s_y, sum_y) = scales
     x_, w_ = (_centred(op, q, _lay(op, z, q, 0, 0)[0]) for q, z in ((x, x_zero_point), (w, w_zero_point)))
@@ -149,7 +149,7 @@ def qlinear_matmul(
     y_zero_point: str,
     y: str,
 ) -> tuple[str, ...]:
-    """the adjoints of QuantizeLinear(MatMul(DequantizeLinear a, DequantizeLinear b)), scales per row of a and column of b"""
+    """the gradients of QuantizeLinear(MatMul(DequantizeLinear a, DequantizeLinear b)), scales per row of a and column of b"""
     (s_a, sum_a), (s_b, sum_b) = _lay_rows(op, a_scale, a), _lay_columns(op, b_scale, b)
     s_y, sum_y = _lay_columns(op, y_scale, y)
     a_ = _centred(op, a, _lay_rows(op, a_zero_point, a)[0])
@@ -165,7 +165,7 @@ def qlinear_matmul(
 def matmul_integer(
     op: Emitter, d_Y: str, A: str, B: str, a_zero_point: str | None, b_zero_point: str | None
 ) -> tuple[str, str]:
-    """the adjoints of MatMul(A − a_zero_point, B − b_zero_point)"""
+    """the gradients of MatMul(A − a_zero_point, B − b_zero_point)"""
     a = _centred(op, A, None if a_zero_point is None else _lay_rows(op, a_zero_point, A)[0])
     b = _centred(op, B, None if b_zero_point is None else _lay_columns(op, b_zero_point, B)[0])
     d_Y = _shaped(op, op.as_type(d_Y, FLOAT), d_Y)
@@ -177,7 +177,7 @@ def matmul_integer(
 def conv_integer(
     op: Emitter, d_y: str, x: str, w: str, x_zero_point: str | None, w_zero_point: str | None, **attributes: Any
 ) -> tuple[str, str]:
-    """the adjoints of Conv(x − x_zero_point, w − w_zero_point)"""
+    """the gradients of Conv(x − x_zero_point, w − w_zero_point)"""
     X = _centred(op, x, None if x_zero_point is None else _lay(op, x_zero_point, x, 0, 0)[0])
     W = _centred(op, w, None if w_zero_point is None else _lay(op, w_zero_point, w, 0, 0)[0])
     d_y = _shaped(op, op.as_type(d_y, FLOAT), d_y)
@@ -193,7 +193,7 @@ def within_range(op: Emitter, d_output: str, input: str, output: str) -> str:
 
 
 def _quantized(op: Emitter, d_y: str, x: str, scale: str, zero_point: str | None, y: str) -> tuple[str, str]:
-    """The adjoints of x and of the scale, element by element, for the cotangent of y = x/scale + zero_point."""
+    """The cotangents of x and of the scale, element by element, for the cotangent of y = x/scale + zero_point."""
     ratio, d_ratio = op.Div(op.as_type(x, FLOAT), scale), op.as_type(d_y, FLOAT)
     if op.quantization == "clipped":
         shifted = ratio if zero_point is None else op.Add(ratio, zero_point)
@@ -229,7 +229,7 @@ def _shaped(op: Emitter, value: str, like: str) -> str:
     return value
 
 
-# A scale or zero point in the shape of its tensor, in float32, and how the adjoint of that is summed to its own shape.
+# A scale or zero point in the shape of its tensor, in float32, and how the cotangent of that is summed to its own shape.
 
 
 def _lay(op: Emitter, parameter: str, x: str, axis: int, block_size: int) -> Laid:

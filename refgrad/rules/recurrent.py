@@ -1,4 +1,4 @@
-"""Recurrent operators: the adjoints from the gates of every step, which the forward operator does not return."""
+"""Recurrent operators: the cotangents from the gates of every step, which the forward operator does not return."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _zeros(op: Emitter, *values: str | None) -> tuple[str | None, ...]:
 
 
 def _time_first(op: Emitter, layout: int, *values: str | None) -> Any:
-    """X and states, or their adjoints, from one layout to the other: in layout 1 the batch is the first axis."""
+    """X and states, or their cotangents, from one layout to the other: in layout 1 the batch is the first axis."""
     return tuple(_permuted(op, value, [1, 0, 2]) if layout and value else value for value in values)
 
 

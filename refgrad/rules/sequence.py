@@ -1,6 +1,6 @@
 """Sequences and optionals.
 
-A sequence has a sequence of adjoints, one per element. An optional has the adjoint of its content.
+A sequence has a sequence of cotangents, one per element. An optional has the cotangent of its content.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class SequenceMap(ControlFlowRule):
     def differentiate(
         self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """The adjoints by a SequenceMap over the cotangents and what the forward one stores."""
+        """The cotangents by a SequenceMap over the cotangents and what the forward one stores."""
         [path] = route.paths
         swept = self.body.swept(op, path)
         sub = swept.op
@@ -187,14 +187,14 @@ class SequenceMap(ControlFlowRule):
         return {name: (found | new)[name] for name in swept.residuals}
 
     def _total(self, op: Emitter, parts: str, like: str) -> str:
-        """The sum of the adjoints that the elements give to a shared input; there may be no element."""
+        """The sum of the cotangents that the elements give to a shared input; there may be no element."""
         stack = op.ConcatFromSequence(op.SequenceInsert(parts, op.zeros_like(like)), axis=0, new_axis=1)
         return op.ReduceSum(stack, [0], keepdims=0)
 
     def _captured(self, name: str) -> NoGradientError:
         node = self.node.name
         return NoGradientError(
-            f"The body of SequenceMap {node!r} captures the sequence {name!r}, whose adjoint no element can return: give it "
-            "to the node as an input, or choose other names for wrt or outputs.",
+            f"The body of SequenceMap {node!r} captures the sequence {name!r}, whose cotangent no element can return: give it "
+            "to the node as an input, or choose other names: wrt=[...] or outputs=[...].",
             (node,),
         )

@@ -1,4 +1,4 @@
-"""Operators that move elements without changing them: the adjoint moves them back."""
+"""Operators that move elements without changing them: the cotangent moves them back."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def pad(
 
 
 def _by_copies(op: Emitter, d_output: str, data: str, pads: str, axes: str | None, mode: str) -> str | None:
-    """The adjoint by copies, None where only the run tells sizes."""
+    """The cotangent by copies, None where only the run tells sizes."""
     dims, known, along = op.shape(data), op.constant(pads), op.constant(axes)
     if dims is None or known is None or (axes is not None and along is None):
         return None

@@ -22,7 +22,7 @@ class Dialect:
         a kernel, and functions of the model are inlined.
     :ivar yields: `cotangent="yield"` may write com.microsoft.YieldOp.
     :ivar follows_onnxruntime: it writes a formula as ONNX Runtime's builder does, also where another form is faster or is
-        right at more points: a Sum of two adjoints, adjoints of slices that are added, a Where in place of a product with a
+        right at more points: a Sum of two cotangents, cotangents of slices that are added, a Where in place of a product with a
         mask, a division by a norm, 0 where the result of Max or Min is NaN.
     :ivar lowerings: the function for each gradient primitive (`@lowering(primitive, name)`); "onnx" has one for the others.
     """

@@ -95,9 +95,9 @@ def against_tags() -> dict[str, str]:
             tag, name = parameter.differentiation_category, f"{schema.name}.{parameter.name}"
             moved = key in RULES and parameter.name in RULES[key].wrt
             if tag == category.Differentiable and key in RULES and not moved:
-                found[name] = "tagged as differentiable, and the rule has no adjoint for it"
+                found[name] = "tagged as differentiable, and the rule has no cotangent for it"
             elif tag == category.Differentiable and (key in ZERO or key in NO_DERIVATIVE):
                 found[name] = "tagged as differentiable, and the derivative is said to be zero or not to exist"
             elif tag == category.NonDifferentiable and moved:
-                found[name] = "tagged as not differentiable, and the rule has an adjoint for it"
+                found[name] = "tagged as not differentiable, and the rule has a cotangent for it"
     return found

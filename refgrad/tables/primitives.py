@@ -1,7 +1,7 @@
 """The gradient primitives: what rules emit as `op.grad.X`, and every lowering and kernel implements.
 
 A primitive exists where a gradient is more than a few operators, or where a runtime has a kernel for it. dY is the cotangent
-of the forward operator's output Y, dX the adjoint of its input X. An attribute that is None takes the forward
+of the forward operator's output Y, dX the cotangent of its input X. An attribute that is None takes the forward
 operator's default.
 """
 
@@ -44,7 +44,9 @@ _POOL = "auto_pad, ceil_mode, dilations, kernel_shape, pads, strides"
 
 PRIMITIVES: dict[str, Primitive] = {
     # tensors and their shapes
-    "Alias": _primitive("X -> Y", "X where a tensor of another name has to stand, if the dialect names every adjoint"),
+    "Alias": _primitive(
+        "X -> Y", "X where a tensor of another name has to stand, if the dialect names every cotangent"
+    ),
     "ShapeOf": _primitive("X -> shape", "the sizes of X, a constant where they are known"),
     "Length": _primitive("X; axis -> length", "the size of X along an axis, on one axis; a constant where it is known"),
     "ReshapeLike": _primitive("dY, X -> dX", "the elements of dY in the shape of X"),
@@ -73,12 +75,12 @@ PRIMITIVES: dict[str, Primitive] = {
         f"dY, {_NBITS} -> dA", "dY·W, where W are the weights of MatMulNBits; they are made floats some rows at a time"
     ),
     "MatMulNBitsScaleGrad": _primitive(
-        f"dY, {_NBITS} -> dScales, dZeroPoints", "the adjoints of the scales and of the zero points that are floats"
+        f"dY, {_NBITS} -> dScales, dZeroPoints", "the cotangents of the scales and of the zero points that are floats"
     ),
     "MatMulBnb4Grad": _primitive(
         f"dY, {_BNB4} -> dA", "dY times the weights of MatMulBnb4, transposed where the operator does not"
     ),
-    "MatMulBnb4ScaleGrad": _primitive(f"dY, {_BNB4} -> dAbsmax", "the adjoint of the scales of MatMulBnb4"),
+    "MatMulBnb4ScaleGrad": _primitive(f"dY, {_BNB4} -> dAbsmax", "the cotangent of the scales of MatMulBnb4"),
     # activations
     "ReluGrad": _primitive("dY, Y -> dX", "dY where Y > 0, else 0"),
     "LeakyReluGrad": _primitive("dY, X; alpha -> dX", "dY where X > 0, else alpha·dY"),
@@ -100,14 +102,14 @@ PRIMITIVES: dict[str, Primitive] = {
     "GatherNDGrad": _primitive("shape, indices, dY; batch_dims -> dX", "the slices of dY added at their index tuples"),
     # linear
     "FusedMatMul": _primitive("A, B; transA, transB -> Y", "MatMul with the last two axes of A or B exchanged"),
-    "MatrixGrad": _primitive("dY, A, B -> dA, dB", "the two adjoints of MatMul, whose second operand is a matrix"),
+    "MatrixGrad": _primitive("dY, A, B -> dA, dB", "the two gradients of MatMul, whose second operand is a matrix"),
     "Rows": _primitive("X -> Y", "X as a matrix: its last axis, and all others as one"),
     "BatchGradient": _primitive(
         "dY, X, operands -> dX", "BroadcastGradient of a stack of matrices, broadcast along the axes of the stack alone"
     ),
     "ConvGrad": _primitive(
         "dY, X, W; auto_pad, dilations, group, kernel_shape, pads, strides -> dX, dW, dB",
-        "the three adjoints of Conv",
+        "the three gradients of Conv",
     ),
     # pooling
     "MaxPoolGrad": _primitive(
@@ -119,17 +121,17 @@ PRIMITIVES: dict[str, Primitive] = {
     "GlobalAveragePoolGrad": _primitive("dY, X, Y -> dX", "dY divided among the spatial elements"),
     # sampling
     "GridSampleGrad": _primitive(
-        "dY, X, grid; align_corners, mode, padding_mode -> dX, dGrid", "the two adjoints of GridSample"
+        "dY, X, grid; align_corners, mode, padding_mode -> dX, dGrid", "the two gradients of GridSample"
     ),
     "DeformConvGrad": _primitive(
         "dY, X, W, offset, mask; dilations, group, kernel_shape, offset_group, pads, strides "
         "-> dX, dW, dOffset, dB, dMask",
-        "the five adjoints of DeformConv",
+        "the five gradients of DeformConv",
     ),
     "RoiAlignGrad": _primitive(
         "dY, X, rois, batch_indices; coordinate_transformation_mode, mode, output_height, output_width, sampling_ratio, "
         "spatial_scale -> dX, dRois",
-        "the adjoints of RoiAlign by the image and by the regions",
+        "the gradients of RoiAlign by the image and by the regions",
     ),
     "MaxRoiPoolGrad": _primitive(
         "dY, X, rois; pooled_shape, spatial_scale -> dX", "each element of dY added at the pixel that won its bin"
@@ -141,14 +143,15 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     "BatchNormalizationGrad": _primitive(
         "dY, X, Scale, B, Mean, InvStdDev; epsilon -> dX, dScale, dB",
-        "the three adjoints of BatchNormalization in training",
+        "the three gradients of BatchNormalization in training",
     ),
     "LayerNormalizationGrad": _primitive(
-        "dY, X, Scale, B, Mean, InvStdDev; axis, epsilon -> dX, dScale, dB", "the three adjoints of LayerNormalization"
+        "dY, X, Scale, B, Mean, InvStdDev; axis, epsilon -> dX, dScale, dB", "the three gradients of LayerNormalization"
     ),
     # recurrent; the arrays are of layout 0, and *All and the gates have the axes time, direction, batch, hidden unit
     "RNNGrad": _primitive(
-        f"X, W, R, B, sequence_lens, initial_h, Y, dY, dY_h; {_RECURRENT} -> dX, dW, dR, dB, dH0", "the adjoints of RNN"
+        f"X, W, R, B, sequence_lens, initial_h, Y, dY, dY_h; {_RECURRENT} -> dX, dW, dR, dB, dH0",
+        "the gradients of RNN",
     ),
     "GRUGates": _primitive(
         f"X, W, R, B, sequence_lens, initial_h, Y; {_RECURRENT}, linear_before_reset, layout -> zrh, arguments",
@@ -157,7 +160,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "GRUGrad": _primitive(
         "X, W, R, B, sequence_lens, initial_h, HAll, zrh, dHAll, dHt, arguments; "
         f"{_RECURRENT}, linear_before_reset -> dX, dW, dR, dB, dH0",
-        "the adjoints of GRU, by its gates",
+        "the gradients of GRU, by its gates",
     ),
     "LSTMGates": _primitive(
         "X, W, R, B, sequence_lens, initial_h, initial_c, P, Y; "
@@ -167,11 +170,11 @@ PRIMITIVES: dict[str, Primitive] = {
     "LSTMGrad": _primitive(
         "X, W, R, sequence_lens, initial_h, initial_c, HAll, CAll, iofc, dHAll, dHt, dCt, P, arguments; "
         f"{_RECURRENT}, input_forget -> dX, dW, dR, dB, dH0, dC0, dP",
-        "the adjoints of LSTM, by its cells and gates",
+        "the gradients of LSTM, by its cells and gates",
     ),
     # loss
     "SoftmaxCrossEntropyLossGrad": _primitive(
         "d_output, log_prob, labels, weights; reduction, ignore_index -> d_scores",
-        "the adjoint of the scores, by the log-probabilities that the forward operator returned",
+        "the cotangent of the scores, by the log-probabilities that the forward operator returned",
     ),
 }

@@ -92,7 +92,7 @@ class Rule:
 
 @dataclass
 class VaryingValues:
-    """The values that depend on `wrt` so far, and the float types of the adjoints of the quantised ones."""
+    """The values that depend on `wrt` so far, and the float types of the cotangents of the quantised ones."""
 
     names: set[str]
     adjoint_types: dict[str, int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class ControlFlowRule:
     """A node with graphs of its own (bodies.py), or a call of a function; the docstring is the formula.
 
     The path asks first for the outputs that vary, then for a route: the values that it reads for the outputs that are
-    needed. The sweep asks for the adjoints of these.
+    needed. The sweep asks for the cotangents of these.
     """
 
     @classmethod
@@ -124,7 +124,7 @@ class ControlFlowRule:
         raise NotImplementedError
 
     def differentiate(self, op: Any, route: Route, cotangents: Mapping[str, str]) -> Iterable[tuple[str, str | None]]:
-        """The values that the node reads, each with its adjoint, from the adjoints of its outputs by name."""
+        """The values that the node reads, each with its cotangent, from the cotangents of its outputs by name."""
         raise NotImplementedError
 
 
@@ -206,13 +206,13 @@ def rule(
     their names (None where an optional input is absent; an optional output that the node leaves out is added to it;
     variadic ones are lists), `d_<output>` for the cotangent of an output (None where nothing depends on that output and
     the operator has several), attributes with the schema's default, and `**attributes` for all that no parameter names.
-    It returns one adjoint per name in `wrt`, or None for a zero one. Attributes may be keyword-only.
+    It returns one cotangent per name in `wrt`, or None for a zero one. Attributes may be keyword-only.
 
     An operator of a domain of your own needs no schema: the signature of its rule is the schema (refgrad.tables.signatures).
 
     :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order. Without a schema
         all inputs are.
-    :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
+    :param broadcast: each cotangent has the shape of the broadcast output; the sweep sums it down to the input's.
     :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
         derivative by any other input that is not in `wrt` is zero; without a schema, which tells floats, it is refused as well.
     :param outputs: the outputs of an operator without a schema, as ("y", "mask?:bool"), where the parameters d_<output> do

@@ -88,7 +88,7 @@ def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, 
     if isinstance(root, NotImplementedError):
         return (f"The rule is not written yet: line {at} raises NotImplementedError. Put the derivative in its place.",)
     if isinstance(root, SystemExit | KeyboardInterrupt):
-        return (f"{line} ends the program. A rule returns its adjoints, and ends nothing.",)
+        return (f"{line} ends the program. A rule returns its cotangents, and ends nothing.",)
     if isinstance(root, MemoryError):
         return (f"{line} uses up the memory. A rule writes nodes; it needs no large arrays.",)
     if isinstance(root, EOFError):
@@ -116,7 +116,7 @@ def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[s
         more.append(_NAMES)
     if within := re.search(r"for input (\w+), which is not variadic", said):
         more.append(f"Return d{within[1]} itself, not a list with it.")
-    if "adjoints for node" in str(error) or "expected one each" in said:
+    if "cotangents for node" in str(error) or "expected one each" in said:
         more.append(f"The rule returns {', '.join(f'd{name}' for name in chapter.floats)}, in this order.")
     if isinstance(error, RuleError) and "has a parameter" in said:
         given = ", ".join(["op", f"d_{chapter.output}", *chapter.inputs])

@@ -122,7 +122,7 @@ def _stands(trial: AnswerTrial, chapter: Chapter, source: Path) -> tuple[bool, t
         return True, witnesses, ()
     for name, got in gradients.items():
         if got.dtype != trial.kind:
-            return False, (), (f"{begin}, d{name} is {got.dtype}. An adjoint has the type of its input.",)
+            return False, (), (f"{begin}, d{name} is {got.dtype}. A cotangent has the type of its input.",)
     return False, (), (f"{begin}, it is wrong: {trial.verdict(gradients).note}.",)
 
 

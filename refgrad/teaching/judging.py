@@ -64,4 +64,4 @@ def _ended(error: WorkerError, seconds: float, memory: int) -> str:
         return f"The answer uses up the memory, {memory / 2**20:.4g} MB. A rule writes nodes; it needs no large arrays."
     if error.verdict == "raised":
         return f"The answer cannot be judged: {error.raised}: {error}"
-    return f"The answer ended its process: {error}. A rule returns its adjoints, and ends nothing."
+    return f"The answer ended its process: {error}. A rule returns its cotangents, and ends nothing."

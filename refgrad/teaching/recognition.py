@@ -81,7 +81,7 @@ def _of_type(name: str, tried: Sequence[Tried]) -> str:
     for trial_run in tried:
         got, due = trial_run.gradients[name], np.dtype(trial_run.trial.kind)
         if got.dtype != due:
-            return f"Its elements are {got.dtype}, and {name} has {due}. An adjoint has the type of its input."
+            return f"Its elements are {got.dtype}, and {name} has {due}. A cotangent has the type of its input."
     return ""
 
 
@@ -118,7 +118,7 @@ def _of_any(chapter: Chapter, name: str) -> Iterator[tuple[str, Wrong]]:
     for other in chapter.floats:
         if other != name:
             order = ", ".join(f"d{each}" for each in chapter.floats)
-            swapped = f"Yours is d{other}: the adjoints may be in the wrong order. Return {order}."
+            swapped = f"Yours is d{other}: the cotangents may be in the wrong order. Return {order}."
             yield swapped, lambda trial_run, other=other: trial_run.trial.expected[other]  # type: ignore[misc]
     yield (
         "Yours is the cotangent itself: the derivative of the operator is missing.",
@@ -202,7 +202,7 @@ def _unrecognised(tried: Sequence[Tried], name: str) -> str:
     least = min(off, key=lambda trial_run: trial_run.trial.point.size)
     got, right = least.gradients[name], least.trial.expected[name]
     if got.shape != right.shape:
-        return f"It has shape {got.shape}, and {name} has {right.shape}. An adjoint has the shape of its input."
+        return f"It has shape {got.shape}, and {name} has {right.shape}. A cotangent has the shape of its input."
     if len(off) < len(tried):
         return f"It is right at {len(tried) - len(off)} of {len(tried)} points. {_UNKNOWN}"
     return _UNKNOWN

@@ -57,7 +57,7 @@ class Module(nn.Module):
     :param outputs: the outputs to return; by default all.
     :param backend: what runs it: "ort-cpu", "ort-cuda", "numpy", or another one that is installed; by default ONNX Runtime
         where that is installed.
-    :param options: options of the backend, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
+    :param options: options of the executor, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
         spin between calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
     :param recompute: as `memory`, see `refgrad.gradient`: less memory, more time.
     :param batch_norm: "training", or "frozen": as in eval mode, whatever the mode.
@@ -66,7 +66,7 @@ class Module(nn.Module):
     :raises InvalidModelError: the model cannot be read, or has an input or output that is no tensor of numbers.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     :raises OptionError: an option has a value that there is not.
-    :raises BackendError: the backend is not installed, or cannot run the model.
+    :raises BackendError: the executor is not installed, or cannot run the model.
 
     >>> import onnx.parser, torch
     >>> from refgrad.torch import Module
@@ -176,7 +176,7 @@ class Module(nn.Module):
         """The output of the model, or its outputs, for a tensor for each input, in the order of the model or by name.
 
         :raises FeedError: an input is missing or given twice, or a tensor has another type, shape or device than the model has.
-        :raises BackendError: the backend fails.
+        :raises BackendError: the executor fails.
         """
         mode = self._mode(self.training)
         bound = self._bound(tensors, named)
@@ -310,8 +310,8 @@ class Module(nn.Module):
         device = "cuda" if self._settings.backend.name == "ort-cuda" else "cpu"
         if tensor.device.type != device:
             raise FeedError(
-                f"{what} {value.name!r} is on {tensor.device}, and the backend {self._settings.backend.name!r} runs on "
-                f"{device}. Move it there, or take another backend for the module."
+                f"{what} {value.name!r} is on {tensor.device}, and the executor {self._settings.backend.name!r} runs on "
+                f"{device}. Move it there, or take another executor for the module."
             )
         if value.shape is not None:
             check_shape(tuple(tensor.shape), value, symbols)

@@ -187,7 +187,7 @@ def _layers(model: ModelProto) -> tuple[dict[str, _Adapted], dict[str, str]]:
 
 
 def _rearranged(node: NodeProto, weight: str, kind: int, turned: bool) -> tuple[str, int, bool] | None:
-    """What the result of a node is if its input is this weight, of this type, turned or not. None if it is something else."""
+    """The weight, the type, and whether it is turned, of the result of a node that reads a weight. None for other results."""
     match node.op_type:
         case "Identity":
             return weight, kind, turned

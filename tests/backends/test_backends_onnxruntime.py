@@ -103,14 +103,14 @@ def test_an_ir_that_is_too_new_is_explained(ort):
 
 def test_a_missing_kernel_is_explained(ort):
     text = "g (float[1, 1, 4] x, float[1, 1, 4] d, float[1, 1, 1] w) => (float[1, 1, 4] y) { y = %s(d, x, w) }"
-    with pytest.raises(BackendError, match=r"ConvTransposeGrad.* Use the backend 'numpy', or a model in ai.onnx"):
+    with pytest.raises(BackendError, match=r"ConvTransposeGrad.* Use the executor 'numpy', or a model in ai.onnx"):
         ort.prepare(parse(text % "com.microsoft.ConvTransposeGrad"))
 
 
 def test_a_failure_at_run_time_names_the_node(ort, capfd):
     model = parse("g (float[n] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
     model.graph.node[0].name = "taken"
-    with pytest.raises(BackendError, match=r"Name:'taken'.*the backend 'numpy' names the first node that fails"):
+    with pytest.raises(BackendError, match=r"Name:'taken'.*the executor 'numpy' names the first node that fails"):
         ort.prepare(model).run({"x": np.ones(2, np.float32), "i": np.array([7])})
 
 

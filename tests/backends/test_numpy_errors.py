@@ -247,7 +247,7 @@ def test_a_node_that_cannot_be_bound_is_named(body, message):
 
 
 FEEDS: list[tuple[dict[str, Any], str]] = [
-    ({"x": f(2, 3), "z": f(3, 2)}, "has no input 'z'.*Its inputs are 'x', 'w'"),
+    ({"x": f(2, 3), "z": f(3, 2)}, "have 'z', but the model has no such input.*Its inputs are 'x', 'w'"),
     ({"x": f(2, 3)}, r"No feed for w: float32\[m, n\]"),
     ({"x": f(2, 3).astype(np.float64), "w": f(3, 2)}, "'x' has dtype float32, the feed float64"),
     ({"x": f(2), "w": f(3, 2)}, "has rank 2, the feed has shape .2,. of rank 1"),

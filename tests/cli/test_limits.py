@@ -239,7 +239,7 @@ def test_a_loop_without_end_ends(tmp_path, program):
     onnx.save(_model(FOREVER), tmp_path / "m.onnx")
     done = _command(program, "check" if program else "run", str(tmp_path / "m.onnx"), "--max-seconds", "1")
     assert done.returncode == 2
-    assert done.stderr.startswith("refgrad: This did not finish within --max-seconds 1. Give it more time")
+    assert "refgrad: This did not finish within --max-seconds 1. Give it more time" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -107,7 +107,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     )
     assert int(said[1]) == (tmp_path / "j").read_text().count("\n") - 1 > 0
     again = subprocess.run(command(*argv, "--resume"), capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "verdicts on 12 cases of 1 operator" in again.stdout
+    assert "verdicts (12 cases of 1 operator)" in again.stdout
 
 
 @terminal

@@ -493,7 +493,7 @@ READ = model_of("g (seq(float[N]) s, int64 k) => (float[N] y) { y = SequenceAt (
 HELD = model_of("g (float[N] x) => (optional(float[N]) o) { o = Optional (x) }")
 BRANCHES = model_of("""g (bool c, float[2] x) => (float[2] y) {
     [mean] m = Exp (x)
-    [choose] y = If (c) <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul (m, w) },
+    [choose] y = If (c) <then_branch = t () => (float[2] a) { w = Abs (m) a = Mul (m, w) },
                          else_branch = e () => (float[2] b) { b = Neg (m) }>
 }""")
 ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = [

@@ -369,7 +369,7 @@ def test_the_model_may_be_changed_afterwards(trainable):
         (
             (np.ones((2, 3), "f4"),),
             {"j": 1.0, "i": np.ones(3, "i4")},
-            "The model has no input 'j'. Its inputs are 'x', 'i'.",
+            "The feeds have 'j', but the model has no such input. Its inputs are 'x', 'i'.",
         ),
         (
             (np.ones((2, 3), "i4"), np.ones(3, "i4")),
@@ -494,10 +494,10 @@ def test_options_are_checked(arguments, said):
 
 
 def test_a_backend_that_is_not_there_is_named():
-    with pytest.raises(BackendError, match=r"There is no backend 'xla'"):
+    with pytest.raises(BackendError, match=r"There is no executor 'xla'"):
         refgrad.jax.function(cube(), backend="xla")
     f = refgrad.jax.function(cube(), backend="numpy", options={"threads": 1})
-    with pytest.raises(OptionError, match=r"Backend 'numpy' has no option \['threads'\]"):
+    with pytest.raises(OptionError, match=r"Executor 'numpy' has no option \['threads'\]"):
         f(jnp.ones(2))
 
 
@@ -523,7 +523,7 @@ def test_double_needs_the_64_bit_mode():
 
 
 def test_the_64_bit_mode_of_a_thread_is_that_of_its_calls():
-    """JAX may call the backend in another thread, which does not have the mode of this one."""
+    """JAX may call the executor in another thread, which does not have the mode of this one."""
     with jax.enable_x64(True):
         f = function(parsed("f (double[N] x, int64[N] i) => (double[N] y, int64[N] j) { y = Neg(x) j = Neg(i) }"))
         called = jax.jit(lambda x, i: [f(jnp.sin(x + k), i + k) for k in range(20)])

@@ -110,7 +110,7 @@ def check_readers(found: Walk) -> None:
     assert sorted(told) == sorted(listed)
     plain_ones = [one for one in listed if one[1] not in structured]
     assert len(set(plain_ones)) == len(plain_ones)
-    # a rule gives no adjoint where the derivative is zero for this form of the operator
+    # a rule gives no cotangent where the derivative is zero for this form of the operator
     assert set(plain_ones) <= set(expected)
     for name, number, place in set(expected) - set(plain_ones):
         assert found.steps[number - 1].operator in ZERO_FORMS, (found.steps[number - 1].operator, name, place)
@@ -118,7 +118,7 @@ def check_readers(found: Walk) -> None:
     assert len(seeds) == 1
 
 
-# Operators whose rule gives no adjoint of an input in some form: a Resize that crops nothing does not use its roi, and a
+# Operators whose rule gives no cotangent of an input in some form: a Resize that crops nothing does not use its roi, and a
 # BatchNormalization in training does not use the running statistics.
 ZERO_FORMS = frozenset(("Resize", "BatchNormalization"))
 

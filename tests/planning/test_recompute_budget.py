@@ -92,7 +92,7 @@ def test_the_least_that_is_named_does_fit():
     model = layers(4)
     with pytest.raises(OptionError) as raised:
         refgrad.gradient(model, memory="1 KiB")
-    named = str(raised.value).partition("Give it ")[2].partition(",")[0]
+    named = str(raised.value).partition("Allow ")[2].partition(",")[0]
     assert refgrad.gradient(model, memory=named)
 
 
@@ -101,7 +101,7 @@ UNSIZED = parsed("g (float[N,64] x, float[64,64] w) => (float[N,64] y) { a = Mat
 
 def test_sizes_that_the_model_does_not_know():
     with pytest.raises(
-        OptionError, match=r"size 'N' of input 'x' is not known. Say for which size it is: '2 GiB for N=32'"
+        OptionError, match=r"size 'N' of input 'x' is not known. Give it with the budget: memory='2 GiB for N=32'"
     ):
         refgrad.gradient(UNSIZED, memory="2 GiB")
     assert refgrad.gradient(UNSIZED, memory="2 GiB for N=32") == refgrad.gradient(UNSIZED)

@@ -441,7 +441,7 @@ def test_a_state_of_unknown_size_whose_final_value_is_longer() -> None:
 
 
 def test_an_unnamed_final_state_of_unknown_size_is_a_tensor() -> None:
-    """Its adjoint is needed in every step, and no operator of an older opset tests whether a tensor has an element."""
+    """Its cotangent is needed in every step, and no operator of an older opset tests whether a tensor has an element."""
     text = (
         '(float[2,3] x, float[3,3] w, int64[2] n) => (float[3,2,3] z) { "", z = Scan<num_scan_inputs=1, body = b '
         "(float[2,3] st, float[3] e) => (float[?,?] v, float[2,3] o) { t = Sin(st) u = Add(t, e) v = Reshape(u, n) "

@@ -38,7 +38,7 @@ RETURNED = {
     "None": (None, "returned None for node 'times'; expected one each for A, B: return a tuple of 2"),
     "one name": ("c", "returned the name 'c' for node 'times'; expected one each for A, B"),
     "a list": (["c", "c"], "returned a list of 2 for node 'times'; expected one each for A, B"),
-    "three": (("c", "c", "c"), "returned 3 adjoints for node 'times'"),
+    "three": (("c", "c", "c"), "returned 3 cotangents for node 'times'"),
     "a number": (
         ("c", 2.0),
         "returned the number 2.0 for input B of node 'times': a number is emitted with op.full_like",
@@ -63,7 +63,7 @@ def test_what_a_rule_must_not_return_is_said(which: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ("c", "returned the name 'c' for the variadic input data_0 of node 'plus'; return a list of 2 adjoints"),
+        ("c", "returned the name 'c' for the variadic input data_0 of node 'plus'; return a list of 2 cotangents"),
         (None, "returned None for the variadic input data_0 of node 'plus'"),
         (["c"], "returned a list of 1 for the variadic input data_0 of node 'plus'"),
         (["c", 1.0], "returned the number 1.0 for input data_0[1] of node 'plus'"),
@@ -94,10 +94,10 @@ STRUCTURED = {
     "a triple": ([("a", "y", "y")], "returned a tuple of 3 as a pair for node 'choose'"),
     "another's": (
         [("t", "y")],
-        "returned an adjoint of the name 't' for node 'choose', which reads 'c', 'a', 'b'; differentiate gives pairs",
+        "returned a cotangent of the name 't' for node 'choose', which reads 'c', 'a', 'b'; differentiate gives pairs",
     ),
-    "an object": ([(object(), "y")], "returned an adjoint of an object of type object for node 'choose'"),
-    "an array": ([(np.ones(2), "y")], "returned an adjoint of an array of shape (2,) for node 'choose'"),
+    "an object": ([(object(), "y")], "returned a cotangent of an object of type object for node 'choose'"),
+    "an array": ([(np.ones(2), "y")], "returned a cotangent of an array of shape (2,) for node 'choose'"),
     "a number": ([("a", 2.0)], "returned the number 2.0 for value 'a' of node 'choose': a number is emitted with"),
     "nobody": ([("b", "nobody")], "returned the name 'nobody' for value 'b' of node 'choose', which no node, input or"),
 }

@@ -1,4 +1,4 @@
-"""What a gradient model tells viewers: groups of nodes, types and shapes of adjoints, who made it."""
+"""What a gradient model tells viewers: groups of nodes, types and shapes of cotangents, who made it."""
 
 from __future__ import annotations
 

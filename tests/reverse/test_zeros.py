@@ -67,7 +67,7 @@ def _said(function, *arguments, **options) -> list[str]:
         ),
         (
             ARGMAX,
-            "The gradient of 'x' is always 0: no derivative passes through ArgMax (node 'ArgMax_1': an index). "
+            "The gradient of 'x' is always 0: no derivative passes through ArgMax (node 'ArgMax_1': the result is an index). "
             "Differentiate what it reads, 's': refgrad.select_model_inputs_outputs makes an output of it.",
         ),
         (

@@ -55,7 +55,7 @@ def test_a_rule_that_returns_too_few_or_too_many_adjoints_is_named(result):
         return result
 
     case = node_case("Mul", np.ones(2, np.float32), np.ones(2, np.float32))
-    said = r"rule for Mul returned (. adjoints|the name 'a') for node 'node'; expected one each for A, B"
+    said = r"rule for Mul returned (. cotangents|the name 'a') for node 'node'; expected one each for A, B"
     with pytest.raises(RuleError, match=said):
         refgrad.gradient(case.model)
 

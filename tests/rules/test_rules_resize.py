@@ -238,7 +238,7 @@ def test_computed_scales_of_an_old_opset(op_type: str, opset: int) -> None:
 
 
 def test_scales_that_move_quantised_values() -> None:
-    """X holds whole numbers then; the adjoint of the scales is a float all the same."""
+    """X holds whole numbers then; the cotangent of the scales is a float all the same."""
     model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]>
         g (float[2, 3] x, float[2] k) => (float[N, M] y) <float s = {0.1}, uint8 z = {128}> {
             q = QuantizeLinear(x, s, z)

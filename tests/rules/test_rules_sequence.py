@@ -474,7 +474,7 @@ ERRORS = {
         "<body = b (float[K] e) => (float[L] z) { a = SequenceAt(t, p) z = Mul(e, a) }>(s) }",
         {},
         NoGradientError,
-        "captures the sequence 't', whose adjoint no element can return: give it to the node as an input",
+        "captures the sequence 't', whose cotangent no element can return: give it to the node as an input",
     ),
     "a state that is needed and a sequence": (
         f"(seq(float[N]) s, int64 n) => (seq(float[M]) y) {{ y = Loop(n, , s) <body = b (int64 i, bool go, "
@@ -513,7 +513,7 @@ WRONG: dict[str, tuple[str, list[str], str, Callable[..., Any]]] = {
             d_output_sequence, op.zeros_like(op.SequenceAt(input_sequence, position))
         ),
     ),
-    "the adjoint before its place": (
+    "the cotangent before its place": (
         "SequenceAt",
         ["input_sequence"],
         "at 1",

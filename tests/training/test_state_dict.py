@@ -436,7 +436,7 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     np.savez(tmp_path / "s.npz", **state)  # type: ignore[arg-type]
     words = ["weights", str(tmp_path / "m.onnx")]
     assert main(words) == 0
-    assert "There are: 2 parameter" in capsys.readouterr().out
+    assert "By kind: 2 parameter" in capsys.readouterr().out
     assert main([*words, "--state-dict", str(tmp_path / "s.npz"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["trainable"] == ["conv.weight", "conv.weight_bias"]

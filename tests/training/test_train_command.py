@@ -206,7 +206,10 @@ def test_an_output_is_chosen_by_of(folder, capsys):
 def test_a_label_among_the_feeds_of_a_run_is_named(folder, capsys):
     np.savez("data.npz", x=X, label=CLASSES)
     assert main(["run", "line.onnx", "--feeds", "data.npz"]) == 2
-    assert "The model has no input 'label'. Its inputs are 'x'. Leave 'label' out." in capsys.readouterr().err
+    assert (
+        "The feeds have 'label', but the model has no such input. Its inputs are 'x'. Leave 'label' out."
+        in capsys.readouterr().err
+    )
 
 
 def test_an_interrupt_names_the_checkpoint(folder):

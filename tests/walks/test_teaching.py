@@ -384,7 +384,7 @@ def test_what_no_planted_mistake_explains_is_looked_for_among_the_mutants_of_the
     try:
         rule(chapter.operator, domain="course", replace=True)(chapter.solution)
         assert hints(chapter, rolled, ["x"]) == [
-            "dx: These are the numbers of a right rule with one change, in the adjoint of x: rolled by one."
+            "dx: These are the numbers of a right rule with one change, in the cotangent of x: rolled by one."
         ]
     finally:
         RULES.clear()
@@ -417,8 +417,8 @@ _RULES = {  # lines of a rule for chapter 2
     ),
     "a list within": ("return [d_Y], b", r"returned a list of 1 for input X, .*Return dX itself, not a list with it"),
     "recursion": ("return answered(op, d_Y, X, b)", "calls itself without end"),
-    "one adjoint": ("return d_Y", "The rule returns dX, db, in this order"),
-    "three adjoints": ("return d_Y, d_Y, d_Y", "The rule returns dX, db, in this order"),
+    "one cotangent": ("return d_Y", "The rule returns dX, db, in this order"),
+    "three cotangents": ("return d_Y, d_Y, d_Y", "The rule returns dX, db, in this order"),
     "nothing": ("pass", "returned None.*The rule returns dX, db"),
     "a number": ("return 1.0, d_Y", "returned the number 1.0 for input X"),
     "an array": ("import numpy as np\nreturn np.ones(3), d_Y", "names of tensors, not arrays"),

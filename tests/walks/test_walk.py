@@ -411,7 +411,7 @@ def test_missing_feeds_are_random_and_said():
 
 
 def test_feeds_that_do_not_fit():
-    with pytest.raises(FeedError, match="has no input 'y'"):
+    with pytest.raises(FeedError, match="have 'y', but the model has no such input"):
         walk(mlp(), {"y": np.ones(3, np.float32)})
     with pytest.raises(FeedError):
         walk(mlp(), {"x": np.ones((2, 4), np.float32), "b": np.ones(4, np.float32)})

@@ -88,7 +88,7 @@ class Origin:
         body = f", in {self.within!r}, round {self.step}" if self.within else ""
         more = f" and {counted(self.count - 1, 'more element')}" if self.count > 1 else ""
         told = ", ".join(f"{name!r} = {value:.6g}" for name, value in self.operands.items())
-        of = f" of {told}" if told else ""
+        of = f", from {told}" if told else ""
         what = f"{self.output!r} is {self.value:.6g} at {list(self.at)}{more}{of}"
         return f"{self.operator} {self.node!r}{side}{body}: {what}: {self.cause}"
 

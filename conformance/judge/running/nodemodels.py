@@ -253,7 +253,7 @@ def _with(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, An
 
 
 def relative_error(test: NodeModel, backend: str) -> float:
-    """How far the gradient that a backend computes in the model's own types is from that in float64: relative to its norm.
+    """How far the gradient that an executor computes in the model's own types is from that in float64: relative to its norm.
 
     :raises RefgradError: the gradient cannot be built or run.
     """

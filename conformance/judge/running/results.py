@@ -243,7 +243,7 @@ def load(path: str | os.PathLike[str]) -> Results:
 
     :raises ResultsError: it cannot be read, or is no such file; says which part of it is not what it has to be.
     """
-    text = read_text(path, ResultsError)
+    text = read_text(path, ResultsError, "Results are a file that `refgrad conformance run -o results.json` wrote.")
     try:
         document = parse_json(text)
     except ValueError as error:

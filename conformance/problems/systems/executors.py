@@ -1,4 +1,4 @@
-"""Executors run a model: the backends of refgrad, onnx's reference implementation, and any that its module names."""
+"""Executors run a model: refgrad's own, onnx's reference implementation, and any that its module names."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail where a limitation no longer holds, or matches no row."""
+        """Fail where a known failure no longer holds, or matches no row."""
         self.worker.close()
         if self._counts:
             complete = self.whole and len(self.rows) == len(self.cases)
@@ -75,9 +75,9 @@ class Suite:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List the stale limitations."""
+        """List the known failures that no longer hold."""
         if self.stale:
-            terminalreporter.section("stale limitations", red=True)
+            terminalreporter.section("known failures that no longer hold", red=True)
             for entry, why in self.stale:
                 terminalreporter.line(printable(f"{entry}: {why} ({entry.reason})"))
 

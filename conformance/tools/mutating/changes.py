@@ -1,6 +1,6 @@
-"""A change is one small mistake in an emission, or in an adjoint that a rule returns.
+"""A change is one small mistake in an emission, or in a cotangent that a rule returns.
 
-`CHANGES` and `BODY_CHANGES` have the changes of an emission by operator. `RETURNED` has the changes of an adjoint.
+`CHANGES` and `BODY_CHANGES` have the changes of an emission by operator. `RETURNED` has the changes of a cotangent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A mutant is one change of a rule or of a function body. Its outcome says which case caught it, and with which verdict.
 
-The change is in the adjoints that the rule returns (a factor, the sign, an order), or in one emission: `op.Sub(a, b)` becomes
+The change is in the cotangents that the rule returns (a factor, the sign, an order), or in one emission: `op.Sub(a, b)` becomes
 `op.Sub(b, a)`. A change is only a mutant if it changes the gradient model of some case. A mutant is caught if the judge says
 wrong, or if its gradient fails and the unbroken one does not. An undecided one does not count.
 
@@ -35,7 +35,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, order=True)
 class Mutant:
-    """One change of one rule. `place` is the input whose adjoint is changed, or the emission with its source text."""
+    """One change of one rule. `place` is the input whose cotangent is changed, or the emission with its source text."""
 
     operator: str
     place: str

@@ -124,7 +124,7 @@ def broken(
     breaking: Breaking,
     returned: Callable[[Any, dict[str, str | None]], dict[str, str | None]] | None = None,
 ) -> Iterator[None]:
-    """Inside this context, the rule of an operator runs through `breaking`, and `returned` may change its adjoints.
+    """Inside this context, the rule of an operator runs through `breaking`, and `returned` may change its cotangents.
 
     The sum over broadcast axes, which the sweep adds to a rule, runs through `breaking` too. Of an operator without a rule it
     is the body that does, and `returned` may change its results.
@@ -215,7 +215,7 @@ def _watching(lower: Callable[..., Any], breaking: Breaking) -> Callable[..., An
 
 
 def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]]:
-    """The adjoints that a rule returned, by input; the adjoints of a variadic input are numbered."""
+    """The cotangents that a rule returned, by input; the cotangents of a variadic input are numbered."""
     for name, adjoint in zip(wrt, result if isinstance(result, tuple) else (result,), strict=False):
         if isinstance(adjoint, list | tuple):
             yield from ((f"{name}_{k}", one) for k, one in enumerate(adjoint))
@@ -224,7 +224,7 @@ def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]
 
 
 def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
-    """The adjoints in the form in which the rule returned them."""
+    """The cotangents in the form in which the rule returned them."""
     values = iter(entries.values())
 
     def one(adjoint: Any) -> Any:

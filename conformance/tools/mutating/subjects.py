@@ -40,7 +40,7 @@ _NOBODY = Mutant("", "", "")
 
 @dataclass
 class Subject:
-    """A case with the gradient of the unbroken rule: its model, its values, its emissions, and the adjoints returned."""
+    """A case with the gradient of the unbroken rule: its model, its values, its emissions, and the cotangents returned."""
 
     case: Case
     key: tuple[str, str]

@@ -86,7 +86,8 @@ def mutants_of(
 ) -> Iterator[tuple[Mutant, Callable[[], AbstractContextManager[None]]]]:
     """Each mutant of a rule in one case, with a context in which the rule is broken in this way.
 
-    The place of a mutant is an input, "the adjoint of x", or an operator that the rule emits. Some leave the gradient as it is.
+    The place of a mutant is an input, "the cotangent of x", or an operator that the rule emits.
+    Some leave the gradient as it is.
 
     :param key: of the rule in `RULES`, its domain and name.
     :raises RefgradError: the unbroken rule does not answer the case.
@@ -95,7 +96,7 @@ def mutants_of(
     for entry, shape in sorted(subject.entries.items()):
         for change, (function, axes) in RETURNED.items():
             if has_axes(shape, axes):
-                mutant = Mutant(case.operator, f"the adjoint of {entry}", change)
+                mutant = Mutant(case.operator, f"the cotangent of {entry}", change)
                 yield mutant, partial(broken, key, Breaking(), partial(_with_one, entry, function))
     for site, ranks in sorted(subject.ranks.items()):
         for change, emission in CHANGES[site.op_type].items():

@@ -23,7 +23,7 @@ from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 
-_DEVICES = {"cpu": ("ort-cpu", "numpy"), "cuda": ("ort-cuda",)}  # the backends to use, the best first
+_DEVICES = {"cpu": ("ort-cpu", "numpy"), "cuda": ("ort-cuda",)}  # the executors to use, the best first
 _STARTS = ("normal", "model")  # random weights, or the weights of the model
 _LONG = 50  # a longer list is shortened in `repr`
 

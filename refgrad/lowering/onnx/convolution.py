@@ -1,4 +1,4 @@
-"""The adjoints of Conv."""
+"""The gradients of Conv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adjoints of taking: what was taken is added back where it came from.
+"""Gradients of taking: what was taken is added back where it came from.
 
 Where the places are known, or lie side by side, this is a Pad with zeros. Elsewhere it is a ScatterElements: ONNX Runtime's
 ScatterND adds in parallel and loses some of what goes to the same place.

@@ -1,4 +1,4 @@
-"""The adjoints of normalizations. x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε)."""
+"""The gradients of normalizations. x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε)."""
 
 from __future__ import annotations
 

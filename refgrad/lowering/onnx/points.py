@@ -1,4 +1,4 @@
-"""Interpolation of images at points between pixels, and its adjoints.
+"""Interpolation of images at points between pixels, and its gradients.
 
 Symbols: B images have C channels and S pixels along r axes, and P points each. A point has m neighbours along each axis, and
 K = m^r neighbours in all. No function needs to know r.
@@ -213,7 +213,7 @@ def interpolate(op: Emitter, image: Image, neighbours: Neighbours) -> str:
 
 
 def interpolate_adjoint(op: Emitter, dV: str, image: Image, neighbours: Neighbours) -> tuple[str, str]:
-    """The adjoints of the image's rows (B·S, C) and of the points (B, P, r). dV is the cotangent of the values (B, P, C)."""
+    """The cotangents of the image's rows (B·S, C) and of the points (B, P, r). dV is the cotangent of the values (B, P, C)."""
     parts = op.Mul(op.Unsqueeze(dV, [2]), op.Unsqueeze(neighbours.weight, [3]))
     d_rows = op.grad.GatherGrad(_rows_shape(op, image.sizes), neighbours.index, parts, axis=0)
     pixels = op.Gather(image.rows, neighbours.index, axis=0)
@@ -224,7 +224,7 @@ def interpolate_adjoint(op: Emitter, dV: str, image: Image, neighbours: Neighbou
 def largest_pixel_adjoint(
     op: Emitter, dV: str, image: Image, index: str, weight: str, valid: str | None
 ) -> tuple[str, str]:
-    """The adjoints of the rows and of the weights, if a value (B, P, C) is the largest of J products weight·pixel.
+    """The cotangents of the rows and of the weights, if a value (B, P, C) is the largest of J products weight·pixel.
 
     :param index: (B, P, J): the rows of the pixels.
     :param weight: (B, P, J).

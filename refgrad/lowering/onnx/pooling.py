@@ -1,4 +1,4 @@
-"""The adjoints of poolings."""
+"""The gradients of poolings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adjoints of products with quantised weights. The weights are made floats some rows at a time, and never stored."""
+"""The gradients of products with quantised weights. The weights are made floats some rows at a time, and never stored."""
 
 from __future__ import annotations
 

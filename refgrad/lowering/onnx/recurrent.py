@@ -1,12 +1,13 @@
-"""Backpropagation through time: the adjoints of RNN, GRU and LSTM.
+"""Backpropagation through time: the gradients of RNN, GRU and LSTM.
 
 What a step needs of the forward pass is computed for all steps at once: the arguments of the gates from X and from Y, which
-holds the state before every step, and the factors by which the adjoint of a state is multiplied. A Scan carries that adjoint
-from the last step to the first, and nothing else; the adjoints of X, W, R, B and P are one product or sum each, after it.
+holds the state before every step, and the factors by which the cotangent of a state is multiplied. A Scan carries that
+cotangent from the last step to the first, and nothing else; the cotangents of X, W, R, B and P are one product or
+sum each, after it.
 
 The arrays of one direction have the axes time, batch, and gate times hidden unit, with n units. A direction that reads
 backwards is scanned the other way round. A sequence that is shorter than X keeps its state through the padding, where every
-factor is 0: so nothing reaches the adjoints from there.
+factor is 0: so nothing reaches the cotangents from there.
 
 In the formulas H, C are the states after a step and H₋₁, C₋₁ those before it; a_z is the argument of gate z.
 """
@@ -177,7 +178,7 @@ class _ActiveSteps:
         return values if self.active is None else self.op.Where(self.active, values, 0.0)
 
     def last(self, state: str) -> str:
-        """The adjoint of a last state, 0 for a sequence without a step: it has no last state."""
+        """The cotangent of a last state, 0 for a sequence without a step: it has no last state."""
         return state if self.some is None else self.op.Where(self.some, state, 0.0)
 
     def before(self, states: str, initial: str, backward: bool) -> str:
@@ -269,7 +270,7 @@ def _add(op: Emitter, *values: str | None) -> str:
 
 
 def _product(op: Emitter, da: str, values: str) -> str:
-    """Σ daᵀ·values over time and batch: the adjoint of the matrix that values are multiplied with."""
+    """Σ daᵀ·values over time and batch: the cotangent of the matrix that values are multiplied with."""
     rows = [op.Flatten(value, axis=2) for value in (da, values)]
     for value in rows:
         op.assume(value, (None, None))
@@ -557,7 +558,7 @@ def lstm_grad(
         i, o, forget, c = _parts(op, _of_direction(op, iofc, k), 4)
         a_i, a_o, a_f, a_c = (None,) * 4 if arguments is None else _parts(op, _of_direction(op, arguments, k), 4)
         Pi, Po, Pf = (None,) * 3 if P is None else _parts(op, op.Gather(P, np.array(k), axis=0), 3)
-        # What the adjoints of a step are multiples of e and, for o, of dH by.
+        # What the cotangents of a step are multiples of e and, for o, of dH by.
         hC = h.of(op, C)
         by_i = f.adjoint(op, op.Sub(c, C_before) if input_forget else c, a_i, i)
         by_o = f.adjoint(op, hC, a_o, o)

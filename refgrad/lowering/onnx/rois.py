@@ -1,8 +1,8 @@
-"""Regions of interest cut into bins, and the adjoints of pooling them.
+"""Regions of interest cut into bins, and the gradients of pooling them.
 
 Symbols: R regions, in each O bins along an axis (H of them along the height, W along the width), in each of these T
 pixels, from which its samples are read. The samples of a bin are all pairs of those along both axes, and so are their
-weights: neither the mean nor its adjoints need to list them.
+weights: neither the mean nor its cotangents need to list them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Samples:
     slope: str
 
     def adjoint(self, op: Emitter, d_weight: str) -> tuple[str, str]:
-        """The adjoints of start and size (R, 1), from the adjoints of the weights."""
+        """The cotangents of start and size (R, 1), from the cotangents of the weights."""
         count = op.Shape(self.slope, start=2)
         before, after = op.Slice(d_weight, [0], count, [2]), op.Slice(d_weight, count, [END], [2])
         d_place = op.Mul(self.slope, op.Sub(after, before))
@@ -136,7 +136,7 @@ def make_pixels(op: Emitter, start: str, size: str, length: str, bins: int) -> T
 
 
 def mean_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, width: Taps) -> tuple[str, str, str]:
-    """The adjoints of X and of the weights along both axes, where Y is the weighted sum.
+    """The cotangents of X and of the weights along both axes, where Y is the weighted sum.
 
     For A (R·H, rows of all images) and B (R, W, columns), the weights as matrices, Y = A·X·Bᵀ: all of this is products. That A
     reaches over all images costs a factor of their number in one product, and spares a copy of its image for every region.
@@ -173,7 +173,7 @@ def mean_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, width: 
 
 
 def largest_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, width: Taps) -> tuple[str, str, str]:
-    """The adjoints of X and of the weights along both axes, where Y is the largest of the weighted pixels."""
+    """The cotangents of X and of the weights along both axes, where Y is the largest of the weighted pixels."""
     image = make_image(op, X, op.type(dY))
     shape = op.shape_of(X)
     rows, columns = part(op, shape, 2, 3), part(op, shape, 3, 4)

@@ -1,4 +1,4 @@
-"""The adjoints of reading an image between its pixels: GridSample, DeformConv, and the poolings of regions of interest."""
+"""The gradients of reading an image between its pixels: GridSample, DeformConv, and the poolings of regions of interest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were called befor
 def grid_sample_grad(
     op: Emitter, dY: str, X: str, grid: str, align_corners: int, mode: str, padding_mode: str
 ) -> tuple[str, str]:
-    """The points of the grid in pixels, and the adjoints of reading X there."""
+    """The points of the grid in pixels, and the gradients of reading X there."""
     kind = work_type(op, X, grid)
     image, shape = make_image(op, X, kind), op.shape_of(grid)
     batch, channels, _ = image.sizes
@@ -149,7 +149,7 @@ def roi_align_grad(
     sampling_ratio: int,
     spatial_scale: float,
 ) -> tuple[str, str]:
-    """By way of the weights of the samples along each axis: their adjoints first, then the adjoints of the regions."""
+    """By way of the weights of the samples along each axis: their cotangents first, then the cotangents of the regions."""
     kind = work_type(op, X)
     half_pixel = coordinate_transformation_mode.lower() == "half_pixel"
     scaled = op.Mul(op.as_type(rois, kind), spatial_scale)

@@ -1,4 +1,4 @@
-"""Reductions, as ONNX Runtime's builder writes their adjoints."""
+"""Reductions, as ONNX Runtime's builder writes their gradients."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from refgrad.tables.registry import lowering
 
 @lowering("Alias", dialect="ort")
 def alias(op: Emitter, X: str) -> str:
-    """ONNX Runtime's builder names the adjoint of every tensor, and every contribution to a sum."""
+    """ONNX Runtime's builder names the cotangent of every tensor, and every contribution to a sum."""
     return op.copy(X)
 
 
@@ -28,7 +28,7 @@ def reshape_like(op: Emitter, dY: str, X: str) -> str:
 
 @lowering("ReshapeGrad", dialect="ort")
 def reshape_grad(op: Emitter, dY: str, X: str) -> str:
-    """ONNX Runtime's builder writes sizes that are known beforehand in the adjoint of Reshape alone."""
+    """ONNX Runtime's builder writes sizes that are known beforehand in the gradient of Reshape alone."""
     given = op.shape(dY)
     sizes = None if given is None or any(map(is_unnamed, given)) else same_or_known(op, dY, X)
     return op.reshape_like(dY, X) if sizes is None else op.Reshape(dY, sizes)

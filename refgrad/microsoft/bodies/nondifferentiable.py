@@ -12,7 +12,7 @@ for _name, _reason in {
     "DynamicTimeWarping": "indices: the points of the cheapest path",
     "GatherPacked": "its inputs are packed bytes and indices",
     "GreedySearch": "it returns tokens, which are indices",
-    "IsAllFinite": "a truth value",
+    "IsAllFinite": "the result is a truth value",
     "MurmurHash3": "a hash",
     "NGramHashMapping": _INTEGER,
     "PackedSparseAttentionIndexerMerge": "indices",

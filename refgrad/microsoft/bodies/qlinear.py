@@ -677,7 +677,7 @@ def _int32(op: FunctionEmitter, x: str) -> str:
 
 @rule("MatMulInteger16", domain=MICROSOFT, wrt=["A", "B"], quantized=True)
 def matmul_integer16(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
-    """the adjoints of MatMul"""
+    """the gradients of MatMul"""
     d, a, b = (op.as_type(value, TensorProto.FLOAT) for value in (d_Y, A, B))
     for made, of in ((a, A), (b, B)):
         shape = op.shape(of)

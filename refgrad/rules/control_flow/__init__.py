@@ -1,4 +1,4 @@
-"""If, Loop and Scan: the adjoints of a body, step by step from the last to the first, or of the branch that was taken."""
+"""If, Loop and Scan: the cotangents of a body, step by step from the last to the first, or of the branch that was taken."""
 
 from refgrad.rules.control_flow.branch import If
 from refgrad.rules.control_flow.loop import Loop

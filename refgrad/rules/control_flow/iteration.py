@@ -57,10 +57,10 @@ class Steps:
 
     starts: list[str] = field(default_factory=list)  # the states before the first step
     states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the states inside the body, with their types
-    slices: list[Slices] = field(default_factory=list)  # those of the adjoints of stacks that Scan reads
+    slices: list[Slices] = field(default_factory=list)  # those of the cotangents of stacks that Scan reads
     number: str = ""  # of the step, with which Loop reads them
     results: list[tuple[str, TypeProto]] = field(default_factory=list)  # of a step: the states, then the rows
-    rows: list[Slices] = field(default_factory=list)  # those of the forward node whose adjoints are stacked
+    rows: list[Slices] = field(default_factory=list)  # those of the forward node whose cotangents are stacked
 
 
 class Iteration(ControlFlowRule):
@@ -150,19 +150,19 @@ class Iteration(ControlFlowRule):
         return Route(self, frozenset(names & varying.names), (path,), "; ".join(moving))
 
     def _active(self, path: Path, ends: Container[str]) -> list[State]:
-        """The states that have an adjoint. One that no step reads has it too: without steps, its start is its end."""
+        """The states that have a cotangent. One that no step reads has it too: without steps, its start is its end."""
         return [s for s in self.states if s.end in ends or s.made in path.needed or s.read in path.needed]
 
     def differentiate(
         self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """The adjoints of the states, the slices and the captures, from a node that runs the steps backwards."""
+        """The cotangents of the states, the slices and the captures, from a node that runs the steps backwards."""
         [path] = route.paths
         active = self._active(path, cotangents)
         swept = self.body.swept(op, path)
         sub, sweep = swept.op, swept.sweep
         steps = Steps()
-        of: list[str] = []  # the values whose adjoints the final states are
+        of: list[str] = []  # the values whose cotangents the final states are
         folded: dict[
             tuple[str, str], int
         ] = {}  # the slices that are stacked flat, since their rank is not known: their axis
@@ -235,7 +235,7 @@ class Iteration(ControlFlowRule):
             yield name, value
 
     def whole(self, op: Emitter, stacked: str, element: Slices, count: str) -> str:
-        """The adjoint of the sliced tensor, from the adjoints of the slices; `count` is the number of steps."""
+        """The cotangent of the sliced tensor, from the cotangents of the slices; `count` is the number of steps."""
         if not is_sized(op.shape(element.outer), element.axis):  # without steps, no slice shows its size
             stacked = op.Reshape(stacked, op.Shape(element.outer), allowzero=1)
         return stacked
@@ -255,7 +255,7 @@ class Iteration(ControlFlowRule):
         return op.zeros_like(end)
 
     def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
-        """Seed the sweep with a step's slices of the adjoints of `stacks`; note in `steps` what a step reads for that."""
+        """Seed the sweep with a step's slices of the cotangents of `stacks`; note in `steps` what a step reads for that."""
         raise NotImplementedError
 
     def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:

@@ -79,7 +79,7 @@ class Loop(Iteration):
         return int(count.item())
 
     def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
-        """A step gathers its part of the adjoint of each stack."""
+        """A step gathers its part of the cotangent of each stack."""
         steps.number = swept.op.fresh(f"{swept.op.node}_step")
         for stack in stacks:
             swept.sweep.seed(stack.inner, swept.op.Gather(cotangents[stack.outer], steps.number, axis=0))
@@ -142,7 +142,7 @@ class Loop(Iteration):
 
 
 def _slices_read(graph: Graph, body: Body) -> list[Slices]:
-    """The captures that a step reads only at its own number: its adjoint is then only as large as a slice."""
+    """The captures that a step reads only at its own number: its cotangent is then only as large as a slice."""
     found, counter = [], body.inputs[0]
     for name in body.captures if body.graph.shapes.get(counter) == () else ():
         shape, readers = graph.shapes.get(name), body.graph.readers(name)

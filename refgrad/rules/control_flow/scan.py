@@ -18,7 +18,7 @@ from refgrad.tables.registry import control_flow_rule
 
 @control_flow_rule("Scan")
 class ScanRule(Iteration):
-    """dy in reverse: each step takes the adjoints of its states and slices; what all steps read is summed from step to step"""
+    """dy in reverse: each step takes the cotangents of its states and slices; what all steps read is summed step by step"""
 
     ranked = True
 
@@ -63,14 +63,14 @@ class ScanRule(Iteration):
         return None
 
     def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
-        """The adjoints of the stacks are scanned too."""
+        """The cotangents of the stacks are scanned too."""
         for stack in stacks:
             name = swept.op.fresh(f"{stack.inner}_grad")
             swept.sweep.seed(stack.inner, name)
             steps.slices.append(Slices(cotangents[stack.outer], name, stack.axis, stack.backward))
 
     def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:
-        """The results of a Scan in the other direction, over the residuals and the adjoints of the stacks."""
+        """The results of a Scan in the other direction, over the residuals and the cotangents of the stacks."""
         stored = self.stored(op, swept, swept.residuals)
         edit = op.edits.of(self.node)
         stacks = len(edit.outputs) - len(self.states)

@@ -161,7 +161,7 @@ _MISTAKES = (
     ),
     Mistake(
         "Q",
-        "Yours is dK: the adjoints may be in the wrong order. Return dQ, dK, dV.",
+        "Yours is dK: the cotangents may be in the wrong order. Return dQ, dK, dV.",
         lambda p: p.scale * _by_scores(p).T @ p.Q,
     ),
     Mistake("Q", "Yours has dSᵀ, which belongs to dK: dQ = scale·dS·K.", lambda p: p.scale * _by_scores(p).T @ p.K),
@@ -173,7 +173,7 @@ _MISTAKES = (
     ),
     Mistake(
         "K",
-        "Yours is dQ: the adjoints may be in the wrong order. Return dQ, dK, dV.",
+        "Yours is dQ: the cotangents may be in the wrong order. Return dQ, dK, dV.",
         lambda p: p.scale * _by_scores(p) @ p.K,
     ),
     Mistake("K", "dS is not transposed: dK = scale·dSᵀ·Q.", lambda p: p.scale * _by_scores(p) @ p.Q),

@@ -107,7 +107,7 @@ _MISTAKES = (
 
 CHAPTER = Chapter(
     number=2,
-    title="Broadcasting, and why its adjoint is a sum",
+    title="Broadcasting, and why its gradient is a sum",
     page="docs/course/2_broadcasting.md",
     operator="AtLeast",
     formula="Y = max(X, b)",

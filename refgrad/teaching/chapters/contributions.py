@@ -84,7 +84,7 @@ _MISTAKES = (
     Mistake(
         "x", "The chain rule multiplies by the cotangent once. Yours multiplies twice.", lambda p: p.d_z**2 * (p.y + 1)
     ),
-    Mistake("x", "Yours is dy: the two adjoints may be in the wrong order. Return dx, dy.", lambda p: p.d_z * p.x),
+    Mistake("x", "Yours is dy: the two cotangents may be in the wrong order. Return dx, dy.", lambda p: p.d_z * p.x),
     Mistake("y", "The derivative of x·y by y is x, and yours has y in its place.", lambda p: p.d_z * p.y),
     Mistake(
         "y",
@@ -93,7 +93,7 @@ _MISTAKES = (
     ),
     Mistake("y", "The factor x is missing: the derivative of x·y by y is x.", lambda p: p.d_z),
     Mistake(
-        "y", "Yours is dx: the two adjoints may be in the wrong order. Return dx, dy.", lambda p: p.d_z * (p.y + 1)
+        "y", "Yours is dx: the two cotangents may be in the wrong order. Return dx, dy.", lambda p: p.d_z * (p.y + 1)
     ),
     Mistake("y", "The chain rule multiplies by the cotangent: dz·x, and yours adds them.", lambda p: p.d_z + p.x),
 )

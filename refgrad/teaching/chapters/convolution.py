@@ -1,4 +1,4 @@
-"""Chapter 5: the adjoint of a convolution scatters what the convolution gathered."""
+"""Chapter 5: the gradient of a convolution scatters what the convolution gathered."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _points() -> list[ExercisePoint]:
 
 
 def _scattered(d_y: np.ndarray, w: np.ndarray, stride: int) -> np.ndarray:
-    """The adjoint of gathering: dy[i]·w[k] is added at stride·i + k."""
+    """The gradient of gathering: dy[i]·w[k] is added at stride·i + k."""
     made = np.zeros(stride * (d_y.size - 1) + w.size)
     for i, cotangent in enumerate(d_y.ravel()):
         made[stride * i : stride * i + w.size] += cotangent * w.ravel()
@@ -100,16 +100,16 @@ _MISTAKES = (
     ),
     Mistake(
         "x",
-        f"Yours gathers where the adjoint has to scatter: it is shorter than x. {_X}.",
+        f"Yours gathers where the gradient has to scatter: it is shorter than x. {_X}.",
         lambda p: _correlated(p.d_y, p.w, 1),
     ),
     Mistake(
         "x",
-        f"Yours gathers where the adjoint has to scatter: it is shorter than x. {_X}.",
+        f"Yours gathers where the gradient has to scatter: it is shorter than x. {_X}.",
         lambda p: _correlated(p.d_y, p.w, 1)[..., :: p.stride],
     ),
     Mistake("x", f"Only the first weight contributes to yours. {_X}.", _first_tap),
-    Mistake("x", "Yours is dw: the two adjoints may be in the wrong order. Return dx, dw.", _dw),
+    Mistake("x", "Yours is dw: the two cotangents may be in the wrong order. Return dx, dw.", _dw),
     Mistake("x", f"Yours has the input in the place of the weights. {_X}.", lambda p: _scattered(p.d_y, p.x, p.stride)),
     Mistake(
         "w",
@@ -143,7 +143,7 @@ _MISTAKES = (
     ),
     Mistake(
         "w",
-        "Yours is dx: the two adjoints may be in the wrong order. Return dx, dw.",
+        "Yours is dx: the two cotangents may be in the wrong order. Return dx, dw.",
         lambda p: _scattered(p.d_y, p.w, p.stride),
     ),
     Mistake(

@@ -1,4 +1,4 @@
-"""Chapter 3: the adjoint of a product with a matrix is the product with the transposed one."""
+"""Chapter 3: the gradient of a product with a matrix is the product with the transposed one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MISTAKES = (
     Mistake("A", f"Yours is the transpose of dA. {_A}.", lambda p: (p.d_Y @ p.B.T).T),
     Mistake("A", f"dY is transposed, and B is the one that has to be. {_A}.", lambda p: p.d_Y.T @ p.B),
     Mistake("A", f"dY is transposed, and it must not be. {_A}.", lambda p: p.d_Y.T @ p.B.T),
-    Mistake("A", "Yours is dB: the two adjoints may be in the wrong order. Return dA, dB.", lambda p: p.A.T @ p.d_Y),
+    Mistake("A", "Yours is dB: the two cotangents may be in the wrong order. Return dA, dB.", lambda p: p.A.T @ p.d_Y),
     Mistake("A", f"Yours has A in the place of B. {_A}.", lambda p: p.d_Y @ p.A.T),
     Mistake("A", f"Yours multiplies element by element, and Y is a product of matrices. {_A}.", lambda p: p.d_Y * p.B),
     Mistake(
@@ -69,7 +69,7 @@ _MISTAKES = (
     Mistake("B", f"Yours is the transpose of dB. {_B}.", lambda p: (p.A.T @ p.d_Y).T),
     Mistake("B", f"dY is transposed, and A is the one that has to be. {_B}.", lambda p: p.A @ p.d_Y.T),
     Mistake("B", f"dY is transposed, and it must not be. {_B}.", lambda p: p.A.T @ p.d_Y.T),
-    Mistake("B", "Yours is dA: the two adjoints may be in the wrong order. Return dA, dB.", lambda p: p.d_Y @ p.B.T),
+    Mistake("B", "Yours is dA: the two cotangents may be in the wrong order. Return dA, dB.", lambda p: p.d_Y @ p.B.T),
     Mistake("B", f"Yours has B in the place of A. {_B}.", lambda p: p.B.T @ p.d_Y),
     Mistake("B", f"Yours multiplies element by element, and Y is a product of matrices. {_B}.", lambda p: p.d_Y * p.A),
     Mistake(

@@ -103,7 +103,7 @@ def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[...,
     ],
 )
 def test_a_wrong_control_flow_rule_is_caught(operator: str, name: str, monkeypatch: Any) -> None:
-    """One whose last adjoint is zero."""
+    """One whose last cotangent is zero."""
     test = models()[name]
     assert not wrong(test)
     right = CONTROL_FLOW_RULES["", operator].differentiate

@@ -320,7 +320,7 @@ def test_data_without_names_are_in_the_order_of_the_inputs(tmp_path: Path) -> No
         ),
         (lambda case: [f.unlink() for f in case.glob("*/output*")], FeedError, "'{case}' has no output_0.pb in"),
         (lambda case: (case / "test_data_set_0/input_1.pb").unlink(), FeedError, "{case}/test_data_set_0' do not fit"),
-        (lambda case: (case / "test_data_set_0/input_0.pb").unlink(), FeedError, "has 1 files input_*.pb"),
+        (lambda case: (case / "test_data_set_0/input_0.pb").unlink(), FeedError, "has 1 file input_*.pb"),
         (
             lambda case: (case / "test_data_set_0/input_0.pb").write_bytes(b"no"),
             FeedError,

@@ -307,7 +307,7 @@ def test_backends_draw_random_numbers_of_their_own():
     found = check(model(body, "float[40] x", "float[40] y"), wrt=["x"])
     assert found.ok
     assert verdicts(found, "differences") == {"right"}
-    assert "Dropout: the backend draws random numbers of its own" in {row.note for row in found.rows}
+    assert "Dropout: the executor draws random numbers of its own" in {row.note for row in found.rows}
 
 
 def test_differences_that_are_all_noise_settle_nothing(planted):
@@ -546,8 +546,8 @@ def test_an_underflow_in_one_element_explains_no_other(tampered):
 def test_feeds_are_drawn_where_the_model_is_defined():
     found = check(model("{ a = Log(x) b = Sqrt(x) y = Add(a, b) }"), backends=["numpy"])
     assert found.ok
-    assert found.feeds == "random, between 0 and 1"
-    assert check(model("{ y = Acosh(x) }"), backends=["numpy"]).feeds == "random, above 1"
+    assert found.feeds == "random (between 0 and 1)"
+    assert check(model("{ y = Acosh(x) }"), backends=["numpy"]).feeds == "random (above 1)"
     with pytest.raises(FeedError, match="not finite"):
         check(model("{ n = Neg(x) m = Mul(n, n) k = Neg(m) y = Log(k) }"), backends=["numpy"])
 
@@ -556,7 +556,7 @@ def test_feeds_may_move_initializers():
     feeds = {"x": np.ones((1, 3), np.float32), "w": np.zeros(3, np.float32)}
     found = check(SMOOTH, feeds, wrt=["x"], backends=["numpy"])
     assert found.ok
-    assert found.feeds == "given"
+    assert found.feeds == "your own"
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])

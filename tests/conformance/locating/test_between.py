@@ -114,7 +114,7 @@ def test_the_inputs_of_a_recording_are_feeds(tmp_path):
         fed = read_feeds(tmp_path / "bad.npz", graph_inputs(network().graph))
     assert fed.keys() == {"x"}
     np.savez(tmp_path / "odd.npz", **recorded(), X=X)
-    with pytest.raises(FeedError, match="no input 'X'"), pytest.warns(ModelWarning):
+    with pytest.raises(FeedError, match="have 'X', but the model has no such input"), pytest.warns(ModelWarning):
         read_feeds(tmp_path / "odd.npz", graph_inputs(network().graph))
 
 

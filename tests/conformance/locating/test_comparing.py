@@ -188,7 +188,7 @@ def test_an_adjoint_is_named_at_its_place_among_rules() -> None:
     side = Sided("x", rules=Bisected(tuple(faults), 3, {}))
     tensor = Tensor("t", "gradient", ("t",), "", Seen("right"), Seen("wrong"))
     found = Comparison((tensor,), Sided("y"), side, "given", 0, "judge")
-    assert comparisons.sentence(found).endswith("for the adjoint of 'v', the rule of c.")
+    assert comparisons.sentence(found).endswith("for the cotangent of 'v', the rule of c.")
 
 
 def test_a_side_that_fails_says_where() -> None:
@@ -426,7 +426,7 @@ def test_a_recording_brings_its_inputs_and_cotangents() -> None:
     model, feeds = network()
     found = compare(model, "refgrad@numpy", recorded(model, feeds))
     assert found.ok
-    assert found.feeds == "given"
+    assert found.feeds == "your own"
     assert {tensor.name for tensor in found.tensors} == {"x", "w1", "b1", "w2", "scale", "y"}
 
 

@@ -36,8 +36,10 @@ def built_by(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 NO_GRADIENTS = {
-    "it returned None and no ModelProto: it must return a model with an input <output>_grad": lambda m, w, o: None,
-    "it returned a dict and no ModelProto": lambda m, w, o: {"x": np.zeros(3)},
+    "it returned None instead of a ModelProto: it must return a model with an input <output>_grad": lambda m, w, o: (
+        None
+    ),
+    "it returned a dict instead of a ModelProto": lambda m, w, o: {"x": np.zeros(3)},
     "it cannot be called as function(model, wrt, outputs): too many positional": lambda m: refgrad.gradient(m),
 }
 
@@ -76,7 +78,7 @@ def test_a_function_that_forgets_to_return_for_one_operator_is_located() -> None
 
     found = bisect(model, feeds, built_by(forgets))
     assert [fault.nodes for fault in found.faults] == [("LN",)]
-    assert "it returned None and no ModelProto" in found.faults[0].message
+    assert "it returned None instead of a ModelProto" in found.faults[0].message
     assert found.nothing == ""
 
 
@@ -91,7 +93,7 @@ def test_reduce_says_which_side_makes_no_gradient(
     onnx.save(model, tmp_path / "m.onnx")
     words = ["reduce", str(tmp_path / "m.onnx"), "--side", "empty_handed:build@numpy", "-o", str(tmp_path / "made")]
     assert cli.main(words) == 2
-    assert "empty_handed:build@numpy makes no gradient: it returned None and no Mod" in capsys.readouterr().err
+    assert "empty_handed:build@numpy makes no gradient: it returned None instead of a Mod" in capsys.readouterr().err
 
 
 class Unprepared(NumpyBackend):

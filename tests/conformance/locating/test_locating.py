@@ -370,7 +370,7 @@ def test_what_is_wrong_together_alone_is_named_together() -> None:
         { [a] a = Sin (x)  [e] b = Exp (a)  [t] c = Tanh (b)  [m] d = Mul (c, b)  [n] y = Neg (d) }""")
 
     def fault(made: ModelProto) -> None:
-        for node in list(made.graph.node):  # the sum of the adjoints of b loses a term
+        for node in list(made.graph.node):  # the sum of the cotangents of b loses a term
             if node.op_type in ("Add", "Sum") and len(made.graph.node) > 6:
                 del node.input[1:]
                 node.op_type = "Identity"
@@ -378,7 +378,7 @@ def test_what_is_wrong_together_alone_is_named_together() -> None:
     found = bisect(model, {"x": np.float32([0.1, 0.4, 0.9])}, builder_with(fault))
     [one] = found.faults
     assert (one.kind, one.value, one.nodes) == ("wrong", "b", ("e", "m"))
-    assert one.message == "the contribution of Mul 'm' to the adjoint of 'b' is lost"
+    assert one.message == "the contribution of Mul 'm' to the cotangent of 'b' is lost"
 
 
 FANS = """
@@ -388,7 +388,7 @@ FANS = """
 
 
 def summing(value: str, change: Callable[[NodeProto], None]) -> Callable[[ModelProto], None]:
-    """A change of the node that adds up the adjoints of a value."""
+    """A change of the node that adds up the cotangents of a value."""
 
     def fault(made: ModelProto) -> None:
         for node in made.graph.node:
@@ -420,14 +420,14 @@ def test_a_value_is_named_whose_adjoint_lacks_a_term_or_has_one_twice(change: An
 
 
 def test_equal_contributions_are_named_together() -> None:
-    """The adjoint of v in u·v·v has two equal contributions: nobody can tell which of them is lost."""
+    """The cotangent of v in u·v·v has two equal contributions: nobody can tell which of them is lost."""
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)}
     text = "(float[4, 3] x) => (float[4, 3] y) { [t] v = Tanh(x)  [q] p = Mul(c, v)  [o] y = Mul(p, v) }"
     model = parsed(text.replace("=> (float[4, 3] y)", "=> (float[4, 3] y) <float[3] c = {1, 2, 3}>"))
     [one] = bisect(model, feeds, builder_with(summing("v", keep_first)), wrt=["x"]).faults
     assert one.value == "v"
     assert one.message == (
-        "the equal contributions of Mul 'q' and Mul 'o' to the adjoint of 'v' are counted 1 times in place of 2"
+        "the equal contributions of Mul 'q' and Mul 'o' to the cotangent of 'v' are counted 1 times in place of 2"
     )
 
 

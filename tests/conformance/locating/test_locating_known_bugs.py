@@ -118,9 +118,10 @@ def test_a_known_fault_of_an_executor_is_located_in_a_larger_model(bug: KnownBug
     found = locate(model, dict(bug.feeds), executor)
     named = {one.found.name for one in found.culprits} | {name for group in found.groups for name in group.nodes}
     if found.unsteady is not None:  # such as memory that nobody wrote
-        named |= {found.unsteady.node}
-    assert named
-    assert named <= own
+        named |= {found.unsteady.node} - {""}  # it has no name if no single node is at fault
+    assert named or found.unsteady is not None
+    # An executor that fails on a group of nodes fails as well if another node behind it returns the result.
+    assert named <= own | ({name for name in named if name.startswith("after_")} if bug.is_error else set())
     assert len(named) <= MOST
 
 

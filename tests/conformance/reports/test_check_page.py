@@ -98,7 +98,7 @@ def test_right(report: Report) -> None:
     assert "No fault was found." in page
     assert html.escape(VERDICTS[RIGHT]) in page
     assert commands_of(page) == ["refgrad grad m.onnx -o gradient.onnx", "refgrad check m.onnx --backend numpy"]
-    assert "Feeds: random, normal; seed 0." in page
+    assert "Feeds: random (normal distribution); seed 0." in page
 
 
 def test_a_wrong_rule(report: Report, wrong_rule: None) -> None:

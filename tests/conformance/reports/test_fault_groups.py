@@ -176,7 +176,7 @@ def test_the_result_is_one_sentence():
         ("ccc", "c", "e", RIGHT, "", ""),
     )
     told = "the executor e in Exp; the builder b in Exp; b on f (builder or executor) in Exp"
-    expected = WRONG, f"3 faults in 4 verdicts on 3 cases of 1 operator: {told}"
+    expected = WRONG, f"3 faults in 4 verdicts (3 cases of 1 operator): {told}"
     assert groups.sentence(made, groups.faults(made)) == expected
 
 
@@ -195,7 +195,7 @@ def test_a_sentence_about_many_sides_is_cut():
 )
 def test_a_result_without_faults_is_a_sentence(verdicts, expected):
     made = results(*(("a", f"b{k}", "e", one, "", "") for k, one in enumerate(verdicts)))
-    told = expected.replace("{}", "verdicts on 3 cases of 1 operator")
+    told = expected.replace("{}", "verdicts (3 cases of 1 operator)")
     assert groups.sentence(made, groups.faults(made)) == (expected.partition(":")[0], told)
 
 

@@ -94,7 +94,7 @@ def test_an_operator_is_lacking_though_its_gradient_agrees(folder):
 def test_the_reports_name_them_too(folder):
     written = (folder / "r.html").read_text()
     executor, builder = f"toys:Runtime in {toys.WRONG}, {toys.RAISING}", f"toys:gradient in {toys.LOST}"
-    told = f"16 faults in 70 verdicts on 35 cases of 4 operators: the executor {executor}; the builder {builder}"
+    told = f"16 faults in 70 verdicts (35 cases of 4 operators): the executor {executor}; the builder {builder}"
     assert f'class="verdict fault">{told}</p>' in written
     page = data_of(written)
     assert "differences" in page["groups"][2]["sure"]

@@ -142,7 +142,7 @@ def test_an_error_names_what_is_malformed(tmp_path, path, to, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "There is no file"), (b"{", "is no JSON"), (b"\xff", "cannot be read"), (b"[]", '"format"')],
+    [(None, "There is no file"), (b"{", "is no JSON"), (b"\xff", "is not a text file in UTF-8"), (b"[]", '"format"')],
 )
 def test_an_error_says_that_a_file_is_none(tmp_path, content, message):
     file = tmp_path / "results.json"
@@ -402,7 +402,7 @@ def test_the_terminal_shows_counts_and_with_verbose_every_fault():
     faults = [row for row in RESULTS.rows if row.verdict in FAULTS]
     for row in faults:
         assert f"   {printable(row.case)} ({row.builder} on {row.executor}): " in text
-    assert f"{len(faults)} faults in {len(RESULTS.rows)} verdicts on 41 cases of 8 operators" in text
+    assert f"{len(faults)} faults in {len(RESULTS.rows)} verdicts (41 cases of 8 operators)" in text
     assert "[bold]it's</bold>" in text
     assert "\x1b" not in text
 
@@ -411,7 +411,7 @@ def test_the_terminal_says_what_it_leaves_out():
     text = shown(RESULTS)
     found = groups.faults(RESULTS)
     assert f"and {len(found) - terminal.GROUPS_SHOWN} more groups of faults" in text
-    assert f"To repeat the first: {RESULTS.command(found[0].smallest)}" in text
+    assert f"To repeat the first fault: {RESULTS.command(found[0].smallest)}" in text
     assert len(text.splitlines()) <= 40
 
 

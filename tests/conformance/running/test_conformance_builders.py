@@ -194,7 +194,7 @@ def test_a_function_that_raises_refuses_with_its_own_words(brought: str) -> None
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("nothing", "it returned None and no ModelProto"),
+        ("nothing", "it returned None instead of a ModelProto"),
         ("no_gradient", "its model has no gradient 'X_grad'; 'dX' are its outputs"),
         ("another_cotangent", "its model takes 'dY'; it may take 'X', 'Y_grad'"),
         ("invalid", "its model is invalid: .*missing"),
@@ -305,7 +305,7 @@ def test_the_reference_says_what_it_cannot() -> None:
     mismatched = parsed("f (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
     with pytest.raises(BackendError, match=r"onnx\.reference fails on the model: TypeError"):
         run("onnx.reference", mismatched, {"x": draw(3), "z": draw(2)})
-    with pytest.raises(FeedError, match="no input 'X'"):
+    with pytest.raises(FeedError, match="have 'X', but the model has no such input"):
         run("onnx.reference", mismatched, {"X": draw(3)})
     with pytest.raises(OptionError, match=r"'onnx\.reference' has no option 'threads'"):
         get_executor("onnx.reference").prepare(mismatched, threads=1)

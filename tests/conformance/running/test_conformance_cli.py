@@ -70,7 +70,7 @@ def test_the_command_that_is_printed_comes_to_the_same_verdict(tmp_path, capsys,
     common = ("--builder", "foreign:doubled", "--workers", 1, "--oracle", "differences,reference")
     assert run("run", "--source", "my model.onnx", "--feeds", "my feeds.npz", *common, "--seed", 3, "-o", "a.json") == 1
     printed = capsys.readouterr().out
-    command = shlex.split(printed.partition("To repeat the first: ")[2].splitlines()[0])
+    command = shlex.split(printed.partition("To repeat the first fault: ")[2].splitlines()[0])
     assert command[:2] == ["refgrad", "conformance"]
     assert run(*command[2:], "-o", "b.json") == 1
     before, after = (load(tmp_path / name) for name in ("a.json", "b.json"))
@@ -93,7 +93,7 @@ def test_what_is_wrong_exits_with_1_until_a_limitation_explains_it(tmp_path, cap
     known = tmp_path / "known.toml"
     known.write_text('[[limitation]]\nbuilder = "mine:half"\noperator = "Mul"\nreason = "it adds"\n')
     assert run(*name, "--limitations", known) == 0
-    assert "known limitations" in capsys.readouterr().out
+    assert "known failures" in capsys.readouterr().out
     assert run("run", "--case", one, "--workers", 1, "--limitations", known) == 0  # it may be about what was not asked
     known.write_text('[[limitation]]\noperator = "Relu"\nverdict = "wrong"\nreason = "it was"\n')
     assert run("run", "--case", one, "--workers", 1, "--limitations", known) == 1
@@ -213,7 +213,7 @@ def test_a_new_run_says_that_there_is_no_journal_to_resume(tmp_path, capsys, one
 
 def test_who_is_named_twice_is_asked_once(capsys, one):
     assert run("run", "--case", one, "--builder", "refgrad,refgrad", "--backend", "numpy, numpy", "--workers", 1) == 0
-    assert "0 faults in 1 verdict on 1 case of 1 operator" in capsys.readouterr().out
+    assert "0 faults in 1 verdict (1 case of 1 operator)" in capsys.readouterr().out
 
 
 def test_malformed_journals_are_refused_with_the_line(tmp_path, capsys, one):

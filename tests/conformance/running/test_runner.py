@@ -79,7 +79,7 @@ def test_whoever_fails_gets_the_verdict(builder, executor, expected, note):
 @pytest.mark.parametrize(
     ("builder", "executor", "note"),
     [
-        ("foreign:nothing", "numpy", "it returned None and no ModelProto"),
+        ("foreign:nothing", "numpy", "it returned None instead of a ModelProto"),
         ("foreign:unfinished", "numpy", "its model has no gradient 'X_grad'"),
         ("refgrad", "foreign:Fewer", "returned no output 'X_grad'"),
         ("refgrad", "foreign:Listed", "returned no array for 'X_grad' but a list"),
