@@ -157,9 +157,10 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
     declared = {value.name: value for value in inputs}
     for name in feeds:
         if name not in declared:
+            hint = did_you_mean(name, declared)
             raise FeedError(
-                f"The feeds have {name!r}, but the model has no such input.{did_you_mean(name, declared)} Its inputs are "
-                f"{choices(declared)}."
+                f"The feeds have {name!r}, but the model has no such input.{hint} Its inputs are {choices(declared)}."
+                f"{'' if hint else f' Leave {name!r} out.'}"
             )
     missing = [v for v in inputs if v.name not in feeds and not v.has_default and v.kind != "optional"]
     if missing:

@@ -45,13 +45,19 @@ from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.gradient import gradient, preflight
 from refgrad.reverse.requested import of_maps, place_of
 from refgrad.rewrites.losses import SCORES, add_loss_output
-from refgrad.rewrites.scores import refuse_probabilities, smallest_step, warn_of_logits
+from refgrad.rewrites.scores import (
+    OF_CLASSES,
+    check_probabilities,
+    logs_of_classes,
+    origin_of_probabilities,
+    refuse_no_logits,
+)
 from refgrad.tables.conventions import ConventionOptions, Conventions
 
 _FAR = 2**63 - 1  # further than any index
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
-CROSS_ENTROPY, LOG_LOSS = "cross_entropy", "log_loss"
-RECIPE_SCORES = (CROSS_ENTROPY, LOG_LOSS, *SCORES)  # what compares an output with a label
+CROSS_ENTROPY, LOG_LOSS = OF_CLASSES
+RECIPE_SCORES = (*OF_CLASSES, *SCORES)  # what compares an output with a label
 
 Model = ModelProto | str | os.PathLike[str]
 Item = int | slice | str
@@ -178,11 +184,14 @@ def integrated_gradients(
 
     Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks" (2017), equations 1 and 3.
 
-    :param of: f, one target for the whole line. For the class that the model finds, run it first, then give its index.
+    :param of: f, one target for the whole line: one class, such as "logits[:, 3]". The class that the model finds may change
+        on the line. By default the only float output, if it has one element for each sample.
     :param steps: k, at least 1.
     """
     if due := RANGES["steps"].why_not(steps):
         raise OptionError(f"steps={steps!r}: the line has at least one step; give {due}.")
+    if of is None:
+        _refuse_several(normalise(model))
     edit, wrt, slope = _differentiated(select(model, of), wrt, "integrated_gradients", conventions)
     op, graph = edit.op, edit.graph
     kind, rank = op.type(wrt), len(graph.inputs[wrt].type.tensor_type.shape.dim)
@@ -394,7 +403,9 @@ def _differentiated(
     if wrt is None:
         free = [name for name in floats if name not in initialized]
         if len(free) != 1:
-            raise OptionError(f"Choose the input with wrt. The float inputs are: {choices(free)}.")
+            raise OptionError(
+                f"Choose the input: wrt={(free or floats or ['x'])[0]!r}. The float inputs are: {choices(free)}."
+            )
         [wrt] = free
     elif wrt not in floats:
         raise UnknownNameError(
@@ -413,8 +424,10 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     shape = edit.graph.shapes.get(output)
     if score is None:
         if of is None and (shape is None or any(dim != 1 for dim in shape)):
+            is_probability = origin_of_probabilities(edit.graph.source, output) is not None
             raise OptionError(
-                f"Output {output!r} of shape {_text(shape)} is not a loss: give score={CROSS_ENTROPY!r} or another to compare "
+                f"Output {output!r} of shape {_text(shape)} is not a loss: give "
+                f"score={LOG_LOSS if is_probability else CROSS_ENTROPY!r} or another to compare "
                 f"it with a label, or of={output!r} to take the sum of its elements."
             )
         return select(model, of)
@@ -432,10 +445,10 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
         raise OptionError(f"{score} needs {what} [N, C, ...]; output {output!r} has the shape {_text(shape)}.")
     edit.add_input(label, TensorProto.INT64, [dim for axis, dim in enumerate(shape) if axis != 1])
     if score == CROSS_ENTROPY:
-        refuse_probabilities(edit.graph.source, output)
+        refuse_no_logits(edit.graph.source, output, shape, "score")
         return edit.with_scalar(loss, op.SoftmaxCrossEntropyLoss(output, label, reduction="sum"))
-    warn_of_logits(edit.graph.source, output, score)
-    logarithms = op.Log(op.Max(output, op.const(smallest_step(op.type(output)), like=output)))
+    check_probabilities(edit.graph.source, output, score)
+    logarithms = logs_of_classes(op, output, op.type(output), shape)
     return edit.with_scalar(loss, op.NegativeLogLikelihoodLoss(logarithms, label, reduction="sum"))
 
 
@@ -486,6 +499,25 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     if shape is not None:
         _check_range(of, output, items, shape)
     return output, items
+
+
+def _refuse_several(graph: Graph) -> None:
+    """Refuse the only float output as a target if it has several elements for each sample: their sum is seldom meant.
+
+    The elements of one symbolic axis are samples. The sum of probabilities is always 1.
+
+    :raises OptionError: it has.
+    """
+    output, _ = _parse(graph, None)
+    shape = graph.shapes.get(output) or ()
+    is_of_samples = len(shape) > 1 or (len(shape) == 1 and not isinstance(shape[0], int))
+    several = [axis for axis, dim in enumerate(shape) if dim != 1 and (axis or not is_of_samples)]
+    if several:
+        before = ":, " * several[0]
+        raise OptionError(
+            f"Output {output!r} of shape {_text(shape)} has several elements for each sample: give one of them, such as "
+            f"of='{output}[{before}1]' or of='{output}[{before}target]', or of={output!r} to take their sum."
+        )
 
 
 def _item(of: str, word: str) -> Item:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from refgrad.cli.numbers import refuse_text
 from refgrad.cli.spelling import in_the_shell
 from refgrad.errors import OptionError, RefgradError, choices, did_you_mean
+from refgrad.notices import notice
 from refgrad.tables import plugins
 
 OLD = frozenset({"--recompute-within", "--backends"})  # old names of options: still read, not shown
@@ -107,12 +109,23 @@ class Command(TyperCommand):
         """
         given = list(args)
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+            self._notice_repeated(ctx, given)
+            return left
         except typer.BadParameter as error:
             if error.param is not None:
                 values, _, _ = self.make_parser(ctx).parse_args(args=given)
                 refuse_text(error.param, values.get(error.param.name or ""))
             raise
+
+    def _notice_repeated(self, ctx: Any, args: list[str]) -> None:
+        """Notice options that take one value and are given several times."""
+        values, _, order = self.make_parser(ctx).parse_args(args=args)
+        for param, times in Counter(order).items():
+            if times > 1 and not getattr(param, "is_flag", True) and not param.multiple:
+                notice(
+                    f"{flag_of(param)} takes one value, and is given {times} times: {values[param.name]!r} is taken."
+                )
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. An error or a warning names the command's options, not the parameters of functions."""

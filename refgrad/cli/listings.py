@@ -76,7 +76,9 @@ def weights(
     found = refgrad.weights(model, None if state_dict is None else read_state_dict(state_dict))
     rows = found.table(None if verbose or as_json else _NODES)
     if as_json:
-        listed = [{**row, "made of": list(found[str(row["initializer"])].names)} for row in rows]
+        listed = [
+            row | ({"made of": list(found[str(row["initializer"])].names)} if "made of" in row else {}) for row in rows
+        ]
         print_json({"trainable": found.trainable, "missing": found.missing, "initializers": listed})
         return
     if state_dict is None:

@@ -17,15 +17,18 @@ _FILLED_IN = ("[...]", "{...}")  # where the reader writes a value
 _EXAMPLES = {"--feeds": "FILE.npz", "--dim": "N=8", "--data-folder": "DIR", "--validation": "DATA"} | dict.fromkeys(
     ("--wrt", "--outputs"), "NAMES"
 )
-_OTHERWISE = {  # parameters that have another name on the command line
-    "sizes": "--dim",
-    "size": "--dim",
-    "data_folders": "--data-folder",
-    "executor": "--backend",
-    "backends": "--backend",
-    "dialects": "--dialect",
-    "output": "--of",
-    "recompute": "--recompute-nodes",
+_OTHERWISE = {  # parameters that have another name on the command line: the first one that the command has
+    "sizes": ("--dim",),
+    "size": ("--dim", "--batch-size"),
+    "length": ("--warmup",),
+    "period": ("--epochs",),
+    "data_folders": ("--data-folder",),
+    "executor": ("--backend",),
+    "backends": ("--backend",),
+    "dialects": ("--dialect",),
+    "output": ("--of",),
+    "weights": ("--lora",),
+    "recompute": ("--recompute-nodes",),
 }
 
 
@@ -38,11 +41,14 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
     "Give --wrt x,w, not 'wrt=1'; or --strong-zero."
     """
     own = {name: flag for name, flag in flags.items() if flag.startswith("--") and name not in _OTHERWISE}
-    named = own | {name: flag for name, flag in _OTHERWISE.items() if flag in flags.values()}
+    known = set(flags.values())
+    named = own | {name: flag for name, options in _OTHERWISE.items() for flag in options[::-1] if flag in known}
     if not named:
         return message
     bare = [name for name in named if "_" in name]  # which no word of English has
-    parameter = re.compile(rf"(?<![\w.-])(?:({'|'.join(named)})=(?!=)|({'|'.join(bare) or '(?!)'})\b(?![.(=]))")
+    names, underscored = "|".join(named), "|".join(bare) or "(?!)"
+    mentioned = rf"(?<=['\"] in )(?:{names})|^(?:{names})(?= is )"  # 'w' in trainable, wrt is empty
+    parameter = re.compile(rf"(?<![\w.-])(?:({names})=(?!=)|({underscored}|{mentioned})\b(?![.(=]))")
     parts: list[str] = []
     place = 0
     for found in _outside_quotes(parameter, message):
@@ -71,6 +77,8 @@ def _spelled(text: str, flag: str) -> str:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return f" {text}"
+    if value is None:
+        return " none"
     return "" if value is True else f" {_words(value)}"
 
 

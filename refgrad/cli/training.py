@@ -18,7 +18,8 @@ from refgrad.cli.numbers import number
 from refgrad.cli.options import Backend, Json, Model, Result, Seed, names, with_conventions, with_groups
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, is_quiet, print_json, say
 from refgrad.conformance.problems.systems.executors import get_executor
-from refgrad.errors import OptionError, TrainingError, counted
+from refgrad.errors import FeedError, OptionError, TrainingError, counted
+from refgrad.interruption import OutOfTime
 from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
@@ -34,6 +35,7 @@ from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
 
 _SAMPLES = 32  # of a step
+_RANK = 8  # of adapters
 _WIDTH, _HEIGHT = 60, 10  # of the curve
 _SCHEDULES: dict[str, Callable[[float, int], Schedule]] = {  # of a rate, and the number of epochs
     "constant": lambda rate, epochs: Constant(rate),
@@ -60,6 +62,10 @@ _Trainable = Annotated[
         help="Weights to train: names, or patterns such as 'head.*', with commas or repeated.",
         show_default="every parameter that `refgrad weights` lists",
     ),
+]
+_Freeze = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Weights that are not trained, written like --trainable.", show_default="none"),
 ]
 _Optimizer = Annotated[str, choice(OPTIMIZERS, help="The optimizer.", hint="One of your own needs --import MODULE.")]
 
@@ -92,6 +98,7 @@ class WeightOptions:
     """The options that say what is trained."""
 
     trainable: _Trainable = None
+    freeze: _Freeze = None
     lora: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,7 +107,11 @@ class WeightOptions:
             "adds weights that are trained as well.",
         ),
     ] = None
-    rank: Annotated[int, number("rank", help="The size of the adapters.")] = 8
+    rank: Annotated[int | None, number("rank", help="The size of the adapters.", show_default=f"{_RANK}")] = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and not self.lora:
+            raise OptionError(f"--rank {self.rank} is the size of adapters. Give --lora NAMES too, or leave it out.")
 
 
 @dataclass(frozen=True)
@@ -260,10 +271,20 @@ class ValidationOptions:
     def split(self, step: StepModel, given: Data, label: str | None, seed: int) -> tuple[Data, Data | None]:
         """The data to train on, and the data to evaluate on."""
         if self.part is None:
-            return given, None if self.validation is None else open_data(step, self.validation, label)
+            return given, None if self.validation is None else _validation_data(step, self.validation, label)
         if not isinstance(given, Arrays):
-            raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
+            raise OptionError(
+                f"--validation {self.validation} keeps back a part of one file, and --data is a folder of .npz files. Give a "
+                "file or a folder of validation data."
+            )
         return given.split(self.part, seed)
+
+
+def _validation_data(step: StepModel, path: str, label: str | None) -> Data:
+    try:
+        return open_data(step, path, label)
+    except FeedError as error:
+        raise FeedError(f"Validation data: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -323,7 +344,17 @@ def train(
     """Train MODEL on data, and write it with its new weights."""
     chosen = update.by(optimizer)
     proto, trainable = _with_adapters(load_model(model), weights, seed)
-    step = _step(proto, objective, chosen, update, layers, trainable=trainable, seed=seed, **conventions)
+    step = _step(
+        proto,
+        objective,
+        chosen,
+        update,
+        layers,
+        trainable=trainable,
+        freeze=names(weights.freeze),
+        seed=seed,
+        **conventions,
+    )
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
     training = Training(step, rate.of(chosen, epochs), get_executor(backend))
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
@@ -336,11 +367,16 @@ def train(
     except KeyboardInterrupt:
         say(f"refgrad: Interrupted after step {training.progress.step}. {_left(run)}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    except OutOfTime as over:
+        said = (
+            f"--max-seconds stopped the training after step {training.progress.step}. {str(output)!r} is not written."
+        )
+        raise OutOfTime(f"{said} {_left(run)}") from over
     except TrainingError as error:
         raise TrainingError(f"{error} {str(output)!r} is not written. {_left(run)}") from error
     trained = training.write_to(proto)
     data_file = save_gradient(merge_adapters(trained) if weights.lora else trained, output, model)
-    result = _result(run, output, data_file)
+    result = _result(run, output, data, data_file)
     if as_json:
         print_json(result)
     else:
@@ -356,6 +392,7 @@ def training_model(
     *,
     objective: ObjectiveOptions,
     trainable: _Trainable = None,
+    freeze: _Freeze = None,
     optimizer: _Optimizer = "adamw",
     update: UpdateOptions,
     layers: LayerOptions,
@@ -377,8 +414,8 @@ def training_model(
     """
     label = "label" if objective.label is None else objective.label
     step = _step(
-        load_model(model), objective, update.by(optimizer), update, layers, trainable=names(trainable), label=label,
-        seed=seed, **conventions,
+        load_model(model), objective, update.by(optimizer), update, layers, trainable=names(trainable),
+        freeze=names(freeze), label=label, seed=seed, **conventions,
     )  # fmt: skip
     save_gradient(step.model, output, model)
     if state is not None:
@@ -401,7 +438,7 @@ def _with_adapters(model: ModelProto, weights: WeightOptions, seed: int) -> tupl
     trainable = names(weights.trainable)
     if not weights.lora:
         return model, trainable
-    model = add_adapters(model, names(weights.lora) or (), weights.rank, seed=seed)
+    model = add_adapters(model, names(weights.lora) or (), weights.rank or _RANK, seed=seed)
     return model, [*trainable, *adapters_of(model)] if trainable else None
 
 
@@ -457,13 +494,15 @@ def _shown(run: Run, quiet: bool) -> None:
         run.run()
 
 
-def _result(run: Run, output: Path, data_file: Path | None) -> dict[str, Any]:
+def _result(run: Run, output: Path, data: Path, data_file: Path | None) -> dict[str, Any]:
     training = run.training
     return {
         "output": str(output),
-        "data": None if data_file is None else str(data_file),
+        "external_data": None if data_file is None else str(data_file),
+        "data": str(data),
         "epochs": training.progress.epoch,
         "steps": training.progress.step,
+        "updates": run.updates,
         "losses": training.losses,
         "validation_losses": run.validation_losses,
         "weights_of_epoch": training.progress.epoch if run.patience is None else run.best_epoch,
@@ -475,13 +514,15 @@ def _summary(result: dict[str, Any]) -> None:
     for line in curve(losses):
         say(line)
     steps = f"{counted(result['epochs'], 'epoch')}, {counted(result['steps'], 'step')}"
+    if result["updates"] != result["steps"]:
+        steps = f"{steps}, {counted(result['updates'], 'update')}"
     say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {steps}")
     if held:
         say(
             f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}"
         )
         say(f"the weights are those after epoch {result['weights_of_epoch']} of {result['epochs']}")
-    say(f"{result['output']}" + (f", its weights in {result['data']}" if result["data"] else ""))
+    say(f"{result['output']}" + (f", its weights in {result['external_data']}" if result["external_data"] else ""))
 
 
 def curve(values: list[float]) -> list[str]:

@@ -75,8 +75,11 @@ class Weights(dict[str, Weight]):
         return [name for name, (dtype, *_) in self._state.items() if name not in names and _is_float(dtype)]
 
     def table(self, names: int | None = _FEW) -> list[dict[str, Any]]:
-        """A row for each initializer; so many of the tensors that it is made of are named, None names all."""
-        return [
+        """A row for each initializer.
+
+        With a state_dict a row names the tensors that the initializer is made of, `names` of them; None names all.
+        """
+        rows = [
             {
                 "initializer": weight.name,
                 "kind": weight.kind,
@@ -87,12 +90,13 @@ class Weights(dict[str, Weight]):
             }
             for weight in self.values()
         ]
+        if self._state:
+            return rows
+        return [{key: value for key, value in row.items() if key not in ("made of", "how")} for row in rows]
 
     def _repr_html_(self) -> str:
         """The table for a notebook, parameters first."""
         rows = sorted(self.table(), key=lambda row: list(KINDS).index(row["kind"]))
-        if not self._state:
-            rows = [{key: row[key] for key in ("initializer", "kind", "type", "read by")} for row in rows]
         missing = [f"Of the state_dict, no initializer is made of {abridged(self.missing)}."] if self.missing else []
         return html_table(rows, f"Initializers: {len(self)}, trainable: {len(self.trainable)}", missing)
 
@@ -240,7 +244,8 @@ def write_back(
             f"values has {name!r} itself and {choices(expected[name].names)}, of which it is made: give one."
         )
     for name, value in ({name: value for name, value in arrays.items() if name not in of_state} | written).items():
-        held[name].put(_with_value(held[name].tensor, value))
+        if not _has_value(held[name].tensor, value):
+            held[name].put(_with_value(held[name].tensor, value))
     return copy
 
 
@@ -372,10 +377,16 @@ def _of_state(
 _TIED = ("equal, tied", "transposed, tied")
 
 
+def _has_value(tensor: TensorProto, value: np.ndarray) -> bool:
+    """True if a tensor in the model has this value, bit for bit. External data is not read: its value counts as new."""
+    return not is_external(tensor) and array_of(tensor).tobytes() == value.tobytes()
+
+
 def _with_value(tensor: TensorProto, value: np.ndarray) -> TensorProto:
     """The tensor with another value; it keeps its name, its text and its metadata."""
     stored = numpy_helper.from_array(np.ascontiguousarray(value).reshape(tuple(tensor.dims)), tensor.name)
-    stored.doc_string = tensor.doc_string
+    if tensor.HasField("doc_string"):
+        stored.doc_string = tensor.doc_string
     stored.metadata_props.extend(tensor.metadata_props)
     stored.data_type = tensor.data_type
     return stored

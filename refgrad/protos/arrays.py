@@ -59,6 +59,19 @@ class _Header(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+_SEPARATORS = {".csv": ",", ".tsv": "\\t"}  # of tables in text, by the end of the name
+
+
+def _conversion(path: str) -> str:
+    """The sentence about how to write an .npz file with the content of another file."""
+    if (separator := _SEPARATORS.get(os.path.splitext(path)[1].lower())) is None:
+        return "Save arrays by name: numpy.savez(path, x=x, y=y)."
+    return (
+        f"For a table with names in its first line: t = numpy.genfromtxt({reprlib.repr(path)}, delimiter='{separator}', "
+        "names=True); *xs, y = t.dtype.names; numpy.savez('data.npz', x=numpy.stack([t[k] for k in xs], 1), y=t[y])."
+    )
+
+
 def read_arrays(
     path: str | os.PathLike[str],
     what: str,
@@ -80,7 +93,7 @@ def read_arrays(
         raise error(f"There is no file {shown}. {advice}")
     with open_regular(path, error, advice) as opened:
         if not is_archive(opened) or not zipfile.is_zipfile(opened):
-            raise error(f"{shown} is no .npz file. Save arrays by name: numpy.savez(path, x=x, y=y).")
+            raise error(f"{shown} is no .npz file. {_conversion(str(path))}")
         limit = allowed(max_memory)
         try:
             with zipfile.ZipFile(opened) as archive:

@@ -8,7 +8,7 @@ from refgrad.errors import abridged
 from refgrad.model.graph import Graph, Node
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.traverse import nested, subgraphs
-from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZERS, RULES, ZERO
+from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZERS, RULES, ZERO, in_one_line
 
 CASTS = frozenset((("", "Cast"), ("", "CastLike")))
 UNWRITTEN = "nobody has written its rule"
@@ -20,12 +20,12 @@ def title(domain: str, op_type: str) -> str:
 
 
 def reason_of(key: tuple[str, str], verdict: str, graph: Graph) -> str:
-    """The reason for a verdict on an operator of `graph`; of a rule, the first line of its formula."""
+    """The reason for a verdict on an operator of `graph`; of a rule, the first paragraph of its formula."""
     rule = graph.control_flow.get(key)
     if rule is not None:
-        return rule.formula().partition("\n")[0] if verdict == "rule" else "no derivative passes"
+        return in_one_line(rule.formula()) if verdict == "rule" else "no derivative passes"
     if verdict == "rule":
-        return RULES[key].formula.partition("\n")[0]
+        return in_one_line(RULES[key].formula)
     if verdict == "zero":
         return ZERO.get(key) or NO_DERIVATIVE.get(key) or _no_floats(key)
     if key in CASTS and verdict == "none":

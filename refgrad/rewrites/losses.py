@@ -26,7 +26,7 @@ from refgrad.model.reading import read
 from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import fresh, graphs, import_onnx, names_of
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
-from refgrad.rewrites.scores import warn_of_logits
+from refgrad.rewrites.scores import OF_CLASSES, check_probabilities
 from refgrad.rewrites.selection import select_model_inputs_outputs
 
 _LOWEST_OPSET = 8  # operands broadcast from 7 on, the operands of Max and Min from 8 on
@@ -55,8 +55,8 @@ def add_loss_output(
     - "squared_error" or "l2": (f(x) − y)²
     - "absolute_error" or "l1": |f(x) − y|
     - "elastic": l1_weight·|f(x) − y| + l2_weight·(f(x) − y)², both 0.5 by default
-    - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the second of two columns of f(x), the probability of
-      the class 1; the label has one column, 0 or 1. A `ModelWarning` says where f(x) is a product of matrices, which may be any
+    - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the probability of the class 1: the second of two
+      columns of f(x), or its only one; the label has one column, 0 or 1. A `ModelWarning` says where f(x) may be any
       number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
       is 1e-6 by default, in 16-bit types the distance of 1 to the next number; beyond the bounds the derivative is 0.
 
@@ -81,7 +81,7 @@ def add_loss_output(
     :raises InvalidModelError: the model cannot be read, is refused by onnx, or is older than opset 8.
     :raises OptionError: an unknown score, setting or reduction, several outputs without output_index, a penalty that is zero
         or not a number, an output that is not a float tensor of known rank, a label that is not a number; for "log", an output
-        that does not have two columns.
+        that has neither one column nor two, or logarithms of probabilities.
     :raises UnknownNameError: an output or a penalized tensor that does not exist, or a new name that an input, an
         initializer or the compared output has.
 
@@ -114,7 +114,7 @@ def add_loss_output(
     if kind not in FLOATS or shape is None:
         raise OptionError(f"A loss compares a float tensor of known rank; output {output!r} is not declared as one.")
     if score_name == "log":
-        warn_of_logits(source, output, score_name)
+        check_probabilities(source, output, score_name)
     label_kind = kind if label_type is None else _number_type(label_type)
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
     new = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
@@ -124,7 +124,8 @@ def add_loss_output(
     if weight_name is not None:
         inputs[weight_name] = kind, shape[:1]
     label = label_name if label_kind == kind else builder.add("Cast", [label_name], f"cast_{label_name}", to=kind)
-    scores = score(builder, output, label, **settings)
+    more = {"columns": shape[1] != 1} if score is _log else {}
+    scores = score(builder, output, label, **settings, **more)
     if weight_name is not None:
         if len(shape) > 1:
             column = builder.vector("shape_weight", [-1] + [1] * (len(shape) - 1), TensorProto.INT64)
@@ -275,15 +276,16 @@ def _elastic(op: _LossBuilder, output: str, label: str, l1_weight: float = 0.5, 
     return op.add("Add", [absolute, square], "final_loss")
 
 
-def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None) -> str:
+def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None, *, columns: bool = True) -> str:
     if eps is None:
         finfo: Any = ml_dtypes.finfo
         eps = max(1e-6, float(finfo(helper.tensor_dtype_to_np_dtype(op.kind)).eps))
     if not 0 < eps < 0.5:
         raise OptionError(f"eps clips probabilities to [eps, 1 - eps]: it lies between 0 and 0.5, unlike {eps}.")
     one = op.vector("one_name", [1.0])
-    column = op.vector("column_name", [1], TensorProto.INT64)
-    p = op.add("Gather", [output, column], "probability", axis=1)
+    p = output
+    if columns:
+        p = op.add("Gather", [p, op.vector("column_name", [1], TensorProto.INT64)], "probability", axis=1)
     p = op.add("Max", [p, op.vector("eps_name", [eps])], "probability")
     p = op.add("Min", [p, op.vector("one_eps_name", [1 - eps])], "probability")
     others = op.add("Log", [op.add("Sub", [one, p], "probability_0")], "log_0")
@@ -307,7 +309,12 @@ REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
 
 def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
     if not isinstance(name, str) or name not in SCORES:
-        raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.")
+        hint = (
+            f" {name} is a loss of refgrad.training.step_model, and a score of refgrad.recipes."
+            if name in OF_CLASSES
+            else ""
+        )
+        raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.{hint}")
     function, known = SCORES[name]
     for setting, value in settings.items():
         if setting not in known:
@@ -350,9 +357,9 @@ def one_output(graph: Graph, index: object) -> str:
 def _label_shape(score: Callable[..., str], output: str, shape: Shape) -> Shape:
     if score is not _log:
         return shape
-    if len(shape) != 2 or (shape[1] not in (2, None) and not isinstance(shape[1], str)):
+    if len(shape) != 2 or (shape[1] not in (1, 2, None) and not isinstance(shape[1], str)):
         raise OptionError(
-            f"The log loss needs probabilities in two columns; output {output!r} has the shape {list(shape)}."
+            f"The log loss needs probabilities of two classes, [N, 2] or [N, 1]; output {output!r} has the shape {list(shape)}."
         )
     return shape[0], 1
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
 import ml_dtypes
 from onnx import ModelProto, NodeProto, helper
 
@@ -10,96 +14,164 @@ from refgrad.errors import OptionError
 from refgrad.notices import notice
 from refgrad.protos.domains import ML
 from refgrad.protos.traverse import attribute_value
+from refgrad.protos.types import Shape
 
-_PASSING = traits.RESHAPES | {"Cast"}  # they change neither values nor their order
-_PROBABILITIES = ("Softmax", "Sigmoid", "Normalizer")
+OF_CLASSES = ("cross_entropy", "log_loss")  # the losses that compare scores with class numbers
+_PASSING = (
+    traits.RESHAPES | traits.CASTS | {"Clip"}
+)  # they change neither the order of probabilities nor, rounding aside, them
+_KEEPING = (
+    _PASSING | traits.PERMUTATIONS | {"Dropout", "Expand", "Gather", "Slice"}
+)  # their elements stay probabilities
+_PROBABILITIES = ("Softmax", "Sigmoid")
 _TRANSFORMS = ("SOFTMAX", "SOFTMAX_ZERO", "LOGISTIC", "PROBIT")  # post_transform of ai.onnx.ml
 _LINEAR = traits.PRODUCTS | {"LinearRegressor"}
+_BEYOND = traits.NORMALIZATIONS | {  # activations that are below 0, or above 1, somewhere
+    "Celu", "Elu", "Gelu", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu", "Shrink", "Softplus", "Softsign", "Swish",
+    "Tanh", "ThresholdedRelu",
+}  # fmt: skip
 
 
-def makers_of(model: ModelProto, name: str) -> list[NodeProto]:
+@dataclass(frozen=True)
+class ProbabilitySource:
+    """The operator that makes a probability, and the value before it that is its logit, "" if there is none."""
+
+    operator: str
+    logits: str = ""
+
+
+def makers_of(model: ModelProto, name: str, passing: Collection[str] = _PASSING) -> list[NodeProto]:
     """The nodes that make a value, the last first: those that pass values on, and the first that computes them."""
     makers = _makers(model)
     found: list[NodeProto] = []
     while (node := makers.get(name)) is not None and node not in found:
         found.append(node)
-        if node.op_type not in _PASSING or not node.input:
+        if node.op_type not in passing or not node.input:
             break
         name = node.input[0]
     return found
 
 
-def maker_of_probabilities(model: ModelProto, name: str) -> str:
-    """The operator that makes probabilities of `name`, or "" where the model does not show that it is one.
+def origin_of_probabilities(model: ModelProto, name: str) -> ProbabilitySource | None:
+    """The operator that makes probabilities of `name`; None if the model does not show that it is one.
 
-    Besides Softmax and Sigmoid these are a division by the sum of the same numbers, the exponential of what ReduceLogSumExp was
-    taken off, 1 - p beside p, and what a classifier of ai.onnx.ml transforms.
+    Besides Softmax and Sigmoid these are a division by the sum of the same numbers, the exponential of logarithms of
+    probabilities, 1 - p beside p, and what a classifier of ai.onnx.ml transforms.
     """
-    found = makers_of(model, name)
+    found = makers_of(model, name, _KEEPING)
     if not found:
-        return ""
+        return None
     node, makers = found[-1], _makers(model)
-    if node.op_type in _PROBABILITIES:
-        return str(node.op_type)
     if node.domain == ML:
         given = {one.name: attribute_value(one) for one in node.attribute}
         transform = given.get("post_transform", b"NONE")
         text = transform.decode() if isinstance(transform, bytes) else str(transform)
-        return f"{node.op_type} ({text})" if text in _TRANSFORMS else ""
-    if len(node.input) != 2 and node.op_type != "Exp":
-        return ""
-    before = [makers.get(one) for one in node.input]
-    if node.op_type == "Div" and before[1] is not None and before[1].op_type == "ReduceSum":
-        return "Div by the sum" if before[1].input[0] == node.input[0] else ""
-    if node.op_type == "Exp" and before[0] is not None:
-        taken = [makers.get(one) for one in before[0].input]
-        if before[0].op_type == "LogSoftmax" or (
-            before[0].op_type == "Sub" and any(one is not None and _passed(one, makers) for one in taken[1:])
-        ):
-            return "Exp of log-probabilities"
-    if node.op_type == "Concat" and before[0] is not None and before[0].op_type == "Sub":
-        return "1 - p beside p" if before[0].input[1] == node.input[1] else ""
-    return ""
+        if node.op_type == "Normalizer":
+            return ProbabilitySource("Normalizer")
+        return ProbabilitySource(f"{node.op_type} ({text})") if text in _TRANSFORMS else None
+    if node.op_type in _PROBABILITIES:
+        return ProbabilitySource(node.op_type, node.input[0])
+    if node.op_type == "Div":
+        return _origin_of_quotient(model, node)
+    if node.op_type == "Exp" and _is_logarithm(model, node.input[0]):
+        return ProbabilitySource("Exp of log-probabilities", node.input[0])
+    if node.op_type == "Concat" and len(node.input) == 2:
+        first = makers.get(node.input[0])
+        if first is not None and first.op_type == "Sub" and first.input[1] == node.input[1]:
+            return ProbabilitySource("1 - p beside p")
+    return None
 
 
-def refuse_probabilities(model: ModelProto, name: str) -> None:
-    """Refuse to take probabilities for logits: their cross entropy has small derivatives, and does not end where it should.
+def _origin_of_quotient(model: ModelProto, node: NodeProto) -> ProbabilitySource | None:
+    """The origin of numbers that are divided by their sum: Softmax in its parts, if the numbers are exponentials."""
+    divisor = makers_of(model, node.input[1], _KEEPING)
+    if not divisor or divisor[-1].op_type != "ReduceSum" or divisor[-1].input[0] != node.input[0]:
+        return None
+    numbers = makers_of(model, node.input[0], _KEEPING)
+    return ProbabilitySource("Div by the sum", numbers[-1].input[0] if numbers and numbers[-1].op_type == "Exp" else "")
 
-    :raises OptionError: the model shows that `name` is a probability.
+
+def _is_logarithm(model: ModelProto, name: str) -> bool:
+    """True if a value is the logarithm of a probability: by LogSoftmax, Log, or minus ReduceLogSumExp."""
+    found = makers_of(model, name, _KEEPING - {"Clip"})
+    if not found:
+        return False
+    node = found[-1]
+    if node.op_type == "Log":
+        return origin_of_probabilities(model, node.input[0]) is not None
+    if node.op_type == "Sub":
+        taken = makers_of(model, node.input[1], _KEEPING)
+        return bool(taken) and taken[-1].op_type == "ReduceLogSumExp"
+    return node.op_type == "LogSoftmax"
+
+
+def refuse_no_logits(model: ModelProto, name: str, shape: Shape, option: str = "loss") -> None:
+    """Refuse values that are no logits of several classes in a cross entropy.
+
+    The cross entropy of probabilities has small derivatives, and does not end where it should. With one logit it is always 0.
+
+    :param shape: of the value, of two axes or more.
+    :param option: the parameter that names the loss.
+    :raises OptionError: there is one logit, or the model shows that `name` is a probability.
     """
-    if by := maker_of_probabilities(model, name):
+    otherwise = f"{option}='log_loss'"
+    if origin := origin_of_probabilities(model, name):
+        logits = f" at the logits, {origin.logits!r}" if origin.logits and shape[1] != 1 else " before it"
         raise OptionError(
-            f"cross_entropy compares logits, and {name!r} is a probability, made by {by}: use loss='log_loss', or make the "
-            f"logits, the input of {by}, an output (in skl2onnx options={{'raw_scores': True}})."
+            f"cross_entropy compares logits, and {name!r} is a probability, made by {origin.operator}: use {otherwise}, or cut "
+            f"the model{logits} (refgrad.select_model_inputs_outputs; in skl2onnx options={{'raw_scores': True}})."
+        )
+    if shape[1] == 1:
+        raise OptionError(
+            f"cross_entropy needs a logit for each class, and {name!r} has 1: end the model with Sigmoid, and use {otherwise}."
         )
 
 
-def warn_of_logits(model: ModelProto, name: str, loss: str) -> None:
-    """Warn where a loss of probabilities compares what a product of matrices makes, with a bias or without: any number."""
+def check_probabilities(model: ModelProto, name: str, loss: str) -> None:
+    """Warn if a loss of probabilities compares values that may lie outside of 0 to 1, such as a product of matrices.
+
+    :raises OptionError: the model shows that `name` is the logarithm of a probability. The loss would be constant.
+    """
+    if _is_logarithm(model, name):
+        raise OptionError(
+            f"The loss {loss} compares probabilities, and {name!r} is the logarithm of one. Use cross_entropy: it takes "
+            "logarithms of probabilities as well as logits."
+        )
     found, makers = makers_of(model, name), _makers(model)
     node = found[-1] if found else None
     if node is not None and node.op_type == "Add":
         node = next((makers[one] for one in node.input if one in makers and makers[one].op_type in _LINEAR), None)
-    if node is not None and node.op_type in _LINEAR:
+    if node is not None and node.op_type in _LINEAR | _BEYOND and not any(one.op_type == "Clip" for one in found):
         notice(
             f"The loss {loss} compares probabilities, and {name!r} is made by {node.op_type}, so it may be any number. Outside "
-            "of 0 to 1 the loss is flat and its gradient 0. For logits of several classes use loss='cross_entropy'; for "
-            "two classes, end the model with a Sigmoid or a Softmax."
+            f"of 0 to 1 the loss is flat and its gradient 0. For logits of several classes use cross_entropy; for two "
+            "classes, end the model with a Sigmoid or a Softmax."
         )
-
-
-def _passed(node: NodeProto, makers: dict[str, NodeProto]) -> bool:
-    """True if ReduceLogSumExp made a value, perhaps in another shape."""
-    seen = 0
-    while node.op_type in _PASSING and node.input and node.input[0] in makers and seen < len(makers):
-        node, seen = makers[node.input[0]], seen + 1
-    return bool(node.op_type == "ReduceLogSumExp")
 
 
 def _makers(model: ModelProto) -> dict[str, NodeProto]:
     return {made: node for node in model.graph.node for made in node.output}
 
 
-def smallest_step(kind: int) -> float:
-    """The distance of 1 to the next number of an element type: of no smaller p is a logarithm taken."""
-    return float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps)  # type: ignore[no-untyped-call]
+def logs_of_classes(op: Any, p: str, kind: int, shape: Shape) -> str:
+    """The logarithms [N, C, ...] of the probabilities of classes; [N] and [N, 1] are the second of two classes.
+
+    :param op: an emitter of nodes.
+    """
+    if len(shape) == 1:
+        p = op.Reshape(p, [-1, 1])
+    if len(shape) == 1 or shape[1] == 1:
+        p = op.Concat(op.Sub(op.const(1.0, like=p), p), p, axis=1)
+    return log_of_probability(op, p, kind)
+
+
+def log_of_probability(op: Any, p: str, kind: int) -> str:
+    """log p of a value of element type `kind`, with p clipped to [ε, 1], where ε is the distance of 1 to the next number.
+
+    So a loss −log p is at least 0, and finite. Beyond the bounds its derivative is 0.
+
+    :param op: an emitter of nodes.
+    """
+    step = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps)  # type: ignore[no-untyped-call]
+    made: str = op.Log(op.Min(op.Max(p, op.const(step, like=p)), op.const(1.0, like=p)))
+    return made

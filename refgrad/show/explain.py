@@ -49,6 +49,11 @@ def explain(operator: str) -> Explanation:
     if title not in known:
         elsewhere = (name for name in sorted(known) if name.rpartition(".")[2] == op_type)
         near = next(elsewhere, None)
+        if operator.endswith(".onnx"):
+            raise UnknownNameError(
+                f"{operator!r} is a model, and no operator. refgrad.recipes.saliency explains a model; in the shell: refgrad "
+                "recipe saliency MODEL."
+            )
         hint = (
             f" Did you mean {near!r}?" if near else did_you_mean(operator, known) or " `refgrad ops` lists all of them."
         )

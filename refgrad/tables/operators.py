@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 
 from refgrad.tables import plugins
-from refgrad.tables.registry import BODY, CONTROL_FLOW_RULES, NO_DERIVATIVE, RULES, ZERO
+from refgrad.tables.registry import BODY, CONTROL_FLOW_RULES, NO_DERIVATIVE, RULES, ZERO, in_one_line
 from refgrad.tables.runtime_operators import runtime_operators
 from refgrad.tables.schemas import schemas
 
@@ -64,7 +64,7 @@ def classify(domain: str, op_type: str) -> Operator:
     title = f"{domain}.{op_type}" if domain else op_type
     if key in RULES or key in CONTROL_FLOW_RULES:
         formula = RULES[key].formula if key in RULES else CONTROL_FLOW_RULES[key].formula()
-        return Operator(title, "rule", " ".join(formula.partition("\n\n")[0].split()))
+        return Operator(title, "rule", in_one_line(formula))
     if key in ZERO:
         return Operator(title, "zero", ZERO[key])
     if key in NO_DERIVATIVE:

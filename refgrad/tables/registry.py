@@ -40,6 +40,11 @@ class BoundParameter:
     default: Any = None
 
 
+def in_one_line(formula: str) -> str:
+    """The first paragraph of a formula, in one line."""
+    return " ".join(formula.partition("\n\n")[0].split())
+
+
 @dataclass(frozen=True)
 class Rule:
     """The reverse-mode rule of one operator: `function`, and how its parameters are bound to a node."""

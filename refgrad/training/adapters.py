@@ -21,6 +21,7 @@ from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of, dtype_of
 from refgrad.model.places import places
 from refgrad.model.reading import read
+from refgrad.notices import notice
 from refgrad.parameters.weights import write_back
 from refgrad.protos.documents import parse_json, record_of, typed
 from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, refill
@@ -73,6 +74,11 @@ def lora(
     chosen = _chosen(source, [weights] if isinstance(weights, str) else list(weights))
     adapted = ModelProto()
     adapted.CopyFrom(source)
+    if small := [weight.name for weight in chosen if rank > min(weight.dims)]:
+        notice(
+            f"rank={rank} is more than the weights {choices(small)} need: their adapters have more numbers than they have. "
+            "Take a smaller rank, or train these weights themselves."
+        )
     taken = names_of(adapted.graph) | {node.name for node in adapted.graph.node}
     rng = np.random.default_rng(seed)
     adapters: dict[str, _Adapter] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ from refgrad.model.writing import replacing
 from refgrad.protos.documents import parse_json, record_of, typed
 from refgrad.protos.safetensors import read_safetensors
 from refgrad.training.schedules import Progress
+from refgrad.training.settings import difference
 from refgrad.training.steps import StepModel
 
-_FORMAT = "refgrad.checkpoint.1"
+_FORMAT = "refgrad.checkpoint.2"
 _BEST = "best: "
 _MOST = 2**53  # epochs, steps and samples: more than anybody trains
 
@@ -28,7 +29,8 @@ class Checkpoint:
     """A training at a moment.
 
     `shuffle` is the state of the generator of random numbers when its epoch began, `validation` are the losses on validation
-    data so far, and `best` is the state with the lowest of them. `settings` are those that have to be the same when it goes on.
+    data so far, and `best` is the state with the lowest of them. `settings` are those that have to be the same when it goes on,
+    besides the settings of the step.
     """
 
     state: dict[str, np.ndarray]
@@ -36,7 +38,7 @@ class Checkpoint:
     shuffle: dict[str, Any] | None = None
     validation: tuple[float, ...] = ()
     best: dict[str, np.ndarray] | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: Checkpoint) -> None:
@@ -47,11 +49,11 @@ def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: C
     """
     metadata = {
         "format": _FORMAT,
-        "step": fingerprint_of(step),
+        "step": step.fingerprint,
         "progress": json.dumps(checkpoint.progress._asdict()),
         "shuffle": json.dumps(checkpoint.shuffle),
         "validation": json.dumps(checkpoint.validation),
-        "settings": json.dumps(checkpoint.settings),
+        "settings": json.dumps(checkpoint.settings | dict(step.settings)),
     }
     tensors = checkpoint.state | {_BEST + name: value for name, value in (checkpoint.best or {}).items()}
     data = _safetensors().save({n: np.ascontiguousarray(a).reshape(a.shape) for n, a in tensors.items()}, metadata)
@@ -61,9 +63,12 @@ def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: C
         os.fsync(file.fileno())
 
 
-def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint:
+def load_checkpoint(
+    path: str | os.PathLike[str], step: StepModel, settings: Mapping[str, str] | None = None
+) -> Checkpoint:
     """Read a checkpoint of a training with this step.
 
+    :param settings: those that have to be the same, besides the settings of the step.
     :raises FeedError: there is no such file, it is no checkpoint, it is not complete, no training can have written it, or it
         is of another step.
     """
@@ -71,6 +76,9 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
     if not os.path.exists(path):
         raise FeedError(f"There is no checkpoint {shown}.")
     tensors, metadata = read_safetensors(path, FeedError, "is no whole checkpoint", "Take an older one.")
+    kind, version = metadata.get("format", "").rpartition(".")[::2]
+    if kind == _FORMAT.rpartition(".")[0] and version != _FORMAT.rpartition(".")[2]:
+        raise FeedError(f"{shown} is a checkpoint of another version of refgrad. Train anew with another file.")
     if metadata.get("format") != _FORMAT:
         raise FeedError(f"{shown} is a safetensors file, and no checkpoint of refgrad.")
     try:
@@ -78,23 +86,25 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
         _refuse_impossible(progress)
         shuffle = _generator_state(parse_json(metadata["shuffle"]))
         validation = typed(parse_json(metadata["validation"], nonfinite=True), tuple[float, ...], "validation")
-        settings = typed(parse_json(metadata["settings"]), dict[str, Any], "settings")
+        saved = typed(parse_json(metadata["settings"]), dict[str, str], "settings")
         if len(validation) > progress.epoch:
             raise ValueError(f"it has {len(validation)} validation losses in {progress.epoch} epochs")
     except KeyError as error:
         raise FeedError(f"{shown} is no whole checkpoint: it has no {error}. Take an older one.") from error
     except ValueError as error:
         raise FeedError(f"{shown} is no whole checkpoint: {error}. Take an older one.") from error
+    if differing := difference(saved, dict(settings or {}) | dict(step.settings)):
+        raise FeedError(f"{shown} is a checkpoint of another training: {differing} Give what was given then.")
     state = {name: value for name, value in tensors.items() if name in step.state}
     best = {name[len(_BEST) :]: value for name, value in tensors.items() if name not in step.state}
     if (
-        metadata.get("step") != fingerprint_of(step)
+        metadata.get("step") != step.fingerprint
         or set(state) != set(step.state)
         or set(best) not in (set(), set(state))
     ):
         raise FeedError(
-            f"{shown} is a checkpoint of another training: the model, the loss, the optimizer, what is trained or an "
-            "option was not the same. Give what was given then."
+            f"{shown} is a checkpoint of another training: the model has other nodes or other weights now. Give the model "
+            "that was given then."
         )
     if best and not validation:
         raise FeedError(f"{shown} is no whole checkpoint: it has no loss of its best weights. Take an older one.")
@@ -104,7 +114,7 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
             raise FeedError(f"{shown} has {name!r} as {value.dtype}{list(value.shape)}. Take an older one.")
         if not np.isfinite(value).all():
             raise FeedError(f"{shown} has numbers in {name!r} that are not finite. Take an older one.")
-    return Checkpoint(state, progress, shuffle, validation, best or None, settings)
+    return Checkpoint(state, progress, shuffle, validation, best or None, saved)
 
 
 def _refuse_impossible(done: Progress) -> None:
@@ -154,13 +164,6 @@ def _generator_state(document: Any) -> dict[str, Any] | None:
     if not fits:
         raise ValueError("shuffle is no state of the generator of random numbers")
     return found._asdict()
-
-
-def fingerprint_of(step: StepModel) -> str:
-    """The SHA-256 that tells the step from others: of its model, and of the names that are fed back."""
-    digest = hashlib.sha256(step.model.SerializeToString(deterministic=True))
-    digest.update(json.dumps(sorted(step.next.items())).encode())
-    return digest.hexdigest()
 
 
 def _safetensors() -> Any:

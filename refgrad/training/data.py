@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import hashlib
 import os
 import queue
 import threading
@@ -14,14 +15,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from refgrad.errors import FeedError, choices, did_you_mean
+from refgrad.errors import FeedError, choices, counted, did_you_mean
 from refgrad.protos.arrays import described_arrays, mapped_array, read_arrays
 from refgrad.ranges import checked
+from refgrad.training.labels import first_of, narrowed
 from refgrad.training.steps import StepModel
 from refgrad.training.training import batches, refuse_lengths
 
 _INPUTS, _LABELS = ("x", "features", "inputs", "data"), ("y", "label", "labels", "target", "targets")
 _AHEAD = 2  # batches
+_LOOKED_AT = 1024  # samples, to tell data from other data
 Item = TypeVar("Item")
 
 
@@ -36,6 +39,11 @@ class Data(ABC):
 
         :raises FeedError: the samples do not fit the step.
         """
+
+    @property
+    def description(self) -> str:
+        """The data in words that differ for other data, as far as a look at some of it tells."""
+        return type(self).__name__
 
 
 class Arrays(Data):
@@ -60,6 +68,16 @@ class Arrays(Data):
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
+
+    @property
+    def description(self) -> str:
+        """See the class."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self._arrays.items()):
+            looked_at = np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(int)
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array[looked_at]).tobytes())
+        return f"{counted(len(self), 'sample')} ({digest.hexdigest()[:8]})"
 
     def split(self, part: float, seed: int) -> tuple[Arrays, Arrays]:
         """Two parts, the second one with `part` of the samples, chosen at random.
@@ -91,8 +109,15 @@ class Shards(Data):
         self._axes: dict[
             str, tuple[Path, tuple[int, ...]]
         ] = {}  # the sizes after the first axis, and the file that has them
+        self._described: list[Mapping[str, Any]] = []  # the type and shape of each array, by file
         for file in self._files:
             self._look_at(file)
+
+    @property
+    def description(self) -> str:
+        """See the class."""
+        shapes = [sorted((name, str(kind), shape) for name, (kind, shape) in one.items()) for one in self._described]
+        return f"{counted(len(self._files), 'file')} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]})"
 
     def _look_at(self, file: Path) -> None:
         """Compare the shapes in a file with the step, and with the files before: a batch may span two files.
@@ -100,6 +125,7 @@ class Shards(Data):
         :raises FeedError: they differ.
         """
         described = described_arrays(file)
+        self._described.append(described)
         try:
             named = _named(self._step, described, self._label)
             refuse_lengths({name: shape[0] if shape else -1 for name, (_, shape) in named.items()})
@@ -144,7 +170,7 @@ class Shards(Data):
             yield _sized(self._step, left)
 
     def _shard(self, file: Path) -> dict[str, np.ndarray]:
-        arrays = _named(self._step, read_arrays(file, "Training data"), self._label)
+        arrays = _named(self._step, read_arrays(file, "Samples"), self._label)
         try:
             if next(batches(arrays, 1), None) is None:  # which refuses other lengths
                 raise FeedError("There is no sample in it. Leave it out.")
@@ -176,7 +202,7 @@ def open_data(step: StepModel, path: str | os.PathLike[str], label: str | None =
     """
     place = Path(path)
     if not place.is_dir():
-        return Arrays(step, read_arrays(place, "Training data"), label)
+        return Arrays(step, read_arrays(place, "Samples"), label)
     data = _of_folder(step, place, label)
     data.folder = place
     return data
@@ -186,8 +212,8 @@ def _of_folder(step: StepModel, place: Path, label: str | None) -> Data:
     shards, mapped = sorted(place.glob("*.npz")), sorted(place.glob("*.npy"))
     if bool(shards) == bool(mapped):
         raise FeedError(
-            f"The folder {str(place)!r} has {'both .npz and .npy files' if shards else 'no .npz and no .npy file'}. Training "
-            "data is a folder of .npz files with some samples each, or of .npy files with an input each."
+            f"The folder {str(place)!r} has {'both .npz and .npy files' if shards else 'no .npz and no .npy file'}. Samples "
+            "are a folder of .npz files with some samples each, or of .npy files with an input each."
         )
     if shards:
         return Shards(step, shards, label)
@@ -249,16 +275,17 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if name == step.label and step.class_names is not None:
             array = step.labels(array)
         array = array.reshape(_turned(array.shape, dims))
+        _refuse_shape(step, name, array.shape, array.dtype)
         if array.dtype != dtype:
-            array = _cast(name, array, dtype)
-        _refuse_shape(step, name, array.shape, np.asarray(given).dtype)
+            array = _cast(step, name, array, dtype)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise FeedError(f"{name!r} has numbers that are not finite: {_first(~np.isfinite(array), array)}.")
+            raise FeedError(f"{name!r} has numbers that are not finite: {first_of(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:
             wrong = (array < 0) | (array >= step.classes)
             if wrong.any():
                 raise FeedError(
-                    f"{name!r} has the class {_first(wrong, array)}, but the classes of the model are 0 to {step.classes - 1}."
+                    f"{name!r} has the class {first_of(wrong, array)}, but the classes of the model are 0 to "
+                    f"{step.classes - 1}."
                 )
         made[name] = array
     return made
@@ -278,26 +305,35 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
         return
     if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
         expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
-        hint = ""
-        if name == step.label and dtype.kind in "iu" and len(shape) < len(dims):
-            hint = " For class numbers use loss='cross_entropy', or loss='log_loss' if the model returns probabilities."
+        hint = _hint(step, shape, dims, dtype) if name == step.label else ""
         raise FeedError(f"Expected [{expected}], got {list(shape)} for {name!r}.{hint}")
 
 
-def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...], dtype: np.dtype) -> str:
+    """How to go on with a label of another shape, with a space before it."""
+    if dtype.kind not in "biuf":
+        return ""
+    if step.classes is not None and shape[1:2] == (step.classes,) and len(shape) == len(dims) + 1:
+        return f" One-hot labels become class numbers by {step.label}.argmax(1)."
+    if step.classes is None and len(shape) < len(dims):
+        loss = step.settings.get("loss", "The loss")
+        return (
+            f" {loss} compares as many numbers as the output has. For class numbers use loss='cross_entropy', or "
+            "loss='log_loss' if the model returns probabilities."
+        )
+    return ""
+
+
+def _cast(step: StepModel, name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     kinds = {"f": "biuf", "i": "biuf", "u": "biuf", "b": "b"}
     if array.dtype.kind not in kinds.get(dtype.kind, ""):
-        raise FeedError(f"Expected {dtype}, got {array.dtype} for {name!r}.")
-    with np.errstate(invalid="ignore"):
-        cast = array.astype(dtype)
+        is_text = name == step.label and step.classes is not None and array.dtype.kind in "USO"
+        hint = f" The model returns scores alone: number the classes 0 to {(step.classes or 1) - 1}." if is_text else ""
+        raise FeedError(f"Expected {dtype}, got {array.dtype} for {name!r}.{hint}")
+    cast = narrowed(array, dtype, repr(name))
     if dtype.kind in "iu" and not (cast == array).all():
-        raise FeedError(f"{name!r} has {_first(cast != array, array)}, but it takes whole numbers ({dtype}).")
+        raise FeedError(f"{name!r} has {first_of(cast != array, array)}, but it takes whole numbers ({dtype}).")
     return cast
-
-
-def _first(where: np.ndarray, array: np.ndarray) -> str:
-    place = tuple(int(k) for k in np.argwhere(where)[0])
-    return f"{array[place]} at {list(place)}"
 
 
 def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:

@@ -21,11 +21,11 @@ from refgrad.errors import FeedError, OptionError
 from refgrad.model.reading import read
 from refgrad.notices import quiet
 from refgrad.protos.traverse import fresh, names_of
+from refgrad.rewrites.scores import OF_CLASSES
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import DEFAULT
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.labels import classes_of
-from refgrad.training.losses import OF_CLASSES
 from refgrad.training.optimizers import Optimizer
 from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.schedules import Schedule

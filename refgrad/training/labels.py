@@ -38,7 +38,28 @@ def labels_of(y: Any, value: ValueInfoProto, classes: Sequence[Any] | None = Non
     due = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim[1:]]
     if any(n not in (-1, given) for n, given in zip(due, array.shape[1:], strict=True)):
         raise FeedError(f"The label {value.name!r} has the shape {['N', *due]}, and y has {list(array.shape)}.")
-    return np.ascontiguousarray(array, dtype)
+    return np.ascontiguousarray(narrowed(array, dtype, f"The label {value.name!r}"))
+
+
+def narrowed(array: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
+    """`array` in another type.
+
+    :param what: the name of the array in an error.
+    :raises FeedError: a number is too large for a float type.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+    if array.dtype.kind == "f" and cast.dtype.kind == "f":
+        lost = np.isfinite(array) & ~np.isfinite(cast)
+        if lost.any():
+            raise FeedError(f"{what} has {first_of(lost, array)}, which is too large for {dtype}.")
+    return cast
+
+
+def first_of(where: np.ndarray, array: np.ndarray) -> str:
+    """The first element of `array` that `where` marks, and its place."""
+    place = tuple(int(k) for k in np.argwhere(where)[0])
+    return f"{array[place]} at {list(place)}"
 
 
 def _positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:

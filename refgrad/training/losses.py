@@ -14,6 +14,7 @@ from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, choices
 from refgrad.model import native
 from refgrad.model.external import array_of
+from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
 from refgrad.model.upgrading.upgrade import upgrade
@@ -22,7 +23,14 @@ from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
 from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
-from refgrad.rewrites.scores import makers_of, refuse_probabilities, smallest_step, warn_of_logits
+from refgrad.rewrites.scores import (
+    OF_CLASSES,
+    check_probabilities,
+    log_of_probability,
+    logs_of_classes,
+    makers_of,
+    refuse_no_logits,
+)
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 
@@ -34,7 +42,6 @@ _DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
 _LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
-OF_CLASSES = ("cross_entropy", "log_loss")
 LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
 
 
@@ -59,7 +66,7 @@ def differentiated(
     if settings and loss not in SCORES:
         raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
     if loss is None:
-        name = one_output(normalise(source), output)
+        name = _loss_of(normalise(source), output)
     elif isinstance(loss, ModelProto | os.PathLike):
         if sample_weight is not None or reduction != "mean":
             raise OptionError(
@@ -90,6 +97,21 @@ def count_of_classes(model: ModelProto | str | os.PathLike[str], output: str | N
     graph = normalise(read(model))
     shape = graph.shapes.get(one_output(graph, output)) or ()
     return max(shape[1], 2) if len(shape) > 1 and isinstance(shape[1], int) else None  # one column is of two classes
+
+
+def _loss_of(graph: Graph, output: str | None) -> str:
+    """The output that is the loss.
+
+    :raises OptionError: it has more than one element.
+    """
+    name = one_output(graph, output)
+    shape = graph.shapes.get(name) or ()
+    if any(dim != 1 and not is_unnamed(dim) for dim in shape):
+        raise OptionError(
+            f"loss=None needs an output that is one number, and {name!r} has the shape [{', '.join(map(str, shape))}]. For "
+            "class numbers use loss='cross_entropy' (logits) or loss='log_loss' (probabilities), else loss='squared_error'."
+        )
+    return name
 
 
 def _direct(
@@ -185,9 +207,9 @@ def _of_classes(
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
     maker = next((node.op_type for node in reversed(makers_of(made, compared))), "")
     if loss == "cross_entropy":
-        refuse_probabilities(made, compared)
+        refuse_no_logits(made, compared, shape)
     else:
-        warn_of_logits(made, compared, loss)
+        check_probabilities(made, compared, loss)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
@@ -196,12 +218,8 @@ def _of_classes(
     elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(made, compared):
         each = _of_columns(op, compared, label, shape[1], len(shape))
     else:
-        scores = compared
-        if len(shape) == 1:
-            scores = op.Reshape(scores, [-1, 1])
-        if len(shape) == 1 or shape[1] == 1:
-            scores = op.Concat(op.Sub(op.const(1.0, like=compared), scores), scores, axis=1)
-        each = op.emit("NegativeLogLikelihoodLoss", "", (_log(op, scores, kind), label), 1, {"reduction": "none"})
+        logarithms = logs_of_classes(op, compared, kind, shape)
+        each = op.emit("NegativeLogLikelihoodLoss", "", (logarithms, label), 1, {"reduction": "none"})
     op.types[each] = (kind, max(len(shape) - 1, 1))
     if sample_weight is not None:
         more = max(len(shape) - 2, 0)
@@ -237,14 +255,8 @@ def _of_columns(op: FunctionEmitter, p: str, label: str, count: int | str | None
     column = op.Reshape(op.Range(op.const(np.int64(0)), size, op.const(np.int64(1))), [1, -1, *[1] * (rank - 2)])
     is_label = op.Equal(op.Unsqueeze(label, [1]), column)
     other = op.Sub(op.const(1.0, like=p), p)
-    parts = op.Where(is_label, _log(op, p, kind), _log(op, other, kind))
+    parts = op.Where(is_label, log_of_probability(op, p, kind), log_of_probability(op, other, kind))
     return op.Neg(op.ReduceSum(parts, [1], keepdims=0))
-
-
-def _log(op: FunctionEmitter, p: str, kind: int) -> str:
-    """log p, of no less than the smallest step from 1."""
-    op.types[p] = (kind, None)
-    return op.Log(op.Max(p, op.const(smallest_step(kind), like=p)))
 
 
 def _with_sigmoids(model: ModelProto) -> ModelProto:

@@ -43,7 +43,8 @@ def compared_output(model: ModelProto, name: str | int | None) -> str:
     found = outputs if len(outputs) == 1 else floats
     if len(found) != 1:
         raise OptionError(
-            f"The model has {len(found)} outputs of floats. Name the one to train, of {choices(found or outputs)}."
+            f"The model has {len(found)} outputs of floats. Name the one to train: output={(found or outputs)[0]!r}, of "
+            f"{choices(found or outputs)}."
         )
     return found[0]
 

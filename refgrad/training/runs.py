@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError
+from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError, counted
+from refgrad.notices import notice
 from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
+from refgrad.training.settings import settings_of
 from refgrad.training.training import Training
 
 _RANGES = {
@@ -77,14 +79,12 @@ class Run:
             self._go_on(self.checkpoint)
 
     def _go_on(self, path: str | os.PathLike[str]) -> None:
-        found = load_checkpoint(path, self.training.step)
-        for name, value in self._settings.items():
-            if found.settings.get(name) != value:
-                was = reprlib.repr(found.settings.get(name))
-                raise FeedError(
-                    f"{os.fspath(path)!r} is a checkpoint of a training with another {name}: {was}, and not {value!r}. Give "
-                    "what was given then."
-                )
+        found = load_checkpoint(path, self.training.step, self._settings)
+        if found.progress.epoch > self.epochs:
+            raise OptionError(
+                f"The checkpoint {os.fspath(path)!r} has done {counted(found.progress.epoch, 'epoch')}. Give "
+                f"epochs={found.progress.epoch} to write its model, or more to go on."
+            )
         if (self._rng is None) != (found.shuffle is None):
             raise FeedError(f"{os.fspath(path)!r} is no whole checkpoint: its order of samples is not known.")
         if self._rng is not None and found.shuffle is not None:
@@ -98,7 +98,8 @@ class Run:
         """Train: the mean loss of each epoch.
 
         :raises FeedError: the data does not fit.
-        :raises TrainingError: a loss is not finite. The last checkpoint stays as it was.
+        :raises TrainingError: a loss is not finite, or there are fewer steps than an update accumulates. The last
+            checkpoint stays as it was.
         :raises OutputFileError: a checkpoint cannot be written.
         """
         training = self.training
@@ -108,15 +109,33 @@ class Run:
             self._skip(chosen, training.progress.step - training.progress.epoch_step)
             training.epoch(ahead(chosen), self._after_step)
             if self.validation is not None:
-                loss = training.evaluate(self.validation.batches(self.size))
+                loss = self._validated(self.validation)
                 self.validation_losses.append(loss)
                 if self._best is None or loss < self._best[0]:
                     self._best = loss, training.state
             self._begun = None if self._rng is None else dict(self._rng.bit_generator.state)
             self._save()
+        if not self.updates:
+            raise TrainingError(
+                f"No weight has changed: accumulate={training.step.accumulate} updates once in so many steps, and there were "
+                f"{training.progress.step}. Accumulate fewer steps, or give more epochs."
+            )
         if self.patience is not None and self._best is not None:
             training.go_on(self._best[1], training.progress)
-        return training.losses
+        losses = training.losses
+        if losses[-1] > losses[0]:
+            notice(
+                f"The loss rose from {losses[0]:.6g} in the first epoch to {losses[-1]:.6g} in the last. Take a smaller "
+                "learning rate, or clip the gradient."
+            )
+        return losses
+
+    def _validated(self, data: Data) -> float:
+        """The loss on the validation data."""
+        try:
+            return self.training.evaluate(data.batches(self.size))
+        except FeedError as error:
+            raise FeedError(f"Validation data: {error}") from error
 
     def _skip(self, batches: Iterator[Any], count: int) -> None:
         """Leave out the batches of this epoch that were done before the checkpoint.
@@ -168,9 +187,27 @@ class Run:
         save_checkpoint(self.checkpoint, training.step, kept)
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def updates(self) -> int:
+        """How many times the weights were changed: once per step, or once per `accumulate` steps."""
+        return self.training.progress.step // self.training.step.accumulate
+
+    @cached_property
+    def _data_settings(self) -> dict[str, str]:
+        held = self.validation
+        return {
+            "validation": "no validation data" if held is None else f"validation data of {held.description}",
+            "data": f"training data of {self.data.description}",
+        }
+
+    @property
+    def _settings(self) -> dict[str, str]:
         """The settings that have to be the same for a training to go on as if it had not stopped."""
-        return {"schedule": repr(self.training.schedule), "size": self.size, "seed": self.seed}
+        return {
+            "size": f"size={self.size}",
+            "seed": "samples in their order" if self.seed is None else f"seed={self.seed}",
+            **self._data_settings,
+            **settings_of("schedule", self.training.schedule),
+        }
 
 
 def _is_within(path: Path, folder: Path) -> bool:

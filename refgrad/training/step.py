@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from onnx import ModelProto, helper
 
-from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import OptionError, UnknownNameError, choices, counted, did_you_mean
 from refgrad.model.checks.malformed import explained
 from refgrad.model.reading import read
 from refgrad.notices import quiet
@@ -19,16 +19,18 @@ from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
 from refgrad.rewrites.losses import get_train_initializer
+from refgrad.rewrites.scores import OF_CLASSES
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
-from refgrad.training.losses import OF_CLASSES, count_of_classes, differentiated
+from refgrad.training.losses import count_of_classes, differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps
+from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
 
 BATCH_NORMS = ("frozen", "training")
@@ -45,6 +47,7 @@ def step_model(
     optimizer: Optimizer | None = None,
     *,
     trainable: Sequence[str] | None = None,
+    freeze: Sequence[str] | None = None,
     output: str | None = None,
     label: str = "label",
     sample_weight: str | None = None,
@@ -75,6 +78,7 @@ def step_model(
     :param optimizer: the update; SGD without momentum by default.
     :param trainable: names of float initializers, or patterns of parameters (`head.*`). By default, the adapters that `lora`
         added, or without adapters all initializers that `refgrad.weights` calls parameters.
+    :param freeze: names or patterns of weights that are not trained, out of those that `trainable` chooses.
     :param output: the output that is compared with the label, or that is the loss; needed if the model has several outputs of
         floats. Instead of the maps that a ZipMap returns, the input of the ZipMap is the output.
     :param sample_weight: the name of an input to add. The input has one weight per sample.
@@ -123,7 +127,9 @@ def step_model(
             checked(name, bound)
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is an optimizer of refgrad.training, such as SGD(), not {optimizer!r}.")
-    model, chosen = trained(model, trainable)
+    if trainable is not None and not len(trainable):
+        raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
+    model, chosen = trained(model, trainable, freeze)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
@@ -161,7 +167,22 @@ def step_model(
     draws = dropout == "training"
     amounts = _weight_decays(weight_decay, chosen, optimizer)
     asked = StepRequest(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
-    made_step = Assembly(made, chosen, running, asked).step()
+    settings = {
+        "loss": f"loss={loss!r}" if loss is None or isinstance(loss, str) else "a model as the loss",
+        "output": f"output={output!r}",
+        "reduction": f"reduction={reduction!r}",
+        "trainable": f"{counted(sum(value.size for value in chosen.values()), 'number')} in {choices(chosen)} to train",
+        **settings_of("optimizer", optimizer),
+        "weight_decay": f"weight_decay={amounts}",
+        "penalty": f"penalty={decays}",
+        "clip_norm": f"clip_norm={clip_norm}",
+        "clip_value": f"clip_value={clip_value}",
+        "accumulate": f"accumulate={accumulate}",
+        "batch_norm": f"batch_norm={batch_norm!r}",
+        "dropout": f"dropout={dropout!r}",
+        **{name: f"{name}={value!r}" for name, value in conventions.items()},
+    }
+    made_step = replace(Assembly(made, chosen, running, asked).step(), accumulate=int(accumulate), settings=settings)
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
         with quiet():  # the same notices were given for the step model
@@ -177,10 +198,13 @@ def step_model(
 
 
 def trained(
-    model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None
+    model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None, freeze: Sequence[str] | None = None
 ) -> tuple[ModelProto | str | os.PathLike[str], dict[str, np.ndarray]]:
-    """The model with its weights as initializers, and the values of the weights that `trainable` chooses, by name.
+    """The model with its weights as initializers, and the values of the weights to train, by name.
 
+    :param trainable: names and patterns of weights; None chooses all.
+    :param freeze: names and patterns of weights to leave out.
+    :raises OptionError: `freeze` leaves nothing.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     """
     source = read(model)
@@ -189,7 +213,15 @@ def trained(
     if any(map(holds_weights, read(model).graph.node)):
         model = lift_weights(model)
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    return model, {name: held[name] for name in _trained(trainable, model, list(held))}
+    chosen = _trained(trainable, model, list(held))
+    if freeze:
+        frozen = _chosen(freeze, list(held), "freeze")
+        if not set(chosen) - set(frozen):
+            raise OptionError(
+                f"freeze={list(freeze)!r} leaves nothing to train. Without it these are: {choices(chosen)}."
+            )
+        chosen = [name for name in chosen if name not in frozen]
+    return model, {name: held[name] for name in chosen}
 
 
 def _trained(
@@ -210,7 +242,7 @@ def _trained(
     others = [f"{name!r} ({weight.kind})" for name, weight in found.items() if weight.kind != "shape"]
     if not others:
         raise UnknownNameError("Nothing is trainable: the model has no weights.")
-    advice = " Name the initializers to train in trainable." if floats else ""
+    advice = " Name the initializers to train: trainable=[...]." if floats else ""
     raise UnknownNameError(
         f"Nothing is trainable: no tensor of the model is a float parameter of a layer. It has {', '.join(others[:12])}"
         f"{', …' if len(others) > 12 else ''}.{advice}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +46,8 @@ class StepModel:
     evaluation: ModelProto | None = (
         None  # the loss with them, by the weights and statistics; None where the step tells it
     )
+    accumulate: int = 1  # the number of steps per update
+    settings: Mapping[str, str] = field(default_factory=dict)  # how it was made, in words, as `settings_of` writes them
 
     def _repr_html_(self) -> str:
         """The inputs of the step, and what each is fed, for a notebook."""
@@ -76,6 +80,16 @@ class StepModel:
         """The type that the learning rate is fed in."""
         [rate] = [value for value in self.model.graph.input if value.name == RATE]
         return helper.tensor_dtype_to_np_dtype(rate.type.tensor_type.elem_type)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 that tells the step from others: of its model, the first weights, and the names that are fed back."""
+        digest = hashlib.sha256(self.model.SerializeToString(deterministic=True))
+        digest.update(json.dumps(sorted(self.next.items())).encode())
+        for name, value in sorted(self.weights.items()):
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()
 
     def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights by name in a state."""

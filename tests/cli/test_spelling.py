@@ -35,6 +35,10 @@ TWO = (
         ("the model's name is 'wrt=1' of='a'", "the model's name is 'wrt=1' --of a"),
         ("a node 'of=\"b\"' has max_memory_of", "a node 'of=\"b\"' has max_memory_of"),
         ("other=1 and x.wrt=2 stay", "other=1 and x.wrt=2 stay"),
+        ("'w' in wrt is no float.", "'w' in --wrt is no float."),
+        ("wrt is empty.", "--wrt is empty."),
+        ("the sum in wrt and of it", "the sum in wrt and of it"),
+        ("Give dim=None.", "Give --dim none."),
     ],
 )
 def test_parameters_become_options(message, expected):

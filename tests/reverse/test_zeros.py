@@ -141,7 +141,7 @@ def test_a_node_whose_graphs_stop_it() -> None:
     "recipe",
     [
         lambda model: recipes.saliency(model),
-        lambda model: recipes.integrated_gradients(model),
+        lambda model: recipes.integrated_gradients(model, of="y"),
         lambda model: recipes.fgsm(model, of="y"),
         lambda model: recipes.forces(model),
         lambda model: refgrad.jvp(model),
@@ -235,12 +235,13 @@ def _classifier(last: str) -> ModelProto:
 @pytest.mark.parametrize("maker", PROBABILITIES)
 def test_probabilities_are_no_logits(maker: str) -> None:
     model = _classifier(PROBABILITIES[maker])
-    for ask in (
-        lambda: step_model(model, "cross_entropy"),
-        lambda: recipes.fgsm(model, score="cross_entropy"),
-        lambda: recipes.sensitivity(model, score="cross_entropy"),
+    for ask, option in (
+        (lambda: step_model(model, "cross_entropy"), "loss"),
+        (lambda: recipes.fgsm(model, score="cross_entropy"), "score"),
+        (lambda: recipes.sensitivity(model, score="cross_entropy"), "score"),
     ):
-        with pytest.raises(refgrad.errors.OptionError, match=f"compares logits.* made by {maker}: use loss='log_loss'"):
+        said = f"compares logits.* made by {maker}: use {option}='log_loss'"
+        with pytest.raises(refgrad.errors.OptionError, match=said):
             ask()
     assert _said(step_model, model, "log_loss") == []
     assert _said(refgrad.add_loss_output, model, "log") == []

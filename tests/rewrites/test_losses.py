@@ -632,11 +632,14 @@ BAD = {
         small(outputs="seq(float[N, 1]) y", nodes="y = SequenceConstruct(x)"), {}, OptionError, "output 'y' is not declared",
     ),
     "three columns": (
-        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError, r"two columns; .*\['N', 3\]",
+        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError, r"\[N, 2\] or \[N, 1\]; .*\['N', 3\]",
     ),
     "loss is taken": (small(), {"loss_name": "w"}, UnknownNameError, "'w' is taken"),
     "label is taken": (small(), {"label_name": "x"}, UnknownNameError, "'x' is taken"),
     "weight is taken": (small(), {"weight_name": "y"}, UnknownNameError, "'y' is taken"),
+    "loss of classes": (
+        small(), {"score_name": "cross_entropy"}, OptionError, "cross_entropy is a loss of refgrad.training.step_model, and a",
+    ),
     "reduction": (small(), {"reduction": "median"}, OptionError, "no reduction 'median'; there are 'sum', 'mean'"),
     "reduction is a list": (small(), {"reduction": ["sum"]}, OptionError, r"no reduction \['sum'\]"),
     "label of strings": (small(), {"label_type": str}, OptionError, "A label has a float or an integer type, not str"),

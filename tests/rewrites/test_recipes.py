@@ -251,7 +251,7 @@ g ({kind}[N, 3] x) => ({kind}[N, 3] y) {{ s = Mul(x, x) c = Mul(s, x) y = Mul(c,
 def test_the_attribution_of_a_cubic_is_known(backend):
     w, x, x0 = np.array([1.0, -2.0, 3.0]), np.array([[1.0, 2, -1], [0.5, 0, 4]]), np.array([[0.5, -1, 2]])
     for steps in (1, 4, 32):
-        made = recipes.integrated_gradients(parsed(CUBIC.format(kind="double"), w=w), steps=steps)
+        made = recipes.integrated_gradients(parsed(CUBIC.format(kind="double"), w=w), of="y", steps=steps)
         assert [value.name for value in made.graph.input] == ["x", "x_baseline"]
         got = run(made, {"x": x, "x_baseline": x0}, backend)["x_attribution"]
         # The midpoint rule on f' = 3w(x0 + t·d)²: its error is f'''·d³/(24k²), exactly.
@@ -290,7 +290,9 @@ def test_attributions_are_those_of_the_sum_written_out():
 
 def test_many_steps_of_16_bits_are_summed_in_float32():
     x = np.ones((1, 3), np.float16)
-    made = recipes.integrated_gradients(parsed(CUBIC.format(kind="float16"), w=np.ones(3, np.float16)), steps=4096)
+    made = recipes.integrated_gradients(
+        parsed(CUBIC.format(kind="float16"), w=np.ones(3, np.float16)), of="y", steps=4096
+    )
     for backend in BACKENDS:
         np.testing.assert_allclose(run(made, {"x": x}, backend)["x_attribution"], 1, atol=1e-3)
 
@@ -347,7 +349,7 @@ g (double[2] x, bool flag) => (double[2] y) {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bodies_of_the_gradient_read_the_point_on_the_line(backend):
-    made = recipes.integrated_gradients(onnx.parser.parse_model(LOOPED), steps=100)
+    made = recipes.integrated_gradients(onnx.parser.parse_model(LOOPED), of="y", steps=100)
     x, x0 = np.array([1.0, -2]), np.array([0.5, 1])
     for flag, function in ((True, lambda x: x**4), (False, lambda x: -x)):
         got = run(made, {"x": x, "x_baseline": x0, "flag": np.array(flag)}, backend)["x_attribution"]
@@ -360,7 +362,14 @@ def test_an_output_that_does_not_depend_on_the_input_attributes_nothing(backend)
         '<ir_version: 10, opset_import: ["": 21]> g (float[N] x, float[2] z) => (float[2] y) { y = Neg(z) }'
     )
     feeds = {"x": np.ones(3, np.float32), "z": np.ones(2, np.float32)}
-    assert not run(recipes.integrated_gradients(model, "x"), feeds, backend)["x_attribution"].any()
+    assert not run(recipes.integrated_gradients(model, "x", "y"), feeds, backend)["x_attribution"].any()
+
+
+@pytest.mark.parametrize("shape", ["N", "N, 1", "1", "N, 1, 1"])
+def test_without_a_target_one_element_of_each_sample_is_attributed(shape):
+    x = np.ones([3 if dim == "N" else int(dim) for dim in re.findall(r"\w+", shape)])
+    made = recipes.integrated_gradients(parsed(CUBE.format(opset=21, shape=shape)))
+    np.testing.assert_allclose(run(made, {"x": x})["x_attribution"], x)
 
 
 # The fast gradient sign method
@@ -382,6 +391,22 @@ def test_fgsm_goes_up_the_cross_entropy(backend, kind):
         got = run(made, {"image": x, "label": label} | given, backend)["image_adversarial"]
         np.testing.assert_array_equal(got, x + (given.get("eps", 0.25) * signs).astype(x.dtype))
     assert cross_entropy(got.astype(np.float64), label) > cross_entropy(x.astype(np.float64), label)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("p", [-0.5, 0.25, 0.75, 1.5])
+def test_the_log_loss_is_flat_outside_0_to_1(p, label, columns):
+    text = f"m (double[N, {columns}] x) => (double[N, {columns}] y) {{ y = Mul(x, w) }}"
+    model = parsed('<ir_version: 10, opset_import: ["": 21]> ' + text, w=np.full(columns, p))
+
+    def loss(w):
+        q = w[label] if columns == 2 else w[0] if label else 1 - w[0]
+        return -np.log(np.clip(q, np.finfo(float).eps, 1))
+
+    made = recipes.sensitivity(model, score="log_loss")
+    norm = run(made, {"x": np.ones((1, columns)), "label": np.array([label])})["w_norm"]
+    assert norm == pytest.approx(np.linalg.norm(slopes(loss, np.full(columns, p))), rel=1e-6)
 
 
 def test_fgsm_stays_in_the_range_of_the_image():
@@ -476,7 +501,10 @@ def test_only_weights_that_the_loss_depends_on_are_ranked():
 
 RECIPES = {
     "saliency": (recipes.saliency, {}),
-    "integrated_gradients": (recipes.integrated_gradients, {"steps": 2}),
+    "integrated_gradients": (
+        lambda model, **options: recipes.integrated_gradients(model, of=model.graph.output[0].name, **options),
+        {"steps": 2},
+    ),
     "fgsm": (recipes.fgsm, {"score": "squared_error"}),
     "forces": (recipes.forces, {}),
     "sensitivity": (recipes.sensitivity, {"score": "squared_error"}),
@@ -557,7 +585,7 @@ def test_every_opset_gives_the_same(name, opset):
         (
             lambda m: recipes.saliency(m, of="logits"),
             OptionError,
-            "Choose the input with wrt. The float inputs are: 'x', 'z'.",
+            "Choose the input: wrt='x'. The float inputs are: 'x', 'z'.",
         ),
         (lambda m: recipes.forces(m, "y", "logits"), UnknownNameError, "wrt='y' is not a float input of the model."),
         (lambda m: recipes.forces(m, "i", "logits"), UnknownNameError, "There are: 'x', 'z'."),
@@ -574,6 +602,26 @@ def test_every_opset_gives_the_same(name, opset):
         ),
         (lambda m: recipes.fgsm(m, "x", "logits[0]", score="l2"), OptionError, "Give of='logits'."),
         (lambda m: recipes.sensitivity(net()), OptionError, "Output 'logits' of shape [N, 5] is not a loss"),
+        (
+            lambda m: recipes.integrated_gradients(net()),
+            OptionError,
+            "give one of them, such as of='logits[:, 1]' or of='logits[:, target]', or of='logits' to take their sum",
+        ),
+        (
+            lambda m: recipes.integrated_gradients(parsed(CUBE.format(opset=21, shape="3"))),
+            OptionError,
+            "Output 'y' of shape [3] has several elements for each sample: give one of them, such as of='y[1]'",
+        ),
+        (
+            lambda m: recipes.integrated_gradients(parsed(CUBE.format(opset=21, shape="N, 1, 3"))),
+            OptionError,
+            "such as of='y[:, :, 1]'",
+        ),
+        (
+            lambda m: recipes.fgsm(parsed(CUBE.format(opset=21, shape="N, 3").replace("Identity", "Softmax"))),
+            OptionError,
+            "Output 'y' of shape [N, 3] is not a loss: give score='log_loss' or another",
+        ),
         (lambda m: recipes.forces("nowhere.onnx"), InvalidModelError, "There is no file 'nowhere.onnx'"),
     ],
 )
@@ -733,7 +781,8 @@ def test_the_ranking_is_printed(files, capsys):
         ),
         (["recipe", "forces", "MODEL", "-o", "OUT", "--of", "logits[0, 5]"], "has no element 5"),
         (["recipe", "saliency", "MODEL", "-o", "OUT", "--wrt", "w"], "--wrt w is not a float input"),
-        (["recipe", "fgsm", "MODEL", "-o", "OUT"], "is not a loss"),
+        (["recipe", "fgsm", "MODEL", "-o", "OUT"], "is not a loss: give --score cross_entropy or"),
+        (["recipe", "integrated-gradients", "MODEL", "-o", "OUT"], "give one of them, such as --of 'logits[:, 1]'"),
         (["recipe", "sensitivity", "MODEL", "--score", "cross_entropy"], "Give --output"),
         (["recipe", "sensitivity", "MODEL", "--of", "logits", "-o", "OUT", "--feeds", "F"], "exclude each other"),
         (["recipe", "sensitivity", "MODEL", "--of", "logits", "--feeds", "F"], "There is no file 'F'"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import onnx
+import onnx.parser
 import pytest
 
+import refgrad
+from refgrad.errors import UnknownNameError
 from refgrad.protos.domains import NCHWC
 from refgrad.show.explain import explain
 from refgrad.tables import registry
@@ -68,3 +71,19 @@ def test_an_operator_that_has_only_a_reason_is_explained_and_listed(shown: str, 
     assert text.startswith(shown)
     assert said in text
     assert operator in {one.operator for one in operators()}
+
+
+def test_a_model_is_no_operator_to_explain() -> None:
+    with pytest.raises(UnknownNameError, match=r"'m\.onnx' is a model, .* refgrad recipe saliency MODEL"):
+        explain("m.onnx")
+
+
+def test_a_report_has_the_whole_first_paragraph_of_a_formula() -> None:
+    """The formula of LSTM has two lines."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[3, 1, 2] x, float[1, 8, 2] w, float[1, 8, 2] r) => '
+        "(float[3, 1, 1, 2] y) { y = LSTM <hidden_size = 2> (x, w, r) }"
+    )
+    [row] = refgrad.preflight(model).rows
+    assert "\n" not in row.reason
+    assert row.reason == classify("", "LSTM").text

@@ -11,7 +11,7 @@ from refgrad.backends import get_backend
 from refgrad.errors import OptionError, UnknownNameError
 from refgrad.training import SGD, Adam, Training, batches, lora, merge_adapters, step_model
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore:rank=8 is more than the weights")]
 
 
 def _model(**gemm: float) -> ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,22 @@ import onnx.parser
 import pytest
 
 from refgrad.backends import available
-from refgrad.errors import FeedError, OutputFileError, TrainingError
-from refgrad.training import SGD, Adam, Arrays, Batches, Constant, Run, StepModel, Training, open_data, step_model
+from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError
+from refgrad.training import (
+    SGD,
+    Adam,
+    Arrays,
+    Batches,
+    Constant,
+    Cosine,
+    Data,
+    Run,
+    StepModel,
+    Training,
+    Warmup,
+    open_data,
+    step_model,
+)
 from refgrad.training import checkpoints as module
 from refgrad.training.data import ahead
 
@@ -41,7 +56,7 @@ def make(step: StepModel, path: Path | None, backend: str = "numpy", stop: int =
 
     train, held = Arrays(step, {"X": X, "y": Y}).split(0.2, 0)
     return Run(
-        Training(step, 0.05, backend),
+        Training(step, options.pop("schedule", 0.05), backend),
         train,
         **{"epochs": 6, "size": 10, "validation": held, "patience": 3, "checkpoint": path, "notify": notify, **options},
     )
@@ -84,16 +99,98 @@ def test_a_file_that_is_no_checkpoint_of_this_training(step, tmp_path):
     with pytest.raises(FeedError, match="no checkpoint of refgrad"):
         make(step, path, resume=True)
     path.write_bytes(whole)
+    safetensors.numpy.save_file({"a": np.zeros(2)}, path, {"format": "refgrad.checkpoint.1"})
+    with pytest.raises(FeedError, match="is a checkpoint of another version of refgrad"):
+        make(step, path, resume=True)
+
+
+OTHER_STEPS = {
+    "optimizer Adam then, and optimizer SGD now.": lambda: step_model(LINE, optimizer=SGD()),
+    "beta1=0.9 then, and beta1=0.8 now.": lambda: step_model(LINE, optimizer=Adam(beta1=0.8)),
+    "loss='squared_error' then, and loss='absolute_error' now.": lambda: step_model(LINE, "absolute_error", Adam()),
+    "clip_norm=None then, and clip_norm=5 now.": lambda: step_model(LINE, optimizer=Adam(), clip_norm=5),
+    "penalty={} then, and penalty={'a': (0.0, 1.0)} now.": lambda: step_model(
+        LINE, optimizer=Adam(), penalty={"a": (0, 1)}
+    ),
+    "the model has other nodes or other weights now.": lambda: step_model(_with_weights([0, 1]), optimizer=Adam()),
+}
+OTHER_RUNS = {
+    "size=10 then, and size=11 now.": {"size": 11},
+    "seed=0 then, and seed=1 now.": {"seed": 1},
+    "seed=0 then, and samples in their order now.": {"seed": None},
+    "no validation data now.": {"validation": None, "patience": None},
+    "rate=0.05 then, and rate=0.5 now.": {"schedule": Constant(0.5)},
+    "schedule Constant then, and schedule Cosine now.": {"schedule": Cosine(0.05)},
+    "schedule Constant then, and schedule Warmup now.": {"schedule": Warmup(after=Constant(0.05))},
+}
+
+
+def _with_weights(values: list[float]) -> onnx.ModelProto:
     other = onnx.ModelProto()
     other.CopyFrom(LINE)
-    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((2, 1), np.float32), "a"))
-    make(step_model(other, optimizer=Adam()), path, resume=True)  # where a training begins does not matter
-    for unlike in (step_model(LINE, optimizer=SGD()), step_model(LINE, "absolute_error", Adam())):
-        with pytest.raises(FeedError, match="is a checkpoint of another training"):
-            make(unlike, path, resume=True)
-    for options, name in (({"size": 11}, "size: 10"), ({"seed": 1}, "seed: 0"), ({"seed": None}, "seed: 0")):
-        with pytest.raises(FeedError, match=f"a training with another {name}"):
-            make(step, path, resume=True, **options)
+    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.float32(values)[:, None], "a"))
+    return other
+
+
+@pytest.mark.parametrize("said", [*OTHER_STEPS, *OTHER_RUNS])
+def test_a_checkpoint_of_another_training_says_what_differs(said, step, tmp_path):
+    path = tmp_path / "c.safetensors"
+    make(step, path).run()
+    unlike = OTHER_STEPS[said]() if said in OTHER_STEPS else step
+    with pytest.raises(FeedError, match=re.escape(said) + " Give (what|the model that) was given then"):
+        make(unlike, path, resume=True, **OTHER_RUNS.get(said, {}))
+
+
+def test_a_longer_cosine_is_another_training(step, tmp_path):
+    path = tmp_path / "c.safetensors"
+    make(step, path, schedule=Cosine(0.05, period=6)).run()
+    with pytest.raises(
+        FeedError, match=r"period=6 then, and period=8 now\. A cosine falls to its minimum in its period"
+    ):
+        make(step, path, resume=True, schedule=Cosine(0.05, period=8), epochs=8)
+
+
+def test_fewer_epochs_than_the_checkpoint_has_are_refused(step, tmp_path):
+    path = tmp_path / "c.safetensors"
+    make(step, path, patience=None).run()
+    with pytest.raises(OptionError, match=r"has done 6 epochs\. Give epochs=6 to write its model, or more to go on"):
+        make(step, path, patience=None, epochs=2, resume=True)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "mapped", "shards"])
+def test_other_data_is_another_training(kind, step, tmp_path):
+    def data(name: str, y: np.ndarray) -> Data:
+        if kind == "arrays":
+            return Arrays(step, {"x": X, "y": y})
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        if kind == "mapped":
+            np.save(folder / "x.npy", X[: len(y)])
+            np.save(folder / "label.npy", y)
+        else:
+            np.savez(folder / "0.npz", x=X[: len(y)], label=y)
+        return open_data(step, folder)
+
+    path = tmp_path / "c.safetensors"
+    same, other = Y, (Y[:-1] if kind == "shards" else Y + 1)
+    Run(Training(step, 0.05), data("a", same), 2, validation=data("a", same), checkpoint=path).run()
+    Run(Training(step, 0.05), data("b", same), 3, validation=data("b", same), checkpoint=path, resume=True)
+    for given, held, what in ((other, same, "training"), (same, other, "validation")):
+        with pytest.raises(FeedError, match=f"{what} data of 1(03 sample| file).* then, and {what} data of"):
+            Run(Training(step, 0.05), data("c", given), 3, validation=data("d", held), checkpoint=path, resume=True)
+
+
+@pytest.mark.parametrize(("accumulate", "updates"), [(1, 18), (4, 4), (18, 1)])
+def test_updates_are_counted(accumulate, updates, tmp_path):
+    run = make(step_model(LINE, accumulate=accumulate), None, epochs=2, patience=None)
+    run.run()
+    assert run.updates == updates
+
+
+def test_a_training_without_an_update_is_refused(tmp_path):
+    run = make(step_model(LINE, accumulate=19), None, epochs=2, patience=None)
+    with pytest.raises(TrainingError, match=r"accumulate=19 updates once in so many steps, and there were 18\."):
+        run.run()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(step, tmp_path, monkeypatch):
@@ -202,7 +299,18 @@ WRONG = {
     ),
     "negative": ({"x": GOOD, "label": np.array([0, -1, 2, 0])}, r"-1 at \[1\]"),
     "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], but it takes whole numbers \(int64\)"),
-    "text": ({"x": GOOD, "label": np.array(["a", "b", "c", "d"])}, "Expected int64, got"),
+    "text": (
+        {"x": GOOD, "label": np.array(["a", "b", "c", "d"])},
+        "Expected int64, got <U1 for 'label'. The model returns scores alone: number the classes 0 to 2",
+    ),
+    "one-hot": (
+        {"x": GOOD, "label": np.eye(4, 3)},
+        r"Expected \[N\], got \[4, 3\] for 'label'. One-hot labels become class numbers by label\.argmax\(1\)",
+    ),
+    "large": (
+        {"x": GOOD * [1, 1e300], "label": np.zeros(4, int)},
+        r"has 1e\+300 at \[0, 1\], which is too large for float32",
+    ),
     "empty": ({"x": GOOD[:0], "label": np.zeros(0, int)}, "no sample"),
     "shape": ({"x": np.ones((4, 5)), "label": np.zeros(4, int)}, r"Expected \[N, 2\], got \[4, 5\]"),
     "names": ({"z": GOOD, "label": np.zeros(4, int)}, "needs the arrays 'x', 'label'"),
@@ -216,6 +324,21 @@ def test_data_that_does_not_fit_is_refused(name):
     arrays, said = WRONG[name]
     with pytest.raises(FeedError, match=said):
         Arrays(step_model(CLASSES, "cross_entropy"), arrays)
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_class_numbers_need_a_loss_of_classes(kind):
+    said = r"got \[4\] for 'label'. loss='squared_error' compares as many numbers .* use loss='cross_entropy'"
+    with pytest.raises(FeedError, match=said):
+        Arrays(step_model(CLASSES), {"x": GOOD, "label": np.zeros(4, kind)})
+
+
+def test_errors_in_validation_data_say_so(step, tmp_path):
+    np.save(tmp_path / "x.npy", X[:3] * np.nan)
+    np.save(tmp_path / "label.npy", Y[:3])
+    run = Run(Training(step, 0.05), Arrays(step, {"x": X, "y": Y}), 1, validation=open_data(step, tmp_path))
+    with pytest.raises(FeedError, match=r"^Validation data: 'x' has numbers that are not finite"):
+        run.run()
 
 
 def test_a_shard_that_does_not_fit_is_named(tmp_path):

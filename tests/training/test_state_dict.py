@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -397,6 +398,22 @@ def test_what_is_no_state_of_this_model_is_refused() -> None:
         refgrad.write_back(made, {}, {})  # type: ignore[arg-type]
 
 
+def test_a_value_that_did_not_change_leaves_its_tensor_as_it_is() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> m (float[N, 2] x) => (float[N, 2] y) '
+        "<float[2, 2] w = {1, 2, 3, 4}, float[2] b = {5, 6}> { z = MatMul(x, w) y = Add(z, b) }"
+    )
+    w, b = model.graph.initializer
+    assert w.float_data  # not the raw bytes that a new value is written as
+    written = refgrad.write_back(model, {"w": np.float32([[1, 2], [3, 4]]), "b": np.float32([5, 7])})
+    assert written.graph.initializer[0].SerializeToString() == w.SerializeToString()
+    assert not written.graph.initializer[1].HasField("doc_string")
+    b.doc_string = ""
+    assert refgrad.write_back(model, {"b": np.float32([5, 7])}).graph.initializer[1].HasField("doc_string")
+    zero = refgrad.write_back(model, {"w": np.float32([[1, 2], [3, -0.0]])})
+    assert refgrad.write_back(zero, {"w": np.float32([[1, 2], [3, 0.0]])}) != zero  # 0 and -0 differ
+
+
 def test_external_data_is_read_and_stays(tmp_path: Path) -> None:
     state = STATES["plain"]
     path = tmp_path / "m.onnx"
@@ -432,6 +449,13 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "made of": ["conv.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"],
         "how": "folded",
     }
+    assert main([*words, "--state-dict", str(tmp_path / "s.npz")]) == 0
+    out = capsys.readouterr().out
+    assert re.search("made of +how", out)
+    assert main(words) == 0
+    assert "made of" not in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["initializers"][0]) == {"initializer", "kind", "type", "read by"}
     assert main([*words, "--state-dict", str(tmp_path / "s.npz")]) == 0
     out = capsys.readouterr().out
     assert "no initializer is made of unused" in out

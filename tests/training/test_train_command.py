@@ -79,6 +79,30 @@ def test_what_is_not_trained_stays(folder):
     assert weights("t.onnx")["b"].all()
 
 
+OTHERS = {  # options of a training that is resumed, and what is said
+    "--rate 0.5": "--rate 0.001 then, and --rate 0.5 now. Give what was given then.",
+    "--batch-size 16": "--batch-size 32 then, and --batch-size 16 now.",
+    "--loss absolute_error": "--loss squared_error then, and --loss absolute_error now.",
+    "--no-shuffle": "--seed 0 then, and samples in their order now.",
+    "--validation 0.5": "no validation data then, and validation data of 60 samples (",
+    "--accumulate 2": "--accumulate 1 then, and --accumulate 2 now.",
+    "--clip-norm 1": "--clip-norm none then, and --clip-norm 1.0 now.",
+    "--trainable a": "3 numbers in 'a', 'b' to train then, and 2 numbers in 'a' to train now.",
+    "--epochs 5": "has done 6 epochs. Give --epochs 6 to write its model, or more to go on.",
+}
+
+
+@pytest.mark.parametrize("option", ["a", "a*", "[!b]"])
+def test_what_is_frozen_stays(option, folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 2 --quiet --freeze"
+    assert main([*words.split(), option]) == 0
+    assert not weights("t.onnx")["a"].any()
+    assert weights("t.onnx")["b"].all()
+    assert main(["training-model", "line.onnx", "-o", "s.onnx", "--json", "--freeze", option]) == 0
+    [noted] = [json.loads(p.value) for p in onnx.load("s.onnx").metadata_props if p.key == "refgrad.training"]
+    assert list(noted["layout"]) == ["b"]
+
+
 def test_training_goes_on_from_a_checkpoint(folder, capsys):
     pytest.importorskip("safetensors")
     words = "train line.onnx --data line.npz --quiet --optimizer adam --checkpoint c.safetensors --epochs"
@@ -90,9 +114,10 @@ def test_training_goes_on_from_a_checkpoint(folder, capsys):
     assert main([*words.split(), "6", "-o", "going.onnx", "--resume"]) == 0
     for name, value in weights("whole.onnx").items():
         np.testing.assert_array_equal(weights("going.onnx")[name], value)
-    assert main([*words.split(), "8", "-o", "other.onnx", "--resume", "--rate", "0.5"]) == 2
-    assert "with another schedule" in capsys.readouterr().err
-    assert not Path("other.onnx").exists()
+    for option, said in OTHERS.items():
+        assert main([*words.split(), "8", "-o", "other.onnx", "--resume", *option.split()]) == 2, option
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert not Path("other.onnx").exists()
 
 
 def test_a_training_that_diverges_writes_no_model_and_keeps_the_checkpoint(folder, capsys):
@@ -111,7 +136,13 @@ WRONG = {
     "--optimizer lion": "'lion' is not known. There are 'sgd'",
     "--schedule steps": "'steps' is not known. There are 'constant'",
     "--loss hinge": "'hinge' is not known. There are",
-    "--trainable c": "'c'",
+    "--trainable c": "'c' in --trainable is no float initializer. There are: 'a', 'b'.",
+    "--trainable c*": "The pattern 'c*' in --trainable matches no float input",
+    "--lora c*": "The pattern 'c*' in --lora matches no float input",
+    "--trainable ,": "--trainable '' trains nothing. Leave it out to train every parameter.",
+    "--freeze c": "'c' in --freeze is no float initializer. There are: 'a', 'b'.",
+    "--freeze *": "--freeze '*' leaves nothing to train. Without it these are: 'a', 'b'.",
+    "--rank 4": "--rank 4 is the size of adapters. Give --lora NAMES too, or leave it out.",
     "--momentum 0.9": "is not for adamw",
     "--penalty a": "give a pattern and two numbers",
     "--data nowhere.npz": "There is no file 'nowhere.npz'",
@@ -123,19 +154,62 @@ WRONG = {
     "--resume": "checkpoint",
     "--validation 1.5": "between 0 and 1",
     "--validation 1": "between 0 and 1",
-    "--loss cross_entropy": "whole numbers (int64)",
+    "--data table.csv": "t = numpy.genfromtxt('table.csv', delimiter=',', names=True); *xs, y = t.dtype.names;",
+    "--loss cross_entropy": "needs a logit for each class, and 'y' has 1: end the model with Sigmoid, and use --loss log_loss",
+    "--loss none": "--loss none needs an output that is one number, and 'y' has the shape [N, 1]",
+    "--validation nowhere.npz": "Validation data: There is no file 'nowhere.npz'",
+    "--data shards --validation 0.5": "keeps back a part of one file, and --data is a folder of .npz files",
 }
 
 
 @pytest.mark.parametrize("option", WRONG)
 def test_what_does_not_fit_is_refused(option, folder, capsys):
     words = "train line.onnx --data line.npz -o t.onnx --epochs 1"
+    Path("table.csv").write_text("a,b,y\n1,2,3\n4,5,6\n")
+    Path("shards").mkdir()
+    np.savez("shards/0.npz", X=X, y=X[:, 0])
     assert main([*words.split(), *option.split()]) == 2
-    said = capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
     assert WRONG[option] in said
     assert "Traceback" not in said
     assert "unexpected" not in said
     assert not Path("t.onnx").exists()
+
+
+def test_a_table_in_text_is_converted_as_the_message_says(folder, capsys):
+    Path("table.csv").write_text("a,b,y\n" + "\n".join(f"{a},{b},{a + 2 * b}" for a, b in X[:50]))
+    words = "train line.onnx -o t.onnx --epochs 1 --data"
+    assert main([*words.split(), "table.csv"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    exec(said.partition("first line: ")[2].removesuffix("."), {"numpy": np})
+    assert main([*words.split(), "data.npz"]) == 0
+
+
+def test_the_end_of_the_time_names_the_step_and_the_checkpoint(folder, capsys):
+    pytest.importorskip("safetensors")
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 1000000 --max-seconds 1 --checkpoint c.safetensors"
+    assert main(words.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"--max-seconds stopped the training after step \d+\. 't\.onnx' is not written\.", said)
+    assert "The checkpoint 'c.safetensors' has the last good weights; --resume goes on with them." in said
+    assert not Path("t.onnx").exists()
+
+
+def test_an_output_is_chosen_by_of(folder, capsys):
+    two = onnx.load("line.onnx")
+    two.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("z", 1, ["N", 1]))
+    onnx.save(two, "two.onnx")
+    assert main(["train", "two.onnx", "--data", "line.npz", "-o", "t.onnx"]) == 2
+    assert "Name the one to train: --of y, of 'y', 'z'." in capsys.readouterr().err
+
+
+def test_a_label_among_the_feeds_of_a_run_is_named(folder, capsys):
+    np.savez("data.npz", x=X, label=CLASSES)
+    assert main(["run", "line.onnx", "--feeds", "data.npz"]) == 2
+    assert (
+        "The feeds have 'label', but the model has no such input. Its inputs are 'x'. Leave 'label' out."
+        in capsys.readouterr().err
+    )
 
 
 def test_an_interrupt_names_the_checkpoint(folder):
@@ -197,6 +271,38 @@ def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
     assert losses[-1] < 1e-6
     start, shape = noted["layout"]["a"]
     np.testing.assert_allclose(state["weights"][start : start + 2].reshape(shape), [[1], [2]], atol=1e-3)
+
+
+def test_updates_that_accumulate_are_counted(folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 2 --accumulate"
+    assert main([*words.split(), "3"]) == 0
+    assert "in 2 epochs, 8 steps, 2 updates" in capsys.readouterr().out
+    assert main([*words.split(), "3", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["updates"], printed["data"], printed["external_data"]) == (2, "line.npz", None)
+    Path("t.onnx").unlink()
+    assert main([*words.split(), "9"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "No weight has changed: --accumulate 9 updates once in so many steps, and there were 8." in said
+    assert not Path("t.onnx").exists()
+
+
+NOTICES = {
+    "--data two.npz --data line.npz": "--data takes one value, and is given 3 times: 'line.npz' is taken.",
+    "--lora a": "--rank 8 is more than the weights 'a' need",
+    "--lora a --rank 1": "",
+    "--optimizer sgd --rate 10": "The loss rose from",
+    "--trainable a --trainable b": "",
+}
+
+
+@pytest.mark.parametrize("options", NOTICES)
+def test_what_has_no_effect_or_a_bad_one_is_noticed(options, folder, capsys):
+    words = "train line.onnx --data line.npz -o t.onnx --epochs 2"
+    assert main([*words.split(), *options.split()]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("notice" in said) == bool(NOTICES[options])
+    assert NOTICES[options] in said
 
 
 def test_weight_decay_by_pattern(folder, capsys):

@@ -12,7 +12,7 @@ import onnx.parser
 import pytest
 
 from refgrad.backends import available, backends, get_backend
-from refgrad.errors import FeedError, OptionError, TrainingError, UnknownNameError
+from refgrad.errors import FeedError, ModelWarning, OptionError, TrainingError, UnknownNameError
 from refgrad.training import (
     SGD,
     Adam,
@@ -435,14 +435,108 @@ def test_nodes_in_training_mode_are_refused() -> None:
     step_model(onnx.parser.parse_model(text.format(0)))
 
 
-def test_probabilities_are_no_logits() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x) => (double[N, 3] p) '
-        "<double[2, 3] w = {0, 0, 0, 0, 0, 0}> { y = MatMul(x, w) p = Softmax(y) }"
-    )
-    with pytest.raises(OptionError, match="use loss='log_loss'"):
+# Losses of classes: what they compare, and what they refuse.
+
+_OF_Z = """<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x) => (double[N, {size}] p)
+<double[2, 3] w3 = {{0, 0, 0, 0, 0, 0}}, double[2, 1] w1 = {{0, 0}}, int64[1] one = {{1}}, int64[2] column = {{-1, 1}}>
+{{ z = MatMul(x, w{size}) {nodes} }}"""
+
+
+def _of_z(nodes: str, size: int = 3) -> onnx.ModelProto:
+    """A model that returns p, which the nodes make of the logits z."""
+    return onnx.parser.parse_model(_OF_Z.format(nodes=nodes, size=size))
+
+
+PROBABILITIES = {
+    "Softmax": "p = Softmax(z)",
+    "Softmax, Identity, Clip": "s = Softmax(z) i = Identity(s) low = Constant <value_float = 1e-6> () "
+    "l = CastLike(low, i) p = Clip(i, l)",
+    "Softmax in its parts": "e = Exp(z) s = ReduceSum(e, one) p = Div(e, s)",
+    "with Reshape and Expand": "e = Exp(z) s = ReduceSum <keepdims = 0> (e, one) c = Reshape(s, column) k = Shape(e) "
+    "b = Expand(c, k) p = Div(e, b)",
+    "Exp of LogSoftmax": "l = LogSoftmax(z) p = Exp(l)",
+    "Exp of z - ReduceLogSumExp": "m = ReduceLogSumExp(z, one) l = Sub(z, m) p = Exp(l)",
+    "Sigmoid": "p = Sigmoid(z)",
+    "Softmax, Transpose": "s = Softmax(z) t = Transpose <perm = [1, 0]> (s) p = Transpose <perm = [1, 0]> (t)",
+}
+
+
+@pytest.mark.parametrize("kind", PROBABILITIES)
+def test_probabilities_are_no_logits(kind: str) -> None:
+    model = _of_z(PROBABILITIES[kind])
+    with pytest.raises(
+        OptionError, match=r"use loss='log_loss', or cut the model at the logits, '[zl]' \(refgrad\.select"
+    ):
         step_model(model, "cross_entropy")
     step_model(model, "log_loss")
+
+
+def test_one_logit_is_none_for_each_class() -> None:
+    with pytest.raises(OptionError, match="needs a logit for each class, and 'p' has 1: end the model with Sigmoid"):
+        step_model(_of_z("p = Identity(z)", 1), "cross_entropy")
+    with pytest.raises(OptionError, match="made by Sigmoid: use loss='log_loss', or cut the model before it"):
+        step_model(_of_z("p = Sigmoid(z)", 1), "cross_entropy")
+
+
+@pytest.mark.parametrize("nodes", ["p = LogSoftmax(z)", "s = Softmax(z) p = Log(s)"])
+def test_logarithms_of_probabilities_are_no_probabilities(nodes: str) -> None:
+    for loss in ("log_loss", "log"):
+        with pytest.raises(OptionError, match=r"'p' is the logarithm of one\. Use cross_entropy"):
+            step_model(_of_z(nodes), loss)
+    step_model(_of_z(nodes), "cross_entropy")
+
+
+@pytest.mark.parametrize("nodes", ["p = Identity(z)", "p = Add(z, z)", "p = Relu(z)", "p = Tanh(z)"])
+def test_numbers_that_may_be_no_probabilities_are_noticed(nodes: str) -> None:
+    if "Add" in nodes:
+        nodes = "b = Constant <value_float = 1.0> () c = CastLike(b, z) p = Add(z, c)"
+    with pytest.warns(ModelWarning, match="so it may be any number. Outside of 0 to 1 the loss is flat"):
+        step_model(_of_z(nodes), "log_loss")
+
+
+EPSILON = {"float16": 2.0**-10, "float": 2.0**-23, "double": 2.0**-52}
+
+
+@pytest.mark.parametrize("kind", EPSILON)
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("p", [-3.0, -0.5, 0.25, 0.75, 1.5, 3.0])
+def test_the_log_loss_is_flat_outside_0_to_1(p: float, label: int, columns: int, kind: str) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> m ({kind}[N, {columns}] x) => ({kind}[N, {columns}] y) {{ y = Mul(x, w) }}'
+    )
+    values = np.full(columns, 0.5)
+    values[label if columns == 2 else 0] = p
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(dtype), "w"))
+
+    def loss_of(w: np.ndarray) -> float:
+        q = w[label] if columns == 2 else w[0] if label else 1 - w[0]
+        return float(-np.log(np.clip(q, EPSILON[kind], 1)))
+
+    training = Training(step_model(model, "log_loss", SGD(), trainable=["w"]), 1.0)
+    loss = training.train_on({"x": np.ones((1, columns), dtype), "label": np.array([label])}, 1.0)
+    assert loss >= 0
+    assert loss == pytest.approx(loss_of(values), rel=2e-3 if kind == "float16" else 1e-6)
+    expected = [(loss_of(values + h) - loss_of(values - h)) / 2e-6 for h in 1e-6 * np.eye(columns)]
+    np.testing.assert_allclose(values - training.weights["w"], expected, atol=5e-3 if kind == "float16" else 1e-6)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_the_score_log_takes_a_probability_in_one_column(label: float) -> None:
+    model = _of_z("p = Sigmoid(z)", 1)
+    training = Training(step_model(model, "log", SGD()), 1.0)
+    training.step.weights["w1"][:] = 0
+    loss = training.train_on({"x": np.array([[1.0, -2.0]]), "label": np.array([[label]])}, 1.0)
+    assert loss == pytest.approx(np.log(2))
+    np.testing.assert_allclose(training.weights["w1"], [[label - 0.5], [1 - 2 * label]], atol=1e-12)
+
+
+def test_a_loss_is_one_number() -> None:
+    with pytest.raises(
+        OptionError, match=r"loss=None needs an output that is one number, and 'y' has the shape \[N, 1\]"
+    ):
+        step_model(_line(), None)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
