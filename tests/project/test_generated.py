@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from registering import _nothing_stays_registered  # noqa: F401
 
 from refgrad.cli import main
 from refgrad.tables.registry import ZERO

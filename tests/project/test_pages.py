@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from registering import _nothing_stays_registered  # noqa: F401
 
 from refgrad.cli import main
 
