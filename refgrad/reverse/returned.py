@@ -93,7 +93,8 @@ def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
 def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> BrokenRuleError:
     said = f"The {giver} returned {_described(adjoint)} for {place} of node {node!r}{_hint(adjoint, known)}"
     return BrokenRuleError(
-        f"{said}{'' if said.endswith('?') else '.'} An adjoint is the name of a value that a method of op returned, or None where it is zero."
+        f"{said}{'' if said.endswith('?') else '.'} "
+        "An adjoint is the name of a value that a method of op returned, or None where it is zero."
     )
 
 

@@ -78,10 +78,8 @@ def _lines(walk: Walk, step: int | str | None, width: int) -> Iterator[tuple[str
 def _of_step(walk: Walk, step: Step, width: int) -> Iterator[tuple[str, str]]:
     title = f"{step.domain}.{step.operator}" if step.domain else step.operator
     yield f"step {step.number}  {title}  {step.node}", "bold"
-    yield (
-        f"  {', '.join(filter(None, step.outputs))} = {title}({', '.join(step.inputs)}){attributes_text(step.operator, step.attributes)}",
-        "dim",
-    )
+    call = f"{', '.join(filter(None, step.outputs))} = {title}({', '.join(step.inputs)})"
+    yield f"  {call}{attributes_text(step.operator, step.attributes)}", "dim"
     for line in formula_text(step).splitlines():
         yield f"  {line}", "cyan"
     for cotangent in step.incoming:
