@@ -50,7 +50,7 @@ def step_of(walk: Walk, which: int | str) -> Step:
 
     :raises OptionError: there is none.
     """
-    number = int(which) if isinstance(which, int) or which.isdecimal() else 0
+    number = int(which) if isinstance(which, int) or (which.isdecimal() and len(which) < 10) else 0
     for step in walk.steps:
         if step.number == number or step.node == which:
             return step
