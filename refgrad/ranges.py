@@ -70,7 +70,6 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "batch_size": _integer(1, _COUNT),
         "beta1": _BELOW_1,
         "beta2": _BELOW_1,
-        "chapter": _integer(1, 1000),
         "checkpoint_every": _integer(1, _COUNT),
         "clip": FINITE,
         "clip_norm": _POSITIVE,
@@ -96,7 +95,6 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "rate": Range("a number above 0", 0, _FLOAT32, above=True),  # a scheme may begin with any
         "seconds": _SECONDS,
         "seed": _integer(0, 2**63 - 1),
-        "step": _integer(0, _COUNT),
         "steps": _integer(1, 10**6),
         "tolerance": _POSITIVE,
         "validation": Range("a part between 0 and 1", 0, 1, above=True, below=True),

@@ -8,34 +8,28 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from refgrad.errors import OptionError
 from refgrad.ranges import RANGES, checked
 
 _MARK = "range_of"  # the attribute of a callback that checks
 
 
-def number(name: str, *flags: str, said: str = "", kind: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
-    """A Typer option, or an argument, whose number lies in a range of `refgrad.ranges`.
+def number(name: str, *flags: str, **settings: Any) -> Any:
+    """A Typer option whose number lies in a range of `refgrad.ranges`.
 
     :param name: the name of the row.
     :param flags: as for `typer.Option`.
-    :param said: the first words of an error, with a place for the number.
     :raises KeyError: there is no such row.
     """
     RANGES[name]
 
     def check(param: typer.CallbackParam, value: Any) -> Any:
-        flag = max(param.opts, key=len)  # of an argument its name
         for one in value if isinstance(value, list | tuple) else () if value is None else (value,):
-            try:
-                checked(name, one, flag)
-            except OptionError as error:
-                raise OptionError(f"{said.format(one)}{error}") from None
+            checked(name, one, max(param.opts, key=len))
         return value
 
     setattr(check, _MARK, name)
     settings.setdefault("metavar", "N" if RANGES[name].whole else "NUMBER")
-    return kind(*flags, callback=check, **settings)
+    return typer.Option(*flags, callback=check, **settings)
 
 
 def refuse_text(param: Any, value: Any) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import reprlib
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Unpack
 
 import typer
 
 from refgrad.backends.base import graph_inputs, load_model
-from refgrad.cli.numbers import number
 from refgrad.cli.options import WRT, Dim, Feeds, Json, Model, names, sizes_of, with_conventions
 from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, saying_what_is_kept, stdout
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
-from refgrad.errors import OptionError, counted
+from refgrad.errors import OptionError, abridged, counted
 from refgrad.model.writing import replacing
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.walks.page import QuizQuestion, answers, page, questions
@@ -32,7 +33,7 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What to differentiate: an output, or one element of it, 'logits[0, 3]'.",
+            help="What to differentiate: an output or an inner result, or one element of it, 'logits[0, 3]'.",
             show_default="the only float output; if it has several elements, the largest one",
         ),
     ] = None,
@@ -43,7 +44,11 @@ def walk(
         ),
     ] = None,
     step: Annotated[
-        int | None, number("step", metavar="K", help="Print one step alone: 1 is the last forward node.")
+        str | None,
+        typer.Option(
+            metavar="STEP",
+            help="Print one step alone: its number, where 1 is the last forward node, or its node's name.",
+        ),
     ] = None,
     differences: Annotated[bool, typer.Option(help="Compare each step with a finite difference, in float64.")] = True,
     seed: Annotated[
@@ -77,7 +82,7 @@ def walk(
     It goes backwards, and prints for each node the formula, what it reads, and what it adds to which cotangent.
     Inputs that --feeds does not have are random.
     """
-    if html is not None and html.suffix not in (".html", ".htm"):
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise OptionError(f"{str(html)!r}: the page is HTML. Give it a name that ends in .html.")
     seeds = _seeds(seed)
     is_class = ":" in seed
@@ -120,14 +125,14 @@ def walk(
         else:
             show(found, stdout(), step)
         return
-    asked: dict[str, list[QuizQuestion]] = {}
+    asked: dict[str, tuple[str, list[QuizQuestion]]] = {}
     written: list[Path] = []
     kept = f"of {counted(len(pages), 'page')} were written."
     with saying_what_is_kept(lambda: f"{len(written)} {kept}"), Bar() as bar:
         for done, (own, path) in enumerate(pages.items()):
             bar(done, len(pages), path.name)
             found = walked_with(own)
-            asked[path.name] = questions(found)
+            asked[path.name] = found.of, questions(found)
             _write(path, page(found, f"{model.stem}, {own}" if is_class else model.stem, quiz))
             written.append(path)
     if sheet is not None:
@@ -136,9 +141,20 @@ def walk(
     if as_json:
         print_json({"pages": [str(path) for path in pages.values()], "answers": None if sheet is None else str(sheet)})
     else:
-        for note in () if is_class else found.notes:
+        for note in _note_of_class(asked) if is_class else found.notes:
             say(f"note: {note}")
         say(", ".join(map(str, written if len(written) < 4 else (written[0], "…", *written[-2:]))) + ": written")
+
+
+def _note_of_class(asked: Mapping[str, tuple[str, list[QuizQuestion]]]) -> list[str]:
+    """The note that the pages differentiate different elements, if they do."""
+    elements = list(dict.fromkeys(of for of, _ in asked.values()))
+    if len(elements) < 2:
+        return []
+    return [
+        f"each page starts from the largest element of its output: {abridged(elements)}. "
+        f"To take the same on all pages: --of {shlex.quote(elements[0])}"
+    ]
 
 
 _MOST = 1000  # pages at a time

@@ -91,8 +91,9 @@ def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
 
 
 def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> BrokenRuleError:
+    said = f"The {giver} returned {_described(adjoint)} for {place} of node {node!r}{_hint(adjoint, known)}"
     return BrokenRuleError(
-        f"The {giver} returned {_described(adjoint)} for {place} of node {node!r}{_hint(adjoint, known)}. "
+        f"{said}{'' if said.endswith('?') else '.'} "
         "A cotangent is the name of a value that a method of op returned, or None where it is zero."
     )
 

@@ -9,7 +9,15 @@ import traceback
 import types
 from pathlib import Path
 
-from refgrad.errors import BackendError, BrokenRuleError, NoGradientError, RefgradError, RuleError, choices
+from refgrad.errors import (
+    BackendError,
+    BrokenRuleError,
+    NoGradientError,
+    RefgradError,
+    RuleError,
+    choices,
+    did_you_mean,
+)
 from refgrad.tables import plugins
 from refgrad.tables.once import qualified
 from refgrad.tables.registry import RULES
@@ -21,6 +29,12 @@ _NAMES = (
     "The parameters of a rule are names of tensors, not arrays: the rule writes a graph, and computes nothing itself. "
     "Write op.Mul(a, b) for a * b, op.Add(a, b) for a + b, op.Transpose(a) for a.T."
 )
+_NODE = re.compile(r"node '[^']*' \((?P<operator>\w+)\)")
+_UNKNOWN_NAME = re.compile(
+    r"(?P<before>.*? )(?:the name )?'(?P<name>[^']*)'(?: for input \w+)?, which no node, input or constant is called\..*"
+)
+_ONE_NAME = re.compile(r"returned the name '[^']*'(?=; expected one each)")
+_NEAREST = re.compile(r"Did you mean (\w+)(?: or \w+)+\?")
 _ON_NAMES = re.compile("'str'|<U\\d|unsupported operand|sequence by non-int|not all arguments converted|'generator'")
 
 
@@ -97,22 +111,45 @@ def explained(error: BaseException, chapter: Chapter, path: Path) -> tuple[str, 
         )
     if isinstance(root, RecursionError):
         return (f"{line} calls itself without end.",)
-    if isinstance(root, BackendError | NoGradientError):
+    if isinstance(root, BackendError):
+        return (_failed(root, path),)
+    if isinstance(root, NoGradientError):
         return (short(root),)
     if isinstance(root, RefgradError):
         return _refused(root, chapter, at)
     said = f"{line} raises {type(root).__name__}: {short(root)}"
+    meant = _meant(root.name, chapter) if isinstance(root, NameError) and root.name else ""
     names = (_NAMES,) if _ON_NAMES.search(str(root)) else ()
-    return (said.rstrip(".") + ".", *names)
+    return (f"{said.rstrip('.')}.{meant}", *names)
+
+
+def _meant(name: str, chapter: Chapter) -> str:
+    """The parameter of the chapter's rule that an unknown name may mean, as a question; dX does not mean X."""
+    cotangent = f"d_{chapter.output}"
+    return did_you_mean(name, [cotangent] if name.startswith("d") else ["op", *chapter.inputs, *chapter.attributes])
+
+
+def _failed(error: BackendError, path: Path) -> str:
+    """The sentence that explains why the gradient model does not run, with the line of the node, if only one can be meant."""
+    said = short(error).partition(" If its shapes do not fit, ")[0]
+    found = _NODE.match(said)
+    if found is None:
+        return said
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    at = [number for number, line in enumerate(lines, 1) if re.search(rf"\bop\.{found['operator']}\b", line)]
+    return f"{f'Line {at[0]}: ' if len(at) == 1 else ''}{found['operator']}{said[found.end() :]}"
 
 
 def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[str, ...]:
     """The sentences that explain why refgrad refuses a rule, and advice."""
     said = short(error).replace(" of node 'node'", "").replace(" for node 'node'", "")
     said = said.partition(" The node reads ")[0]
+    said = _UNKNOWN_NAME.sub(r"\g<before>the text '\g<name>', which is the name of no tensor.", said)
+    said = _ONE_NAME.sub("returned one name", said)
+    said = _NEAREST.sub(r"Did you mean op.\1?", said)
     place = f"Line {line}: " if line and "line" not in said else ""
     more = []
-    if "which no node, input or constant is called" in said or "array of shape" in said:
+    if "which is the name of no tensor" in said or "array of shape" in said:
         more.append(_NAMES)
     if within := re.search(r"for input (\w+), which is not variadic", said):
         more.append(f"Return d{within[1]} itself, not a list with it.")

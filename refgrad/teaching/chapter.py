@@ -58,10 +58,10 @@ class Mistake:
 class Chapter:
     """A chapter: the exercise, the beginning of an answer, and the data to judge it by.
 
-    `inputs` has the rank of each input by name, and `floats` those that have a derivative: the others are bool. `kernel` is
-    the operator in NumPy, `forward` the same in complex numbers, written in another way. `solution` is a right rule; it is
-    never compared with an answer, and only broken on purpose to recognise further mistakes. `points` come smallest first.
-    `second`: the gradient of the gradient is judged, too.
+    `derivative` is the formula that an answer computes. `inputs` has the rank of each input by name, and `floats` those that
+    have a derivative: the others are bool. `kernel` is the operator in NumPy, `forward` the same in complex numbers, written
+    in another way. `solution` is a right rule; it is never compared with an answer, and only broken on purpose to recognise
+    further mistakes. `points` come smallest first. `second`: the gradient of the gradient is judged, too.
     """
 
     number: int
@@ -69,6 +69,7 @@ class Chapter:
     page: str
     operator: str
     formula: str
+    derivative: str
     inputs: Mapping[str, int]
     floats: tuple[str, ...]
     output: str

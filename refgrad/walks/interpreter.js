@@ -668,12 +668,18 @@ const Interpreter = (() => {
   const MOVES = new Set(["Transpose", "Expand", "Split", "Slice", "Gather", "GatherElements", "Tile", "Pad", "Trilu"]);
   const SAME_PLACE = new Set(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"]);
   const FEW = 1 << 16; // elements of what is searched
+  // The elements of a tensor that differ from one at most in their place along an axis
+  function along(flat, dims, axis) {
+    const at = axis < 0 ? axis + dims.length : axis, stride = stridesOf(dims)[at], first = flat - (Math.floor(flat / stride) % dims[at]) * stride;
+    return Array.from({ length: dims[at] }, (_, k) => first + k * stride);
+  }
   function terms(node, output, flat, shapes, inputs) {
     const { operator, attributes } = node, dims = shapes.output;
     const isElementwise = [UNARY, BINARY, COMPARISONS, VARIADIC].some(table => Object.hasOwn(table, operator)) || ["Where", "Clip", "Cast"].includes(operator);
     if (node.domain || node.body) return {};
     if (SAME_PLACE.has(operator)) return { move: [0, flat] };
     if (isElementwise) return { of: shapes.inputs.map((from, k) => [k, from ? broadcastFlat(flat, from, dims) : -1]).filter(([, at]) => at >= 0) };
+    if (operator === "Softmax" || operator === "LogSoftmax") return { of: along(flat, dims, attributes.axis ?? -1).map(at => [0, at]) };
     const isSmall = count(dims) <= FEW && shapes.inputs.every(from => !from || count(from) <= FEW);
     if (!isSmall) return {};
     const marked = shapes.inputs.map((from, k) => (from && !inputs[k] ? filled(from) : inputs[k]));

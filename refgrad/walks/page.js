@@ -10,7 +10,7 @@ const producers = new Map(), cotangentsOf = new Map(), contributionsOf = new Map
 let position = 0, playing = 0, inspected = null, mayEdit = null, changed = new Map(), computed = null;
 let unrounded = null; // all values of the recorded inputs, in float64
 let quiz = false;
-const solved = new Set(), drafts = new Map(), windowsOf = new Map(), openFolds = new Set();
+const solved = new Set(), rightly = new Set(), drafts = new Map(), windowsOf = new Map(), openFolds = new Set();
 
 // Elements
 
@@ -94,6 +94,12 @@ function partial(known, flat) {
   }
   return undefined;
 }
+// What a step gives to a cotangent: its contribution, or the sum of several, if its node reads the value several times
+function sumOf(names) {
+  const values = names.map(valueOf), [{ dims, kind }] = values;
+  if (values.length === 1 || values.some(one => one.dims === undefined)) return values[0];
+  return { dims, kind, isWhole: values.every(one => one.isWhole), at: flat => values.reduce((sum, one) => sum + one.at(flat), 0) };
+}
 function show(number, digits = 4) {
   if (number === undefined) return "?";
   if (typeof number === "string") return number;
@@ -107,7 +113,9 @@ const shapeText = dims => (dims.length ? dims.join(" × ") : "scalar");
 const placeText = index => (index.length ? `[${index.join(", ")}]` : "");
 function shownName(name, of) {
   const owners = cotangentsOf.get(name) ?? [], owner = of ?? owners.find(one => steps[position - 1]?.incoming.includes(one)) ?? owners[0]; // as the step calls it
-  return owner === undefined ? name : `∂${owner}`;
+  if (owner !== undefined) return `∂${owner}`;
+  const [part] = contributionsOf.get(name) ?? [];
+  return part ? `contribution to ∂${part.of}` : name;
 }
 
 // Colours
@@ -144,16 +152,17 @@ function planesOf(value) {
 function statisticsOf(value) {
   if (!value.isWhole) {
     const { least, most, mean, zeros, infinite } = value.statistics;
-    return `${show(numberOf(least))} to ${show(numberOf(most))}, mean ${show(numberOf(mean))}` + (zeros ? `, ${plural(zeros, "zero")}` : "") + (infinite ? `, ${infinite} not finite` : "");
+    return `${show(numberOf(least))} to ${show(numberOf(most))}, mean ${show(meanOf(numberOf(mean), value))}` + (zeros ? `, ${plural(zeros, "zero")}` : "") + (infinite ? `, ${infinite} not finite` : "");
   }
   const total = count(value.dims);
   if (total < 7 || value.kind !== "f") return "";
   const [least, most] = extremes(value), sum = range(0, total).reduce((sum, k) => sum + value.at(k), 0);
-  return `${show(least)} to ${show(most)}, mean ${show(sum / total)}`;
+  return `${show(least)} to ${show(most)}, mean ${show(meanOf(sum / total, value))}`;
 }
+const meanOf = (mean, value) => (Math.abs(mean) < 1e-6 * largestOf(value) ? 0 : mean); // less is rounding
 function metaText(value) {
   if (value.text !== undefined) return value.text;
-  return [value.type, shapeText(value.dims), statisticsOf(value)].filter(Boolean).join(" · ");
+  return [computed && value.kind === "f" ? "float64" : value.type, shapeText(value.dims), statisticsOf(value)].filter(Boolean).join(" · ");
 }
 
 function arrayView(name, { label = name, of, kinks = [] } = {}) {
@@ -319,13 +328,6 @@ function meant(token, letters) {
   return undefined;
 }
 const named = ({ name, isGradient }, make = element, tag = "b") => make(tag, { class: NAME_CLASS[isGradient], mathvariant: make === math && "normal" }, `${isGradient ? "∂" : ""}${make === math ? cut(name) : name}`);
-// The text of a rule with the names of the step's tensors in it. A word of prose such as "input" stays.
-function filled(text, letters) {
-  return text.split(/([\p{L}][\p{L}\p{M}\d_'′]*)/u).map(piece => {
-    const [, word, turned] = /^(.+?)(ᵀ?)$/su.exec(piece) ?? ["", piece, ""], what = meant(word, letters);
-    return what && (word.length === 1 || what.isGradient) ? [named(what), turned] : piece;
-  });
-}
 
 // Formulas: "dA = dY B^T" as MathML; braces group, / is a fraction, words stand in quotes
 
@@ -356,16 +358,36 @@ function formula(text, letters = {}) {
     }
     return items;
   }
-  return math("mrow", {}, parse());
+  return parse();
 }
-function matrix(value, most) {
+const BREAKS = ["=", "+=", "+", "−", "·", "⊙", ","];
+// The formula as pieces that may stand on lines of their own: each begins with an operator
+function broken(text, letters) {
+  const pieces = [[]];
+  for (const item of formula(text, letters)) {
+    if (item.localName === "mo" && BREAKS.includes(item.textContent) && pieces.at(-1).length) {
+      item.setAttribute("form", "infix");
+      pieces.push([]);
+    }
+    pieces.at(-1).push(item);
+  }
+  return element("div", { class: "symbols" }, pieces.map(items => math("math", { displaystyle: "true" }, math("mrow", {}, items))));
+}
+// The numbers of a small tensor. A click on one shows its terms, if it is an element of a tensor of the model.
+function matrix(value, most, { source, of, isFlipped } = {}) {
   const [rows, columns] = [1, 1, ...value.dims].slice(-2);
+  const alive = (made, flat) => {
+    if (source === undefined) return made;
+    made.classList.add("live");
+    made.addEventListener("click", () => pick(source, flat, of));
+    return made;
+  };
   const cell = (r, c) => {
     const one = value.at(r * columns + c), made = math("mtd", { class: "tint-cell" }, math("mn", {}, show(one, 3)));
     if (value.kind === "f") made.style.background = tintOf(one, most);
-    return made;
+    return alive(made, isFlipped ? c * rows + r : r * columns + c);
   };
-  if (!value.dims.length) return math("mn", {}, show(value.at(0)));
+  if (!value.dims.length) return alive(math("mn", {}, show(value.at(0))), 0);
   const table = math("mtable", { class: "matrix" }, range(0, rows).map(r => math("mtr", {}, range(0, columns).map(c => cell(r, c)))));
   return table;
 }
@@ -374,7 +396,7 @@ function tile(one) {
   const value = one.tensor ? { dims: one.tensor.dims, kind: one.tensor.kind, at: flat => one.tensor.data[flat], isWhole: true } : valueOf(one.name);
   if (value.text !== undefined) return element("span", { class: "tile" }, element("span", {}, `${one.label}: ${value.text}`));
   const [rows, columns] = [1, 1, ...value.dims].slice(-2), isSmall = value.isWhole && value.dims.length <= 2 && rows <= MATRIX && columns <= MATRIX && rows * columns > 0;
-  if (isSmall) return element("span", { class: "tile" }, math("math", { display: "inline" }, matrix(value, largest(range(0, rows * columns).map(value.at)))), element("span", {}, one.label));
+  if (isSmall) return element("span", { class: "tile" }, math("math", { display: "inline" }, matrix(value, largest(range(0, rows * columns).map(value.at)), one)), element("span", {}, one.label));
   if (count(value.dims) === 0) return element("span", { class: "tile" }, element("span", {}, `${one.label}: no elements`));
   const plane = value.isWhole ? planesOf(value)[0] : value.overview, read = one.isTurned ? (i, j) => plane.read(j, i) : plane.read;
   const [r, c] = one.isTurned ? [...plane.size].reverse() : plane.size;
@@ -401,8 +423,8 @@ const TEXTBOOK = {
     const [A, B] = given;
     if (!isMatrix(A) || !isMatrix(B)) return [];
     return [
-      { position: 0, written: "dA = dY · B^T", tiles: [d, { ...flipped(B), label: `${B.label}ᵀ` }], between: "", value: () => Interpreter.contracted("MatMul", [d.tensor, flipped(B).tensor], {}) },
-      { position: 1, written: "dB = A^T · dY", tiles: [{ ...flipped(A), label: `${A.label}ᵀ` }, d], between: "", value: () => Interpreter.contracted("MatMul", [flipped(A).tensor, d.tensor], {}) },
+      { position: 0, written: "dA = dY · B^T", tiles: [d, { ...flipped(B), label: `${B.label}ᵀ` }], between: "·", value: () => Interpreter.contracted("MatMul", [d.tensor, flipped(B).tensor], {}) },
+      { position: 1, written: "dB = A^T · dY", tiles: [{ ...flipped(A), label: `${A.label}ᵀ` }, d], between: "·", value: () => Interpreter.contracted("MatMul", [flipped(A).tensor, d.tensor], {}) },
     ];
   },
   Gemm({ given, d, attributes }) {
@@ -411,7 +433,7 @@ const TEXTBOOK = {
       : { position: 0, written: `dA = ${by}dY · B${transB ? "" : "^T"}`, tiles: [d, transB ? B : { ...flipped(B), label: `${B.label}ᵀ` }], value: () => times(d, B, { transB: transB ? 0 : 1 }) };
     const b = transB ? { position: 1, written: `dB = ${by}dY^T · A${transA ? "^T" : ""}`, tiles: [{ ...flipped(d), label: `${d.label}ᵀ` }, transA ? { ...flipped(A), label: `${A.label}ᵀ` } : A], value: () => times(d, A, { transA: 1, transB: transA }) }
       : { position: 1, written: `dB = ${by}A${transA ? "" : "^T"} · dY`, tiles: [transA ? A : { ...flipped(A), label: `${A.label}ᵀ` }, d], value: () => times(A, d, { transA: transA ? 0 : 1 }) };
-    return [a, b, { position: 2, written: `dC = ${beta === 1 ? "" : `${beta} · `}dY`, tiles: beta === 1 ? [d] : [String(beta), d], value: () => each(x => beta * x, d.tensor) }].map(one => ({ between: "", ...one, tiles: by && one.position < 2 ? [String(alpha), ...one.tiles] : one.tiles }));
+    return [a, b, { position: 2, written: `dC = ${beta === 1 ? "" : `${beta} · `}dY`, tiles: beta === 1 ? [d] : [String(beta), d], value: () => each(x => beta * x, d.tensor) }].map(one => ({ between: "·", ...one, tiles: by && one.position < 2 ? [String(alpha), ...one.tiles] : one.tiles }));
   },
   Add: ({ d }) => [{ position: 0, written: "dA = dY", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = dY", tiles: [d], value: () => d.tensor }],
   Sub: ({ d }) => [{ position: 0, written: "dA = dY", tiles: [d], value: () => d.tensor }, { position: 1, written: "dB = − dY", tiles: ["−", d], value: () => each(x => -x, d.tensor) }],
@@ -424,8 +446,11 @@ const TEXTBOOK = {
     { position: 1, written: "dB = − {dY ⊙ A}/{B^2}", tiles: ["−", d, A, { tensor: B.tensor && each(x => 1 / (x * x), B.tensor), name: B.name, label: `1 / ${B.label}²` }], value: () => each((x, a, b) => (-x * a) / (b * b), d.tensor, A.tensor, B.tensor) },
   ],
   Pow: ({ given: [A, B], d }) => [{ position: 0, written: "dA = dY ⊙ B ⊙ A^{B − 1}", tiles: [d, { tensor: A.tensor && B.tensor && each((a, b) => b * a ** (b - 1), A.tensor, B.tensor), name: A.name, label: `${B.label}·${A.label}^(${B.label}−1)` }], value: () => each((g, a, b) => g * b * a ** (b - 1), d.tensor, A.tensor, B.tensor) }],
-  Softmax: ({ result: [Y], d, attributes }) => [{ position: 0, written: `dA = Y ⊙ ( dY − ∑_{"${axisText(attributes)}"} dY ⊙ Y )`, tiles: [Y, { tensor: Y.tensor && d.tensor && each((g, s) => g - s, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)), name: d.name, label: `${d.label} − ∑ ${d.label} ⊙ ${Y.label}` }],
-    value: () => each((y, g, s) => y * (g - s), Y.tensor, d.tensor, summed(each((a, b) => a * b, d.tensor, Y.tensor), attributes.axis ?? -1)) }],
+  Softmax({ result: [Y], d, attributes }) {
+    const axis = attributes.axis ?? -1, isKnown = Y.tensor && d.tensor, sum = isKnown && summed(each((a, b) => a * b, d.tensor, Y.tensor), axis), rest = isKnown && each((g, s) => g - s, d.tensor, sum), total = `∑ ${d.label} ⊙ ${Y.label}`;
+    const tiles = isKnown ? [Y, "⊙ (", d, "−", { tensor: sum, label: total }, ")"] : [Y, "⊙ (", d, `− ${total} )`];
+    return [{ position: 0, written: `dA = Y ⊙ ( dY − ∑_{"${axisText(attributes)}"} dY ⊙ Y )`, tiles, between: "", value: () => each((y, x) => y * x, Y.tensor, rest), factors: isKnown && [Y, { tensor: rest, label: `(${d.label} − ${total})` }] }];
+  },
   LogSoftmax: ({ given: [X], d, attributes }) => [{ position: 0, written: `dA = dY − softmax ( A ) ∑_{"${axisText(attributes)}"} dY`, tiles: [d, "−", { tensor: X.tensor && Interpreter.softmax(X.tensor, attributes.axis ?? -1), name: X.name, label: `softmax(${X.label})` }, "·", { tensor: d.tensor && summed(d.tensor, attributes.axis ?? -1), name: d.name, label: `∑ ${d.label}` }], between: "",
     value: () => each((g, p, s) => g - p * s, d.tensor, Interpreter.softmax(X.tensor, attributes.axis ?? -1), summed(d.tensor, attributes.axis ?? -1)) }],
   ReduceSum: ({ d, given: [X], target }) => [{ position: 0, written: 'dA = dY " for every element that was summed"', tiles: [d], value: () => spread(d, X, target, 1) }],
@@ -464,7 +489,7 @@ function flipped(one) {
   if (!one.tensor || rank < 2) return { ...one, isTurned: rank > 1 };
   [order[rank - 1], order[rank - 2]] = [order[rank - 2], order[rank - 1]];
   const tensor = Interpreter.transposed(one.tensor, order);
-  return { tensor, dims: tensor.dims };
+  return { tensor, dims: tensor.dims, source: one.source, of: one.of, isFlipped: true };
 }
 const summed = (one, axis) => Interpreter.contracted("ReduceSum", [one], { axes: [axis], keepdims: 1 });
 function spread(d, X, target, factor) { // the cotangent of a reduction, repeated over the axes that it summed
@@ -477,7 +502,8 @@ function oneHot(scores, labels) {
   labels.data.forEach((label, k) => { out.data[(Math.floor(k / spots) * C + label) * spots + (k % spots)] = 1; });
   return out;
 }
-const operand = (name, label) => (!name ? undefined : { name, label, dims: valueOf(name).dims, tensor: valueOf(name).tensor });
+// An operand of a formula; `source` is the tensor whose elements its numbers are, `of` the value whose gradient it is
+const operand = (name, label, of) => (!name ? undefined : { name, label, of, source: name, dims: valueOf(name).dims, tensor: valueOf(name).tensor });
 const isStandard = one => one.domain === "" || one.domain === "ai.onnx";
 // A for the first input, B for the second, C for the third, Y for the first output: as the textbook's lines write them
 function lettersOf(inputs, outputs) {
@@ -487,7 +513,7 @@ function lettersOf(inputs, outputs) {
 function textbook(step) {
   const make = isStandard(step) && Object.hasOwn(TEXTBOOK, step.operator) ? TEXTBOOK[step.operator] : undefined, incoming = step.incoming[0], cotangent = data.cotangents[incoming];
   if (!make || !cotangent) return [];
-  const d = operand(cotangent.value, `∂${incoming}`), axes = step.inputs[1] && valueOf(step.inputs[1]), isReduction = step.operator.startsWith("Reduce");
+  const d = operand(cotangent.value, `∂${incoming}`, incoming), axes = step.inputs[1] && valueOf(step.inputs[1]), isReduction = step.operator.startsWith("Reduce");
   const target = { ...step.attributes, axes: isReduction && axes?.isWhole ? range(0, count(axes.dims)).map(axes.at) : step.attributes.axes };
   if (target.axes?.length === 0) delete target.axes;
   let found;
@@ -511,26 +537,41 @@ function textbook(step) {
       }
     const [left, right] = one.written.split(/ = (.*)/s), sum = before ? `∑_{"${axesText(axes)}"}` : "";
     return [{ ...one, contribution, isChecked, sum: before ? `∑ over ${axesText(axes)}` : "", letters: { ...lettersOf(step.inputs, [incoming]), X: of },
-      written: `${left} ${isPart ? "+=" : "="} ${sum ? `${sum} ( ${right} )` : right}`, result: { name, label: isPart ? `contribution to ∂${of}` : `∂${of}` } }];
+      written: `${left} ${isPart ? "+=" : "="} ${sum ? `${sum} ( ${right} )` : right}`, result: { name, source: name, of: isPart ? undefined : of, label: isPart ? `contribution to ∂${of}` : `∂${of}` } }];
   });
 }
-// What a node computes on the way forward, in the same letters
+// What a node computes on the way forward, in the same letters: the formula; how its numbers are written, with ? for each
+// operand in turn; "" where the numbers are only named
 const FORWARD = {
-  MatMul: ["A · B", ""], Add: ["A + B", "+"], Sub: ["A − B", "−"], Mul: ["A ⊙ B", "⊙"], Div: ["{A}/{B}", "÷"], Pow: ["A^B", "^"], Relu: ["max ( 0 , A )", ""], Sigmoid: ["σ ( A )", ""],
-  Tanh: ["tanh ( A )", ""], Exp: ["exp ( A )", ""], Log: ["log ( A )", ""], Sqrt: ["√ A", ""], Neg: ["− A", ""], Transpose: ["A^T", ""], Softmax: ["{exp ( A )}/{∑ exp ( A )}", ""],
-  ReduceSum: ["∑ A", ""], ReduceMean: ["{1}/{n} ∑ A", ""], SoftmaxCrossEntropyLoss: ['− {1}/{N} ∑ log softmax ( A ) " at the class " B', ","], Conv: ["A ∗ B + C", ","], Identity: ["A", ""],
-  Reshape: ['A " in another shape"', ""], Flatten: ['A " in another shape"', ""], Gather: ['A " at the indices " B', "at"], MaxPool: ['"the largest of each window of " A', ""],
-  LayerNormalization: ["{A − mean ( A )}/{σ ( A )} ⊙ B + C", ","],
+  MatMul: ["A · B", "? · ?"], Add: ["A + B", "? + ?"], Sub: ["A − B", "? − ?"], Mul: ["A ⊙ B", "? ⊙ ?"], Div: ["{A}/{B}", "? ÷ ?"], Pow: ["A^B", "? ^ ?"], Relu: ["max ( 0 , A )", "max(0, ? )"], Sigmoid: ["σ ( A )", "σ( ? )"],
+  Tanh: ["tanh ( A )", "tanh( ? )"], Exp: ["exp ( A )", "exp( ? )"], Log: ["log ( A )", "log( ? )"], Sqrt: ["√ A", "√( ? )"], Neg: ["− A", "− ?"], Transpose: ["A^T", "( ? )ᵀ"], Softmax: ["{exp ( A )}/{∑_{AXIS} exp ( A )}", "softmax( ? )"],
+  ReduceSum: ["∑_{AXIS} A", "∑( ? )"], ReduceMean: ["mean_{AXIS} ( A )", "mean( ? )"], SoftmaxCrossEntropyLoss: ['− {1}/{N} ∑ log softmax ( A ) " at the class " B', ""], Conv: ["A ∗ B + C", ""], Identity: ["A", "?"],
+  Reshape: ['A " in another shape"', ""], Flatten: ['A " in another shape"', ""], Gather: ['A " at the indices " B', "? at ?"], MaxPool: ['"the largest of each window of " A', ""],
+  LayerNormalization: ["{A − mean ( A )}/{σ ( A )} ⊙ B + C", ""],
 };
+const FIRST_ALONE = ["Reshape", "ReduceSum", "ReduceMean"]; // their other inputs are sizes and axes
 function forwardLine(node) {
-  const made = isStandard(node) && Object.hasOwn(FORWARD, node.operator) ? FORWARD[node.operator] : undefined, given = node.inputs.map(name => operand(name, name));
-  if (node.operator === "Gemm" && isStandard(node)) {
-    const { transA, transB, alpha = 1, beta = 1 } = node.attributes;
-    const right = `${alpha === 1 ? "" : `${alpha} · `}A${transA ? "^T" : ""} · B${transB ? "^T" : ""}${given[2] ? ` + ${beta === 1 ? "" : `${beta} · `}C` : ""}`;
-    return { written: `Y = ${right}`, tiles: given, between: right === "A · B" ? "" : "," };
-  }
-  if (!made || (node.operator === "SoftmaxCrossEntropyLoss" && (given[2] || (node.attributes.reduction ?? "mean") !== "mean"))) return undefined;
-  return { written: `Y = ${given[2] ? made[0] : made[0].replace(" + C", "")}`, tiles: ["Reshape", "ReduceSum", "ReduceMean"].includes(node.operator) ? given.slice(0, 1) : given, between: made[1] };
+  const given = node.inputs.map(name => operand(name, name));
+  if (!isStandard(node)) return undefined;
+  if (node.operator === "Gemm") return gemmLine(node, given);
+  if (!Object.hasOwn(FORWARD, node.operator) || (node.operator === "SoftmaxCrossEntropyLoss" && (given[2] || (node.attributes.reduction ?? "mean") !== "mean"))) return undefined;
+  const isOrder = node.operator === "Transpose" && given[0]?.dims?.length !== 2;
+  const [written, numbers] = isOrder ? ['A " with its axes in another order"', ""] : FORWARD[node.operator], operands = FIRST_ALONE.includes(node.operator) ? given.slice(0, 1) : given, axis = summedAxis(node);
+  const right = (given[2] ? written : written.replace(" + C", "")).replace("_{AXIS}", axis ? `_{"${axis}"}` : "");
+  return { written: `Y = ${right}`, ...(numbers ? { tiles: filledIn(numbers, operands), between: "", isEqual: true } : { tiles: operands, between: "," }) };
+}
+const filledIn = (numbers, operands) => { const left = [...operands]; return numbers.split(" ").map(part => (part === "?" ? left.shift() : part)); };
+function gemmLine(node, given) {
+  const { transA, transB, alpha = 1, beta = 1 } = node.attributes, times = (factor, text) => (factor === 1 ? text : `${factor} · ${text}`), turned = (one, isTurned) => (isTurned ? { ...flipped(one), label: `${one.label}ᵀ` } : one);
+  const written = `Y = ${times(alpha, `A${transA ? "^T" : ""} · B${transB ? "^T" : ""}`)}${given[2] ? ` + ${times(beta, "C")}` : ""}`;
+  const numbers = `${times(alpha, "? · ?")}${given[2] ? ` + ${times(beta, "?")}` : ""}`;
+  return { written, tiles: filledIn(numbers, [turned(given[0], transA), turned(given[1], transB), given[2]]), between: "", isEqual: true };
+}
+// The axis or axes that a node sums over, "" for all of them
+function summedAxis(node) {
+  if (node.operator === "Softmax") return axisText(node.attributes);
+  const given = node.inputs[1] ? valueOf(node.inputs[1]) : undefined, axes = given?.isWhole ? range(0, count(given.dims)).map(given.at) : node.attributes.axes;
+  return axes?.length ? axesText(axes) : "";
 }
 function agrees(made, known) {
   if (!known.tensor || !Interpreter.same(made.dims, known.dims)) return false;
@@ -649,8 +690,17 @@ function byNode(name, flat) {
   } catch { /* what cannot be taken apart is named */ }
   if (found.move) return { how: `Moved by ${node.operator} from`, move: [node.inputs[found.move[0]], found.move[1]], node };
   if (found.sum) return { how: `${node.operator} adds up ${plural(found.sum.length, "term")}:`, sum: found.sum.map(one => ({ ...one, from: one.from.map(([k, at]) => [node.inputs[k], at]) })), node };
+  if (found.of && SOFTMAXES.includes(node.operator)) return { how: softmaxText(node, flat, found.of), of: found.of.map(([k, at]) => [node.inputs[k], at]), node };
   if (found.of) return { how: `${node.operator} of`, of: found.of.map(([k, at]) => [node.inputs[k], at]), node };
   return { how: `Made by ${node.operator} of ${node.inputs.filter(Boolean).map(one => shownName(one)).join(", ")}.`, node };
+}
+const SOFTMAXES = ["Softmax", "LogSoftmax"];
+// How a softmax makes an element from those along its axis, with the sum
+function softmaxText(node, flat, along) {
+  const x = numberAt([node.inputs[0], flat]), powers = along.map(([, at]) => Math.exp(numberAt([node.inputs[0], at]))), sum = powers.reduce((a, b) => a + b, 0);
+  const over = `over the ${axisText(node.attributes)}`;
+  if (!Number.isFinite(sum) || sum === 0) return `${node.operator} ${over} of`;
+  return node.operator === "Softmax" ? `exp(${show(x)}) ÷ ∑ exp ${over} = ${show(Math.exp(x))} ÷ ${show(sum)}, of` : `${show(x)} − log ∑ exp ${over} = ${show(x)} − log ${show(sum)}, of`;
 }
 // Where an element comes from that was only moved
 function origin(name, flat) {
@@ -663,12 +713,25 @@ function origin(name, flat) {
 }
 const axisText = ({ axis = -1 }) => (axis === -1 ? "last axis" : `axis ${axis}`);
 const axesText = axes => (axes.length === 1 ? `axis ${axes[0]}` : `axes ${axes.join(", ")}`);
-const contributor = one => (one.step === null ? "the start" : `step ${one.step}: ${steps[one.step - 1].operator}`);
+const contributor = one => (one.step === null ? "the start" : `step ${one.step}: ${steps[one.step - 1].operator}${byInput(one, ", ")}`);
 
 function inspect(name, flat, of, from = []) {
   inspected = { name, flat, of, trail: from };
   renderInspector();
   render(false);
+}
+// Inspect a number of a formula
+function pick(name, flat, of) {
+  isByKeyboard = false;
+  inspect(name, flat, of);
+  uncover();
+  focusField(() => leave());
+}
+function focusField(otherwise) {
+  const field = find("inspector").querySelector(".edit input");
+  if (!field) otherwise();
+  field?.focus({ preventScroll: true });
+  field?.select();
 }
 // Scroll the element that is inspected out from under the inspector, where that lies over the page
 function uncover() {
@@ -688,10 +751,7 @@ function inspectFrom(table, name, flat, of, byKeyboard) {
   const moved = (grids()[place]?.getBoundingClientRect().top ?? top) - top;
   if (Math.abs(moved) > 1) scrollBy(0, moved);
   uncover();
-  const field = find("inspector").querySelector(".edit input");
-  if (!field) leave(place);
-  field?.focus({ preventScroll: true });
-  field?.select();
+  focusField(() => leave(place));
 }
 // Give up the field or the inspector: to the cell for who came by the keyboard, else to the step, where arrows step on
 function leave(place = grids().findIndex(grid => grid.querySelector(".chosen"))) {
@@ -737,6 +797,8 @@ function renderInspector() {
   parts.push(element("p", { class: "value" }, value.kind === "b" ? String(Boolean(number)) : show(number, 6)));
   const owner = of ?? cotangentsOf.get(name)?.[0];
   if (owner !== undefined) parts.push(element("p", { class: "soft small" }, `How much ${data.of} changes with ${owner}${placeText(index)}.`));
+  const [part] = owner === undefined ? contributionsOf.get(name) ?? [] : [];
+  if (part) parts.push(element("p", { class: "soft small" }, `By ${contributor(part)}.`));
   const made = madeOf(name, flat, of), textual = textbookFactors(name, flat);
   if (textual) parts.push(textual);
   parts.push(element("p", { class: "small" }, made.how));
@@ -851,43 +913,67 @@ function hiddenNames() {
   return hidden;
 }
 const isSumOfHidden = (name, hidden, open) => (cotangentsOf.get(name) ?? []).some(of => data.cotangents[of].contributions.some(part => part.value !== name && hidden.has(part.value) && !open.has(part.value)));
-const asksShape = k => k % 3 === 1 && valueOf(steps[k].question.value).dims.length > 0;
 
+// Python wrote which question a step asks, so that the page and the table of answers agree
 function guess(k) {
-  const { value: name, element: index } = steps[k].question, value = valueOf(name), flat = index.reduce((sum, at, axis) => sum * value.dims[axis] + at, 0);
-  const contribution = steps[k].outgoing.find(one => one.value === name), what = `∂${contribution?.of ?? name}`;
-  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape(k) ? "text" : "decimal", value: drafts.get(k) });
+  const { of, values, element: index, number, asksShape, asked: what } = steps[k].question, value = sumOf(values), flat = index.reduce((sum, at, axis) => sum * value.dims[axis] + at, 0);
+  const input = element("input", { type: "text", autocomplete: "off", inputmode: asksShape ? "text" : "decimal", value: drafts.get(k) });
   input.addEventListener("input", () => drafts.set(k, input.value));
   input.addEventListener("focus", stop);
   const feedback = element("p", { role: "status", class: "feedback" });
-  const asked = asksShape(k) ? `Which shape does the contribution to ${what} have? Write it as 4, 3.` : `What does ${steps[k].operator} contribute to ${what}${placeText(index)}? Two per cent off is close enough.`;
-  const form = element("form", { class: "guess" }, element("p", {}, element("strong", {}, "Guess first. "), asked), element("label", {}, asksShape(k) ? "Shape" : `Value of ${what}${placeText(index)}`, input), element("button", {}, "Check"), button("Show the answer", () => reveal(k)), feedback);
+  const again = values.length > 1 && !asksShape ? `${steps[k].operator} reads ${of} ${values.length} times: add what each gives. ` : "";
+  const asked = `What is ${what.startsWith("∂") ? "" : "the "}${what}? ${asksShape ? `Write it as ${SHAPE}.` : `${again}Two per cent off is close enough.`}`;
+  const form = element("form", { class: "guess" }, element("p", {}, element("strong", {}, "Guess first. "), asked), element("label", {}, capital(what), input), element("button", {}, "Check"), button("Show the answer", () => reveal(k)), feedback);
   form.addEventListener("submit", event => {
     event.preventDefault();
-    const said = asksShape(k) ? judgeShape(input.value, value.dims) : judge(input.value, value.at(flat), value);
+    const said = asksShape ? judgeShape(input.value, value.dims) : judge(input.value, value.isWhole ? value.at(flat) : number, value);
     feedback.className = `feedback ${said.isRight ? "right" : "wrong"}`;
     feedback.textContent = plain(said.text);
     if (said.isRight) reveal(k, said.text);
   });
   return form;
 }
+const asking = () => range(0, steps.length).filter(k => steps[k].question);
+function scoreText() {
+  if (!quiz) return "";
+  const open = asking().filter(k => !solved.has(k)), right = asking().filter(k => rightly.has(k)).length;
+  return element("p", { class: "score" }, `Quiz: ${right} of ${asking().length} answered`, open.length ? [`, ${open.length} open: `, listOf(open.map(k => link(k + 1)))] : "", ".");
+}
+// A reload of the page keeps the answers; where the browser stores nothing for a file, it forgets them
+const memory = () => `walk ${find("data").textContent.trim().slice(-32)}`;
+function remember() {
+  try {
+    sessionStorage.setItem(memory(), JSON.stringify([[...solved], [...rightly]]));
+  } catch { /* it stores nothing */ }
+}
+function recall() {
+  try {
+    const [open, right] = JSON.parse(sessionStorage.getItem(memory())) ?? [[], []];
+    open.forEach(k => solved.add(k));
+    right.forEach(k => rightly.add(k));
+  } catch { /* it stores nothing */ }
+}
 function reveal(k, text = "") {
   solved.add(k);
+  if (text) rightly.add(k);
+  remember();
   render(false);
   say(text || "The answer is shown.");
   find("step").querySelector("h2").after(element("p", { class: "feedback right" }, text ? `✓ ${text}` : "The answer is below."));
 }
+const SHAPE = "[4, 3]";
+const capital = text => text[0].toUpperCase() + text.slice(1);
 function judgeShape(text, dims) {
-  if (!/^\s*[[(]?\s*\d+((\s*[,x×]\s*|\s+)\d+)*\s*,?\s*[\])]?\s*$/i.test(text)) return { text: "Write a shape such as [2, 3]." };
+  if (!/^\s*[[(]?\s*\d+((\s*[,x×]\s*|\s+)\d+)*\s*,?\s*[\])]?\s*$/i.test(text)) return { text: `Write a shape such as ${SHAPE}.` };
   const given = text.match(/\d+/g).map(Number);
-  if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${shapeText(dims)}. A gradient has the shape of its value.` };
+  if (Interpreter.same(given, dims)) return { isRight: true, text: `Right: ${placeText(dims)}. A gradient has the shape of its value.` };
   if (Interpreter.same([...given].reverse(), dims)) return { text: "Turned around: the axes are in another order." };
   return { text: given.length === dims.length ? "The number of axes is right, a size is not. A gradient has the shape of its value." : `It has ${plural(dims.length, "axis").replace("axiss", "axes")}. A gradient has the shape of its value.` };
 }
 function judge(text, answer, value) {
   const given = typed(text);
   if (!Number.isFinite(given)) return { text: "Write a number such as 0.25." };
-  const slack = 1e-6 * largestOf(value), fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + slack;
+  const slack = 1e-6 * (value.isWhole ? largestOf(value) : Math.abs(answer)), fits = (a, b) => Math.abs(a - b) <= 0.02 * Math.abs(b) + slack;
   if (fits(given, answer)) return { isRight: true, text: `Right: ${show(answer, 5)}.` };
   if (fits(-given, answer)) return { text: "The size is right, the sign is not." };
   for (const factor of [2, 0.5, 10, 0.1]) if (fits(given * factor, answer)) return { text: `Off by a factor of ${factor < 1 ? 1 / factor : factor}: ${factor > 1 ? "too small" : "too large"}.` };
@@ -920,7 +1006,7 @@ const link = number => button(`step ${number}`, () => go(number), { class: "link
 function sumNote(of) {
   const { contributions, alias } = data.cotangents[of];
   if (contributions.length < 2) return alias ? `Unchanged: it equals ∂${alias}.` : "";
-  return ["The sum of ", contributions.flatMap((one, k) => [k ? " + " : "", one.step === null ? "the start" : [link(one.step), ` (${steps[one.step - 1].operator}${hiddenNames().has(one.value) ? "" : sizeNote(one.value)})`]]), `: ${of} is read more than once, and contributions add.`];
+  return ["The sum of ", contributions.flatMap((one, k) => [k ? " + " : "", one.step === null ? "the start" : [link(one.step), ` (${steps[one.step - 1].operator}${byInput(one, ", ")}${hiddenNames().has(one.value) ? "" : sizeNote(one.value)})`]]), `: ${of} is read more than once, and contributions add.`];
 }
 function sizeNote(name) {
   const value = valueOf(name);
@@ -929,28 +1015,43 @@ function sizeNote(name) {
 function outgoing(step, one) {
   const cotangent = data.cotangents[one.of], total = cotangent?.contributions.length ?? 1, notes = [];
   const through = step.incoming.find(of => data.cotangents[of]?.value === (one.before || one.value));
-  if (through !== undefined) notes.push(`∂${through} passes through unchanged${one.before ? ", and is summed" : ""}: no node is written for it. `);
+  if (through !== undefined) notes.push(`∂${through} passes through unchanged${one.before ? ", before it is summed" : ": no node is written for it"}. `);
   if (one.before) notes.push(`${one.of} was repeated (broadcast) along ${axesText(one.axes)}, so its gradient is summed over ${axesText(one.axes)}: ${shapeText(valueOf(one.before).dims ?? [])} becomes ${shapeText(valueOf(one.value).dims ?? [])}. `);
   if (total > 1) {
-    const others = cotangent.contributions.filter(part => part !== one && !(part.step === step.number && part.position === one.position));
-    notes.push(`One of ${total} contributions to ∂${one.of}; the others come from `, others.flatMap((part, at) => [at ? ", " : "", part.step === null ? "the start" : link(part.step)]), ".");
+    const others = cotangent.contributions.filter(part => part.step !== step.number || part.position !== one.position);
+    notes.push(`One of ${total} contributions to ∂${one.of}; the ${total > 2 ? "others come" : "other comes"} from `, listOf(others.map(part => sourceOf(part, step))), ".");
   }
-  const cards = [card([total > 1 ? "contribution to " : "", gradientName(one.of)], one.value, { label: `∂${one.of}`, of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: kinksOf(step, one.of).flatMap(kink => kink.elements) })];
+  const cards = [card([total > 1 ? "contribution to " : "", gradientName(one.of), byInput(one, ", ")], one.value, { label: `∂${one.of}`, of: total > 1 ? undefined : one.of, note: notes, out: true, kinks: kinksOf(step, one.of).flatMap(kink => kink.elements) })];
   const isLast = total > 1 && cotangent.contributions.every(part => part.step === null || part.step <= step.number) && step.outgoing.filter(part => part.of === one.of).at(-1) === one;
   if (isLast) cards.push(card([gradientName(one.of), ", the sum"], cotangent.value, { label: `∂${one.of}`, of: one.of, note: sumNote(one.of), out: true }));
   return cards;
 }
+// Where another contribution comes from, as a step says it
+function sourceOf(part, step) {
+  if (part.step === null) return "the start";
+  return part.step === step.number ? `the ${inputOf(part) || "same node"}` : [link(part.step), byInput(part, ", ")];
+}
 function lineOf(one, isHidden) {
-  const symbols = math("math", { display: "block" }, formula(one.written, one.letters));
-  if (isHidden) return element("div", { class: "line" }, symbols);
+  const symbols = broken(one.written, one.letters), caption = one.contribution && inputOf(one.contribution) ? element("p", { class: "soft small" }, byInput(one.contribution, "By the ")) : "";
+  if (isHidden) return element("div", { class: "line" }, symbols, caption);
   const between = one.between ?? "⊙", tiles = [];
   one.tiles.filter(Boolean).forEach(part => {
     if (tiles.length && typeof part !== "string" && typeof tiles.at(-1) !== "string" && between) tiles.push(between);
     tiles.push(part);
   });
-  return element("div", { class: "line", tabindex: "0", role: "group", "aria-label": `Formula with numbers: ${symbols.textContent}` }, symbols,
-    element("div", { class: "numbers" }, tile(one.result), element("span", { class: "op" }, one.value ? "=" : "from"), one.sum ? element("span", { class: "op" }, one.sum) : "", tiles.map(tile)),
-    one.isChecked ? element("p", { class: "soft small" }, "Computed here by this formula: the model's numbers agree.") : "");
+  return element("div", { class: "line", tabindex: "0", role: "group", "aria-label": `Formula with numbers: ${symbols.textContent}` }, symbols, caption,
+    element("div", { class: "numbers" }, tile(one.result), kept([one.value ? "=" : "from", ...(one.sum ? [one.sum] : []), ...tiles])),
+    one.isChecked && !changed.size ? element("p", { class: "soft small" }, "✓ This page computed the formula: it gives the model's numbers.") : "");
+}
+// Tiles, each on one line with the operators before it; what follows the last one stays with it
+function kept(tiles) {
+  const groups = [[]];
+  for (const part of tiles) {
+    if (groups.at(-1).some(one => typeof one !== "string")) groups.push([]);
+    groups.at(-1).push(part);
+  }
+  if (groups.length > 1 && groups.at(-1).every(one => typeof one === "string")) groups.at(-2).push(...groups.pop());
+  return groups.map(parts => element("span", { class: "kept" }, parts.map(tile)));
 }
 let unfolded = false;
 function emittedView(step, k) {
@@ -986,7 +1087,15 @@ const heading = (text, term) => element("h3", { title: TERMS[term] }, text);
 const listOf = parts => parts.flatMap((part, k) => [k === 0 ? "" : k === parts.length - 1 ? " and " : ", ", part]);
 const tensorName = name => named({ name, isGradient: false }), gradientName = name => named({ name, isGradient: true });
 const isShared = of => data.cotangents[of].contributions.length > 1;
-const inline = (line, node) => math("math", {}, formula(line.written, lettersOf(node.inputs, node.outputs)));
+const isPart = (step, of) => data.cotangents[of].contributions.some(one => one.step !== step.number);
+const targetsOf = step => [...new Set(step.outgoing.map(one => one.of))];
+// "first input" for a contribution of a node that reads the value several times, else ""
+function inputOf(one) {
+  const isOnly = one.step === null || steps[one.step - 1].outgoing.filter(part => part.of === one.of).length < 2;
+  return isOnly || one.position < 0 ? "" : `${["first", "second", "third"][one.position] ?? `${one.position + 1}th`} input`;
+}
+const byInput = (one, before) => inputOf(one) && `${before}${inputOf(one)}`;
+const inline = (line, node) => math("math", {}, math("mrow", {}, formula(line.written, lettersOf(node.inputs, node.outputs))));
 // "h = MatMul(x, W1)", whose names lead to the node that made each value
 function callOf(node) {
   const maker = name => {
@@ -1004,41 +1113,60 @@ function forwardView(row) {
     callOf(node),
     element("p", {}, `${node.operator} makes `, listOf(made.map(tensorName)), read.length ? [" from ", listOf(read.map(tensorName))] : "", "."),
     picture(node.operator, read, made, null),
-    line ? lineOf({ ...line, value: line.between !== ",", letters: lettersOf(node.inputs, node.outputs), result: { name: made[0], label: made[0] } }, false) : "",
+    line ? lineOf({ ...line, value: line.isEqual, letters: lettersOf(node.inputs, node.outputs), result: { name: made[0], source: made[0], label: made[0] } }, false) : "",
     element("h3", {}, "Made"), element("div", { class: "cards" }, made.map(name => card(tensorName(name), name, { label: name, out: true }))),
     read.length ? [element("h3", {}, "Read"), element("div", { class: "cards" }, read.map(name => card(tensorName(name), name, { label: name })))] : "",
   ];
 }
 function stepView(k) {
-  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step), targets = [...new Set(step.outgoing.map(one => one.of))], made = step.outputs.filter(Boolean), forward = forwardLine(step);
+  const step = steps[k], isHidden = quiz && step.question && !solved.has(k), lines = textbook(step), targets = targetsOf(step), made = step.outputs.filter(Boolean), forward = forwardLine(step);
   const parts = [
     title(`Step ${step.number}: ${step.operator}`, step.node),
     callOf(step),
-    step.incoming.length && targets.length ? element("p", {}, "Forward: ", forward ? inline(forward, step) : [step.operator, " made ", listOf(made.map(tensorName))], ". Going back, it takes ", listOf(step.incoming.map(gradientName)), " and gives ", listOf(targets.map(of => [isShared(of) ? "a part of " : "", gradientName(of)])), ".") : "",
+    step.incoming.length && targets.length ? element("p", {}, "Forward: ", forward ? inline(forward, step) : [step.operator, " made ", listOf(made.map(tensorName))], ". Going back, it takes ", listOf(step.incoming.map(gradientName)), " and gives ", listOf(targets.map(of => [isPart(step, of) ? "a part of " : "", gradientName(of)])), ".") : "",
     picture(step.operator, [...new Set(step.inputs.filter(Boolean))], made, step),
-    step.formula && lines.length < step.outgoing.length ? element("div", { class: "formula" }, filled(step.formula, step.letters)) : "",
+    step.formula.length && lines.length < step.outgoing.length ? element("div", { class: "formula" }, step.formula.map(piece => (typeof piece === "string" ? piece : named(piece)))) : "",
     lines.map(one => lineOf(one, isHidden)),
-    kinksOf(step).map(one => element("p", { class: "note" }, `Kink: ${one.text}${one.elements.length ? ` (${one.input}${one.elements.slice(0, 5).map(placeText).join(", ")}${one.elements.length > 5 ? ` and ${one.elements.length - 5} more` : ""})` : ""}`)),
+    kinksOf(step).map(one => element("p", { class: "note" }, `${one.input}${one.elements.slice(0, 5).map(placeText).join(", ")}${one.elements.length > 5 ? ` and ${one.elements.length - 5} more` : ""} is at a kink, where no derivative exists. ${one.text}.`)),
     heading("Incoming gradient", "incoming"),
     step.incoming.length ? element("div", { class: "cards" }, step.incoming.map(of => card(gradientName(of), data.cotangents[of]?.value ?? "", { label: `∂${of}`, of, note: sumNote(of) }))) : element("p", { class: "soft" }, "None."),
     heading("Outgoing gradients", "outgoing"),
     isHidden ? guess(k) : "",
     isHidden ? "" : step.outgoing.length ? element("div", { class: "cards" }, step.outgoing.map(one => outgoing(step, one))) : element("p", { class: "soft" }, "None that is asked for."),
-    step.difference && !changed.size && !isHidden ? checkText(step.difference) : "",
-    step.read.length ? [heading("Values it needs", "read"), element("div", { class: "cards" }, step.read.map(name => card(tensorName(name), name, { label: name, kinks: kinksOf(step, name).flatMap(kink => kink.elements) })))] : "",
+    step.difference && !isHidden ? checkText(step, step.difference) : "",
+    readView(step, lines),
     emittedView(step, k),
   ];
   return parts;
 }
-function checkText(one) {
-  return element("p", { class: "small" }, `Checked by a finite difference: ${data.of} moved with ${one.of}${placeText(one.element)} by ${show(numberOf(one.difference), 6)} per unit; the gradient says ${show(numberOf(one.gradient), 6)} (error ${show(numberOf(one.error), 2)}).`);
+// The values that the rule needs; folded if the formulas show all of them
+function readView(step, lines) {
+  if (!step.read.length) return "";
+  const shown = new Set(lines.flatMap(line => line.tiles).map(one => one?.source));
+  const cards = element("div", { class: "cards" }, step.read.map(name => card(tensorName(name), name, { label: name, note: readNote(step, name), kinks: kinksOf(step, name).flatMap(kink => kink.elements) })));
+  if (!step.read.every(name => shown.has(name))) return [heading("Values it needs", "read"), cards];
+  return element("details", { class: "fold", id: "read" }, element("summary", { title: TERMS.read }, "Values it needs: ", listOf(step.read.map(tensorName)), ", as in the formula"), cards);
+}
+function readNote(step, name) {
+  if (data.extra.includes(name)) return `An output of ${step.operator} that the gradient model adds, so that this is not computed again.`;
+  return step.outputs.includes(name) && !step.inputs.includes(name) ? `The result of ${step.operator}, which tells as much as its input here.` : "";
+}
+// A finite difference beside an element of a gradient that is complete at this step; of changed numbers it is taken here
+function checkText(step, one) {
+  const { complete, value } = data.cotangents[one.of], place = placeText(one.element);
+  if (complete > step.number) return element("p", { class: "small check" }, `∂${one.of} is complete at `, link(complete), ", after its last contribution.");
+  const flat = one.element.reduce((sum, at, axis) => sum * valueOf(one.of).dims[axis] + at, 0);
+  const [told, gradient] = changed.size ? [difference(one.of, flat), valueOf(value).at(flat)] : [numberOf(one.difference), numberOf(one.gradient)];
+  if (told === undefined) return "";
+  return element("p", { class: "small check" }, `Checked by a finite difference: moving ${one.of}${place} a little changed ${data.of} by ${show(told, 6)} times as much; ∂${one.of}${place} is ${show(gradient, 6)} (error ${show(Math.abs(told - gradient), 2)}).`);
 }
 const derivative = (of, by) => math("math", { displaystyle: "true" }, math("mfrac", {}, math("mrow", {}, math("mo", {}, "∂"), math("mi", { mathvariant: "normal" }, of)), math("mrow", {}, math("mo", {}, "∂"), math("mi", { mathvariant: "normal" }, by))));
 function startView() {
   return [
     element("h2", {}, `How does ${data.of} change with each number before it?`),
     element("p", {}, `First forward: ${plural(data.forward.length, "node")} from the inputs to ${data.of}. Then back through ${plural(steps.length, "node")}, the last one first: each step multiplies by one derivative more (the chain rule). `, gradientName("v"), ` is short for `, derivative(data.of, "v"), `: how much ${data.of} changes with each element of `, tensorName("v"), "."),
-    element("p", { class: "choices" }, button("Forward, node by node →", () => go(forwardAt(0))), button("Straight to the way back", () => go(0))),
+    element("p", { class: "choices" }, button("Forward, node by node →", () => go(forwardAt(0))), button("Straight to the way back", () => go(0)), quiz && asking().length ? button("To the first question", () => go(asking()[0] + 1)) : ""),
+    quiz ? element("p", {}, `Quiz: ${plural(asking().length, "question")} on the way back, one a step. Each hides its numbers until you answer.`) : "",
     element("h3", {}, "Inputs and weights"),
     mayEdit === "" ? element("p", { class: "soft" }, "Click a number to change it: everything follows.") : element("p", { class: "soft", id: "why-not" }, mayEdit ?? ""),
     listed("inputs", data.inputs, name => card(tensorName(name), name, { label: name, level: "h4" })),
@@ -1047,14 +1175,17 @@ function startView() {
 function turnView() {
   return [
     element("h2", {}, `The way back starts at ${data.of}`),
-    element("p", {}, "A number changes with itself by 1: that is the first gradient. Every step back takes an incoming gradient and gives outgoing ones."),
+    element("p", {}, derivative(data.of, data.of), " = 1: that is the first gradient. Every step back takes an incoming gradient and gives outgoing ones."),
     element("div", { class: "cards" }, Object.entries(data.seeds).map(([name, seed]) => [card(tensorName(name), name, { label: name, level: "h3" }), card([gradientName(name), ", the start"], seed, { label: `∂${name}`, of: name, out: true, level: "h3" })])),
   ];
 }
 function endView() {
+  const constants = data.inputs.filter(name => !data.wrt.includes(name) && valueOf(name).kind === "f");
   return [
     element("h2", {}, "End: the gradients"),
-    element("p", {}, `How ${data.of} changes with ${data.wrt.length === 1 ? "what was asked" : "each that was asked"}.`),
+    element("p", {}, `How much ${data.of} changes with each element of ${data.wrt.length > 1 ? "these inputs and weights" : data.wrt[0] ?? "nothing"}.`),
+    constants.length ? element("p", { class: "soft" }, "Taken for constants, so they have no gradient here: ", listOf(constants.map(tensorName)), `. --wrt ${constants[0]} asks for one.`) : "",
+    scoreText(),
     listed("gradients", data.wrt, name => {
       const one = data.cotangents[name];
       return one ? card(gradientName(name), one.value, { label: `∂${name}`, of: name, note: sumNote(name), out: true, level: "h3" }) : element("div", { class: "card" }, element("h3", {}, gradientName(name)), element("p", { class: "soft" }, "zero: no path leads from it to the output"));
@@ -1075,9 +1206,9 @@ function listed(what, names, cardOf) {
 
 const GAP = 10, MOST_BOXES = 6;
 // The largest magnitude of a gradient that is known so far; undefined before its step, and while the quiz hides it
-function sizeOf(name) {
-  const value = valueOf(name);
-  return value.dims && value.kind === "f" && count(value.dims) && !hiddenNames().has(name) ? largestOf(value) : undefined;
+function sizeOf(names) {
+  const value = sumOf(names), hidden = hiddenNames();
+  return value.dims && value.kind === "f" && count(value.dims) && (value.isWhole || names.length === 1) && !names.some(name => hidden.has(name)) ? largestOf(value) : undefined;
 }
 function picture(operator, read, made, step) {
   const width = Math.min(680, Math.max(300, find("step").clientWidth || 680)), isNarrow = width < 480, gap = isNarrow ? 26 : 56, high = isNarrow ? 62 : 46, box = (width - 2 * gap) / 3, letters = 2 * Math.floor((box - 14) / 15);
@@ -1089,14 +1220,14 @@ function picture(operator, read, made, step) {
   };
   const value = (name, x, y, gradient, size) => {
     const { dims } = valueOf(name), row = rowOf.get(name), known = size === undefined ? "" : `max ${show(size, 2)}`;
-    const symbol = `${gradient && step.outgoing.some(one => one.of === name) && isShared(name) ? "part of " : ""}∂`;
+    const symbol = `${gradient && step.outgoing.some(one => one.of === name) && isPart(step, name) ? "part of " : ""}∂`;
     const texts = gradient ? (isNarrow ? [`${symbol}${name}`, known] : [[`${symbol}${cut(name, letters - 2 * Math.floor((known.length + symbol.length) / 2))}`, known].filter(Boolean).join(", ")]) : [dims ? shapeText(dims) : ""];
     const lines = [svg("text", { class: "tensor", x: x + 7, y: y + 18 }, cut(name, letters)), texts.map((text, k) => svg("text", { class: gradient ? "gradient" : "soft", x: x + 7, y: y + 36 + 17 * k }, isNarrow ? cut(text, letters) : text))];
     const made = svg("g", { class: row === undefined ? "box" : "box live" }, svg("title", {}, gradient ? `${name}, and ∂${name}${size === undefined ? "" : `: its largest element is ${show(size, 2)} in size`}` : row === undefined ? name : `${name}: see how it is made`), svg("rect", { x, y, width: box, height: high, rx: 6 }), lines);
     if (row !== undefined) made.addEventListener("click", () => go(forwardAt(row)));
     parts.push(made);
   };
-  const sizes = new Map((step?.outgoing ?? []).map(one => [one.of, sizeOf(one.value)])), coming = new Map((step?.incoming ?? []).map(of => [of, data.cotangents[of] && sizeOf(data.cotangents[of].value)]));
+  const sizes = new Map((step ? targetsOf(step) : []).map(of => [of, sizeOf(step.outgoing.filter(one => one.of === of).map(one => one.value))])), coming = new Map((step?.incoming ?? []).map(of => [of, data.cotangents[of] && sizeOf([data.cotangents[of].value])]));
   const most = largest([...sizes.values(), ...coming.values()].filter(one => one !== undefined)), strength = size => 1.5 + 2.5 * (most && size ? Math.max(0, 1 + Math.log10(size / most) / 4) : 0);
   const [left, right] = [box + gap, 2 * box + gap];
   given.forEach((name, k) => {
@@ -1199,7 +1330,7 @@ function markMap() {
   }
   const sizes = [...find("edges").children].map(path => {
     const at = Number(path.dataset.to), isPassed = !isForward && (at === now || behind.has(at));
-    return isPassed ? largest(flows.get(`${path.dataset.from} ${at}`).map(sizeOf).filter(one => one !== undefined)) : 0;
+    return isPassed ? largest(flows.get(`${path.dataset.from} ${at}`).map(name => sizeOf([name])).filter(one => one !== undefined)) : 0;
   });
   const most = largest(sizes);
   [...find("edges").children].forEach((path, k) => { // the gradient that has flowed so far: the larger, the stronger its colour
@@ -1234,7 +1365,8 @@ function search(jump) {
 
 function renderNotes() {
   const about = changed.size && data.notes.length ? [element("p", { class: "soft small" }, "With the numbers before the change:")] : [];
-  find("notes").replaceChildren(...about, ...data.notes.map(text => element("p", { class: "note" }, text)));
+  const notes = [...about, ...data.notes.map(text => element("p", { class: "note" }, text))], isFolded = innerWidth <= 760 && position !== firstPosition() && notes.length;
+  find("notes").replaceChildren(...(isFolded ? [element("details", {}, element("summary", { class: "small" }, plural(data.notes.length, "note")), notes)] : notes));
 }
 function render(isNew = true) {
   const isStart = position === firstPosition(), isEnd = position === lastPosition(), scrolled = scrollY, rows = data.forward.length, now = currentRow();
@@ -1328,6 +1460,8 @@ async function start() {
   find("slider").min = String(firstPosition());
   find("slider").max = String(lastPosition());
   quiz = data.quiz;
+  recall();
+  for (const place of document.querySelectorAll(".of")) place.textContent = plain(data.of);
   find("quiz").setAttribute("aria-pressed", String(quiz));
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (innerWidth <= 760) find("map-details").open = false;

@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx.defs import OpSchema
 
 from refgrad.escaping import csv_cell
 from refgrad.model.external import array_of
 from refgrad.show.folding import folds
 from refgrad.show.lanes import lanes
-from refgrad.tables.schemas import find_schema
+from refgrad.walks.formulas import formula_pieces
 from refgrad.walks.records import Contribution, Element, Step, Walk
 
 WHOLE = 4096  # elements of a tensor that is in the page as a whole
@@ -39,16 +38,34 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class QuizQuestion:
-    """A quiz question at a step: an `element` of a contribution to the cotangent `of` a forward value, and the answer."""
+    """A quiz question at a step about what it gives to the cotangent `of` a forward value: the shape, or an element.
+
+    A node that reads the value several times gives several contributions. The question is about their sum.
+    """
 
     step: int
     node: str
     operator: str
     of: str
-    value: str
+    values: tuple[str, ...]  # the contributions of the step
     shape: tuple[int, ...]
-    element: Element
-    answer: float
+    element: Element  # the element of largest magnitude
+    number: float  # this element
+    is_whole: bool  # no other step contributes
+    asks_shape: bool
+
+    @property
+    def asked(self) -> str:
+        """The words for what is asked: `∂e[1]`, `contribution to ∂X[2, 0]`, `shape of ∂e`."""
+        gradient = f"∂{self.of}" if self.is_whole else f"contribution to ∂{self.of}"
+        if self.asks_shape:
+            return f"shape of {'' if self.is_whole else 'the '}{gradient}"
+        return gradient + (str(list(self.element)) if self.element else "")
+
+    @property
+    def answer(self) -> str:
+        """The answer as text."""
+        return str(list(self.shape)) if self.asks_shape else f"{self.number:.6g}"
 
 
 def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
@@ -76,57 +93,52 @@ def page(walk: Walk, title: str = "", quiz: bool = False) -> str:
 
 
 def questions(walk: Walk) -> list[QuizQuestion]:
-    """Return what the quiz asks, one question for each step that contributes numbers: the element of largest magnitude."""
-    quiz = []
-    for step in walk.steps:
-        for contribution in step.outgoing:
-            array = walk.values.get(contribution.value)
-            if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "fV":
-                continue
-            wide = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-            least, most = wide.min(), wide.max()
-            if not (np.isfinite(least) and np.isfinite(most)):
-                continue
-            flat = int(wide.argmax() if most >= -least else wide.argmin())
-            place = _within(np.unravel_index(flat, array.shape), array)
-            answer = float(wide[place])
-            quiz.append(
-                QuizQuestion(
-                    step.number,
-                    step.node,
-                    step.operator,
-                    contribution.of,
-                    contribution.value,
-                    array.shape,
-                    place,
-                    answer,
-                )
-            )
-            break
-    return quiz
+    """Return the questions of the quiz, one for each step that contributes numbers. Every third question is about a shape."""
+    return [question for step in walk.steps if (question := _question(walk, step)) is not None]
 
 
-def answers(asked: Mapping[str, Sequence[QuizQuestion]]) -> str:
+def _question(walk: Walk, step: Step) -> QuizQuestion | None:
+    for of in dict.fromkeys(contribution.of for contribution in step.outgoing):
+        values = tuple(contribution.value for contribution in step.outgoing if contribution.of == of)
+        total = _sum_of([walk.values.get(value) for value in values])
+        if total is None:
+            continue
+        flat = int(np.abs(total).argmax())
+        place = _within(np.unravel_index(flat, total.shape), total)
+        return QuizQuestion(
+            step=step.number,
+            node=step.node,
+            operator=step.operator,
+            of=of,
+            values=values,
+            shape=total.shape,
+            element=place,
+            number=float(total[place]),
+            is_whole=of in walk.cotangents and len(walk.cotangents[of].contributions) == len(values),
+            asks_shape=step.number % 3 == 2 and total.ndim > 0,
+        )
+    return None
+
+
+def _sum_of(arrays: Sequence[Any]) -> np.ndarray | None:
+    """The sum of arrays of floats; None if one is something else, or has no elements or infinite ones."""
+    if any(not isinstance(array, np.ndarray) or array.dtype.kind not in "fV" for array in arrays):
+        return None
+    total = np.asarray(sum(array.astype(np.float64) for array in arrays))
+    return total if total.size and np.isfinite(total).all() else None
+
+
+def answers(asked: Mapping[str, tuple[str, Sequence[QuizQuestion]]]) -> str:
     """Return the answers to the quizzes of several pages, as the text of a .csv file.
 
-    :param asked: the `questions` of each page, by its name.
+    :param asked: by the name of each page, what is differentiated on it (`walk.of`), and its `questions`.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("page", "step", "node", "operator", "cotangent of", "shape", "element", "value"))
-    for name, of_page in asked.items():
+    writer.writerow(("page", "differentiated", "step", "node", "operator", "asked", "answer"))
+    for name, (of, of_page) in asked.items():
         for question in of_page:
-            shape, element = (" ".join(map(str, sizes)) for sizes in (question.shape, question.element))
-            row = (
-                name,
-                question.step,
-                question.node,
-                question.operator,
-                question.of,
-                shape,
-                element,
-                f"{question.answer:.6g}",
-            )
+            row = (name, of, question.step, question.node, question.operator, question.asked, question.answer)
             writer.writerow(map(csv_cell, row))
     return text.getvalue()
 
@@ -197,6 +209,7 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
                 "value": item.value,
                 "alias": item.alias,
                 "contributions": [_contribution(c) for c in item.contributions],
+                "complete": item.complete,
             }
             for of, item in walk.cotangents.items()
         },
@@ -206,8 +219,10 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
                 "node": step.node,
                 "operator": step.operator,
                 "domain": step.domain,
-                "formula": step.formula,
-                "letters": _letters(step),
+                "formula": [
+                    piece if isinstance(piece, str) else {"name": piece.name, "isGradient": piece.is_gradient}
+                    for piece in formula_pieces(step)
+                ],
                 "inputs": list(step.inputs),
                 "outputs": list(step.outputs),
                 "attributes": _plain_attributes(step.attributes),
@@ -229,29 +244,22 @@ def _document(walk: Walk, title: str, quiz: bool) -> dict[str, Any]:
                     "gradient": _number(step.difference.gradient),
                     "error": _number(step.difference.error),
                 },
-                "question": None
-                if step.number not in asked
-                else {"value": asked[step.number].value, "element": list(asked[step.number].element)},
+                "question": None if step.number not in asked else _asked(asked[step.number]),
             }
             for step in walk.steps
         ],
     }
 
 
-def _letters(step: Step) -> dict[str, str]:
-    """The names of the step's tensors by the letters of its formula: the schema's names, and x and y for one operand."""
-    schema = find_schema(step.operator, step.domain)
-    if schema is None:
-        return {}
-    letters: dict[str, str] = {}
-    for formal, names in ((schema.inputs, step.inputs), (schema.outputs, step.outputs)):
-        for parameter, name in zip(formal, names, strict=False):
-            if name and parameter.option != OpSchema.FormalParameterOption.Variadic:
-                letters[parameter.name] = name
-    for letter, names in (("x", step.inputs), ("y", step.outputs)):
-        if names and names[0] and f"with {letter} =" not in step.formula:
-            letters = {letter: names[0], letter.upper(): names[0]} | letters
-    return letters
+def _asked(question: QuizQuestion) -> dict[str, Any]:
+    return {
+        "of": question.of,
+        "values": list(question.values),
+        "element": list(question.element),
+        "number": question.number,
+        "asksShape": question.asks_shape,
+        "asked": question.asked,
+    }
 
 
 def _contribution(contribution: Contribution) -> dict[str, Any]:

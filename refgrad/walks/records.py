@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from refgrad.markup import html_table
 from refgrad.walks.numbers import as_json, inline, number, plain
 
 _FIRST = 200  # steps that a notebook lists
+_LISTED = 12  # elements of an attribute
 
 Element = tuple[int, ...]
 
@@ -56,6 +57,11 @@ class Cotangent:
     contributions: tuple[Contribution, ...]
     alias: str = ""  # a forward value with the same cotangent, such as the result of an Add for its first operand
     emitted: tuple[Emitted, ...] = ()  # the nodes that sum the contributions, or copy the only one to an output
+
+    @property
+    def complete(self) -> int:
+        """The number of the step that makes the last contribution; 0 if only the seed contributes."""
+        return max((part.step or 0 for part in self.contributions), default=0)
 
 
 @dataclass(frozen=True)
@@ -126,11 +132,7 @@ class Step:
         notes = [" ".join(self.formula.split()), *(f"{kink.input!r}: {kink.text}" for kink in self.kinks)]
         if self.difference is not None:
             notes.append(difference_text(self.difference))
-        notes += [
-            f"emitted: {node.operator}({', '.join(node.inputs)}) -> {', '.join(filter(None, node.outputs))}"
-            f"{' (sizes)' if node.is_shape else ''}"
-            for node in self.emitted
-        ]
+        notes += [f"emitted: {emitted_text(node)}{' (sizes)' if node.is_shape else ''}" for node in self.emitted]
         return html_table(self.table(), f"Step {self.number}: {self.operator} {self.node}", notes)
 
 
@@ -206,6 +208,32 @@ def difference_text(difference: Difference) -> str:
         f"by {element_of(difference)}: gradient {number(difference.gradient)}, central difference "
         f"{number(difference.difference)}, error {difference.error:.1e}"
     )
+
+
+def emitted_text(node: Emitted) -> str:
+    """A node as text: `g = Gemm(d, a) with transA = 1`."""
+    made = f"{', '.join(filter(None, node.outputs))} = {node.operator}({', '.join(node.inputs)})"
+    return made + attributes_text(node.operator, node.attributes)
+
+
+def attributes_text(operator: str, attributes: Mapping[str, Any]) -> str:
+    """The attributes of a node, ` with transA = 1, alpha = 0.5`; "" without any. Bodies and large tensors are left out."""
+    texts = {name: _attribute_text(operator, name, value) for name, value in attributes.items()}
+    listed = ", ".join(f"{name} = {text}" for name, text in texts.items() if text)
+    return f" with {listed}" if listed else ""
+
+
+def _attribute_text(operator: str, name: str, value: Any) -> str:
+    if operator == "Cast" and name == "to":
+        return TensorProto.DataType.Name(value).lower()
+    value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(value, np.ndarray):
+        return inline(value) if value.size <= _LISTED else ""
+    if isinstance(value, list | tuple):
+        return str([item.item() if isinstance(item, np.generic) else item for item in value])
+    if isinstance(value, str) and "\n" in value:
+        return ""
+    return value if isinstance(value, str) else number(value)
 
 
 def sum_text(part: Contribution) -> str:

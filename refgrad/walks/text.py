@@ -8,18 +8,31 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, abridged
 from refgrad.escaping import printable
+from refgrad.walks.formulas import formula_text
 from refgrad.walks.numbers import inline, lines, shape_of
-from refgrad.walks.records import Contribution, Cotangent, Emitted, Step, Walk, difference_text, origin_text, sum_text
+from refgrad.walks.records import (
+    Contribution,
+    Cotangent,
+    Emitted,
+    Step,
+    Walk,
+    attributes_text,
+    difference_text,
+    emitted_text,
+    origin_text,
+    sum_text,
+)
 
 _NODES = 40  # emitted nodes of a step that are listed
 _ELEMENTS = 6  # at a kink that are listed
 _WIDTH = 80  # of lines that no terminal shows
+_STEPS = 20  # that an error lists
 
 
-def show(walk: Walk, console: Console, step: int | None = None) -> None:
-    """Print a walk, or one step of it.
+def show(walk: Walk, console: Console, step: int | str | None = None) -> None:
+    """Print a walk, or one step of it: a number, or the name of its node.
 
     :raises OptionError: there is no such step.
     """
@@ -27,32 +40,35 @@ def show(walk: Walk, console: Console, step: int | None = None) -> None:
         console.print(Text(printable(text), style=style), soft_wrap=False, overflow="fold")
 
 
-def text_of(walk: Walk, step: int | None = None, width: int = _WIDTH) -> str:
+def text_of(walk: Walk, step: int | str | None = None, width: int = _WIDTH) -> str:
     """The lines that `show` prints, as text without styles."""
     return "\n".join(printable(line) for line, _ in _lines(walk, step, width))
 
 
-def step_of(walk: Walk, number: int) -> Step:
-    """The step with this number.
+def step_of(walk: Walk, which: int | str) -> Step:
+    """The step with this number, or over the node with this name.
 
     :raises OptionError: there is none.
     """
-    if 1 <= number <= len(walk.steps):
-        return walk.steps[number - 1]
+    number = int(which) if isinstance(which, int) or (which.isdecimal() and len(which) < 10) else 0
+    for step in walk.steps:
+        if step.number == number or step.node == which:
+            return step
+    known = abridged((f"{step.number} {step.operator} {step.node}" for step in walk.steps), _STEPS)
     raise OptionError(
-        f"There is no step {number}: the steps are 1 to {len(walk.steps)}, the last forward node first."
+        f"There is no step {which}. The steps, the last forward node first: {known}."
         if walk.steps
-        else f"There is no step {number}: no derivative passes through a node of the model."
+        else f"There is no step {which}: no derivative passes through a node of the model."
     )
 
 
-def _lines(walk: Walk, step: int | None, width: int) -> Iterator[tuple[str, str]]:
-    if step is None:
-        yield f"{walk.of}, backwards through {len(walk.steps)} nodes", "bold"
-        for note in walk.notes:
-            yield f"note: {note}", "yellow"
-        yield "", ""
-    for one in walk.steps if step is None else [step_of(walk, step)]:
+def _lines(walk: Walk, step: int | str | None, width: int) -> Iterator[tuple[str, str]]:
+    shown = walk.steps if step is None else [step_of(walk, step)]
+    yield f"{walk.of}, backwards through {len(walk.steps)} nodes", "bold"
+    for note in walk.notes:
+        yield f"note: {note}", "yellow"
+    yield "", ""
+    for one in shown:
         yield from _of_step(walk, one, width)
         yield "", ""
     if step is None:
@@ -62,8 +78,9 @@ def _lines(walk: Walk, step: int | None, width: int) -> Iterator[tuple[str, str]
 def _of_step(walk: Walk, step: Step, width: int) -> Iterator[tuple[str, str]]:
     title = f"{step.domain}.{step.operator}" if step.domain else step.operator
     yield f"step {step.number}  {title}  {step.node}", "bold"
-    yield f"  {', '.join(filter(None, step.outputs))} = {title}({', '.join(step.inputs)})", "dim"
-    for line in step.formula.splitlines():
+    call = f"{', '.join(filter(None, step.outputs))} = {title}({', '.join(step.inputs)})"
+    yield f"  {call}{attributes_text(step.operator, step.attributes)}", "dim"
+    for line in formula_text(step).splitlines():
         yield f"  {line}", "cyan"
     for cotangent in step.incoming:
         yield from _of_cotangent(walk, cotangent, f"  in    cotangent of {cotangent.of}", width)
@@ -76,10 +93,18 @@ def _of_step(walk: Walk, step: Step, width: int) -> Iterator[tuple[str, str]]:
         more = f" and {len(kink.elements) - _ELEMENTS} more" if len(kink.elements) > _ELEMENTS else ""
         yield f"  kink  {kink.input} at {listed}{more}: {kink.text}", "yellow"
     if step.difference is not None:
-        parts = walk.cotangents[step.difference.of].contributions
-        whole = f" (all {len(parts)} contributions)" if len(parts) > 1 else ""
-        yield f"  check {difference_text(step.difference)}{whole}", "green"
+        yield f"  check {difference_text(step.difference)}{_checked_sum(walk, step)}", "green"
     yield from _of_nodes(step.emitted, "  emits ")
+
+
+def _checked_sum(walk: Walk, step: Step) -> str:
+    """The words for the sum that a difference is compared with, if the step makes only a part of it; else ""."""
+    assert step.difference is not None
+    cotangent = walk.cotangents[step.difference.of]
+    if len(cotangent.contributions) < 2:
+        return ""
+    later = f", complete at step {cotangent.complete}" if cotangent.complete > step.number else ""
+    return f" (the sum of all {len(cotangent.contributions)} contributions{later})"
 
 
 def _of_cotangent(walk: Walk, cotangent: Cotangent, title: str, width: int) -> Iterator[tuple[str, str]]:
@@ -88,8 +113,16 @@ def _of_cotangent(walk: Walk, cotangent: Cotangent, title: str, width: int) -> I
     yield from _array(walk, title + named + (f", {said}" if said else ""), cotangent.value, width)
     if len(cotangent.contributions) > 1:
         for part in cotangent.contributions:
-            made_by = "the seed" if part.step is None else f"step {part.step}, {walk.steps[part.step - 1].operator}"
-            yield f"        + {inline(walk.values.get(part.value))}  {part.value} ({made_by})", ""
+            yield f"        + {inline(walk.values.get(part.value))}  {part.value} ({_maker(walk, part)})", ""
+
+
+def _maker(walk: Walk, part: Contribution) -> str:
+    """The step that makes a contribution, and the input of its node, if it reads the value several times."""
+    if part.step is None:
+        return "the seed"
+    step = walk.steps[part.step - 1]
+    is_read_again = sum(other.of == part.of for other in step.outgoing) > 1 and part.position >= 0
+    return f"step {part.step}, {step.operator}" + (f", its input {part.position}" if is_read_again else "")
 
 
 def _of_contribution(walk: Walk, part: Contribution, width: int) -> Iterator[tuple[str, str]]:
@@ -119,8 +152,7 @@ def _of_nodes(nodes: Sequence[Emitted], title: str) -> Iterator[tuple[str, str]]
         yield f"{title}nothing", "dim"
     for k, node in enumerate(nodes[:_NODES]):
         before = title if not k else " " * len(title)
-        what = f"{', '.join(filter(None, node.outputs))} = {node.operator}({', '.join(node.inputs)})"
-        yield f"{before}{what}{'  [sizes]' if node.is_shape else ''}", "dim"
+        yield f"{before}{emitted_text(node)}{'  [sizes]' if node.is_shape else ''}", "dim"
         body = node.attributes.get("body")
         for line in str(body).splitlines()[:_NODES] if isinstance(body, str) else ():
             yield f"{' ' * len(title)}  | {line}", "dim"

@@ -31,6 +31,7 @@ from refgrad.reverse.path import Path
 from refgrad.reverse.recording import with_contributions
 from refgrad.reverse.report import UselessGradient
 from refgrad.reverse.sweep import SweepResults
+from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.tables.registry import RULES
 from refgrad.walks.differences import Differences
@@ -67,7 +68,8 @@ def walk(
         random; the notes say so.
     :param wrt: as in `refgrad.gradient`; by default every float input, and the parameters that `refgrad.weights` finds and the
         output depends on. Constants, such as an exponent, count where `wrt` names them or they are fed.
-    :param of: the output to differentiate, "loss", or one element of it, "logits[0, 3]". By default the only float output.
+    :param of: the output or inner result to differentiate, "loss", or one element of it, "logits[0, 3]". By default the only
+        float output.
         Of an output with several elements, the walk starts from the largest one, and the notes say so.
     :param seed: of the random feeds.
     :param differences: take a central difference beside each step, in float64, as far as that takes little time.
@@ -92,6 +94,7 @@ def walk(
     proto = load_model(model, lift=True)
     output, element = _asked(proto, of)
     notes: list[str] = []
+    proto = _ending_at(proto, output, fed_by_name)
     proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
@@ -103,7 +106,7 @@ def walk(
     if element is None and shown.size > 1:
         notes.append(
             f"The output {output!r} has {shown.size} elements: the walk starts from the largest, {title}. "
-            "Another one is chosen with of (--of)."
+            f"To choose another: --of '{output}[{', '.join('0' * shown.ndim)}]' (in Python of=…)."
         )
     names = _sources(proto, output, given, chosen.quantization) if wrt is None else wrt
     written = recorded(proto, names, [output], chosen)
@@ -150,21 +153,37 @@ def _asked(model: ModelProto, of: str | None) -> tuple[str, tuple[int, ...] | No
         return of, None
     match = _ELEMENT.fullmatch(of.strip())
     output = match[1] if match else of
-    if output not in names:
-        inner = next((node.name for node in model.graph.node if output in node.output), None)
-        if inner is not None:
-            raise UnknownNameError(
-                f"of={of!r}: {output!r} is not an output of the model; it is an intermediate result of node {inner!r}. Make it "
-                f"an output first: refgrad.select_model_inputs_outputs(model, [{output!r}])."
-            )
+    if output not in names and output not in _results(model):
         raise UnknownNameError(
-            f"of={of!r}: the model has no output {output!r}.{did_you_mean(output, names)} Its outputs are {choices(names)}."
+            f"of={of!r}: the model has no output {output!r}.{_known_output(model, output)} Its outputs are {choices(names)}."
         )
-    assert match is not None
+    if match is None:
+        return output, None
     try:
         return output, tuple(int(text) for text in match[2].split(",") if text.strip())
     except ValueError as error:
         raise OptionError(f"of={of!r}: an element is written with its indices, such as {output}[0, 3].") from error
+
+
+def _known_output(model: ModelProto, name: str) -> str:
+    """The words for what an unknown output may mean: an output of the node with this name, or a similar name."""
+    made = [value for node in model.graph.node if node.name == name for value in node.output if value]
+    if made:
+        return f" {name!r} is a node, and its output is {made[0]!r}."
+    return did_you_mean(name, (*(value.name for value in graph_outputs(model.graph)), *_results(model)))
+
+
+def _results(model: ModelProto) -> list[str]:
+    return [name for node in model.graph.node for name in node.output if name]
+
+
+def _ending_at(model: ModelProto, output: str, feeds: Iterable[str]) -> ModelProto:
+    """The model, if it has this output; else the part that computes this inner result, with all inputs that are fed."""
+    if any(value.name == output for value in model.graph.output):
+        return model
+    needed = {value.name for value in select_model_inputs_outputs(model, [output]).graph.input}
+    kept = [value.name for value in model.graph.input if value.name in needed or value.name in feeds]
+    return select_model_inputs_outputs(model, [output], kept)
 
 
 def _sources(model: ModelProto, output: str, feeds: Mapping[str, Any], quantization: str) -> list[str] | None:
@@ -505,7 +524,7 @@ class _Reading:
         known: dict[str, Difference | None] = dict.fromkeys(rounded)
         steps_checked = []
         for step in steps:
-            for contribution in step.outgoing:
+            for contribution in _complete_first(step, cotangents):
                 if contribution.of not in known and contribution.of in cotangents:
                     value = self.values[cotangents[contribution.of].value]
                     array = value if isinstance(value, np.ndarray) and is_float(value) else None
@@ -593,6 +612,15 @@ def _flat(
                 "feed other values, with which it lets a derivative through."
             ]
     return [f"{sentence} at these feeds."]
+
+
+def _complete_first(step: Step, cotangents: Mapping[str, Cotangent]) -> list[Contribution]:
+    """The contributions of a step, those first whose cotangent has no later contribution: its numbers are in sight."""
+
+    def is_open(contribution: Contribution) -> bool:
+        return contribution.of in cotangents and cotangents[contribution.of].complete > step.number
+
+    return sorted(step.outgoing, key=is_open)
 
 
 def _rounded(path: Path) -> set[str]:

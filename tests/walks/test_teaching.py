@@ -413,21 +413,30 @@ _RULES = {  # lines of a rule for chapter 2
     "waits": ("input('a number: ')", r"Line 8 waits for somebody to type, as input\(\) does"),
     "an axis, not a list": (
         "return d_Y, op.ReduceSum(d_Y, 0, keepdims=0)",
-        r"ReduceSum.*the axes are 0; they must be a list: write \[0\]",
+        r"^The gradient does not run .* ReduceSum failed on .*the axes are 0; they must be a list: write \[0\]\.$",
     ),
     "a list within": ("return [d_Y], b", r"returned a list of 1 for input X, .*Return dX itself, not a list with it"),
     "recursion": ("return answered(op, d_Y, X, b)", "calls itself without end"),
-    "one cotangent": ("return d_Y", "The rule returns dX, db, in this order"),
+    "one cotangent": (
+        "return op.Mul(d_Y, X)",
+        "returned one name; expected one each for .* returns dX, db, in this order",
+    ),
     "three cotangents": ("return d_Y, d_Y, d_Y", "The rule returns dX, db, in this order"),
     "nothing": ("pass", "returned None.*The rule returns dX, db"),
     "a number": ("return 1.0, d_Y", "returned the number 1.0 for input X"),
     "an array": ("import numpy as np\nreturn np.ones(3), d_Y", "names of tensors, not arrays"),
     "NumPy's product": ("return d_Y * X, d_Y", "raises TypeError.*names of tensors, not arrays"),
-    "NumPy's sum": ("return d_Y + X, d_Y", "names of tensors, not arrays"),
+    "NumPy's sum": (
+        "return d_Y + X, d_Y",
+        r"returned the text 'Y_gradX', which is the name of no tensor\. The parameters of a rule are names of tensors",
+    ),
+    "NumPy's sum, inside": ("return op.Neg(d_Y + X), d_Y", "reads the text 'Y_gradX', which is the name of no tensor"),
     "NumPy's method": ("return d_Y, d_Y.sum(0)", "names of tensors, not arrays"),
     "NumPy's function": ("import numpy as np\nreturn np.where(X > b, d_Y, 0), d_Y", "names of tensors|raises"),
     "an unknown operator": ("return op.Maximum(X, b), d_Y", "uses op.Maximum"),
-    "an unknown name": ("return dX, db", "Line 8 raises NameError: name 'dX'"),
+    "a misspelt operator": ("return op.Mull(X, b), d_Y", r"uses op\.Mull, .* Did you mean op\.Mul\?$"),
+    "an unknown name": ("return dX, db", r"Line 8 raises NameError: name 'dX' is not defined\.$"),
+    "a misspelt name": ("return dY, d_Y", r"name 'dY' is not defined\. Did you mean 'd_Y'\?"),
     "a wrong attribute": ("return d_Y, op.ReduceSum(d_Y, axis=0)", "the attribute 'axis'"),
     "sizes that never fit": ("return op.MatMul(X, op.Transpose(op.Concat(X, X, axis=1))), b", "does not run.*MatMul"),
     "integers": ("return d_Y, op.Cast(b, to=7)", "db: Its elements are int64"),
@@ -452,6 +461,12 @@ def test_a_rule_that_gives_no_gradient(what, answer, here):
     assert not verdict.right
     assert re.search(expected, " ".join(verdict.hints), re.DOTALL), verdict.hints
     assert "'node'" not in " ".join(verdict.hints)
+
+
+def test_a_node_that_does_not_run_is_found_in_the_answer(answer, here):
+    text = 'from refgrad.extend import rule\n@rule("AtLeast", domain="course")\n'
+    text += "def f(op, d_Y, X, b):\n    return d_Y, op.ReduceSum(d_Y, 0, keepdims=0)\n"
+    assert here(2, answer(2, text=text)).hints[1].startswith("Line 4: ReduceSum failed on inputs float32")
 
 
 def test_wrong_parameters_and_broadcast(answer, here):
@@ -606,14 +621,58 @@ def test_teach_judges(teach, answer):
         "  your db  = [[3.],",
         "              [0.]]",
         "  right db = [3.]",
+        f"The right formula: refgrad teach 2 {path} --formula",
     ]
+    code, out, _ = teach(2, path, "--formula")
+    assert code == 1
+    assert out.splitlines()[-1] == f"Right: {chapter_of(2).derivative}"
     found = json.loads(teach(2, path, "--json")[1])
     assert found["right"] is False
     assert found["example"]["expected"] == [3.0]
     code, out, _ = teach(2, answer(2, RIGHT[2][0]))
     assert code == 0
-    assert out.startswith("Right: at ")
+    assert re.match(r"Right at all \d+ inputs tried, by 3 methods: complex steps, finite differences, ", out)
     assert out.endswith("Next: refgrad teach 3\n")
+
+
+def test_teach_judges_several_answers_in_a_line_each(teach, answer, tmp_path):
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text(answer(1, RIGHT[1][0]).read_text())
+    wrong.write_text(answer(1, "return d_z, op.Mul(x, d_z)").read_text())
+    code, out, err = teach(1, right, wrong)
+    assert (code, err) == (1, "")
+    first, second = out.splitlines()
+    assert first == f"{right}: right"
+    assert second.startswith(f"{wrong}: not right. dx: Only one contribution")
+    documents = json.loads(teach(1, right, wrong, "--json")[1])
+    assert [(one["answer"], one["right"]) for one in documents] == [(str(right), True), (str(wrong), False)]
+    assert teach(1, right, right)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--start", "a0.py"), "Give a chapter, too: refgrad teach 1 --start a0.py"),
+        (("mine.py",), "Give a chapter first: refgrad teach 1 mine.py"),
+        (("x", "mine.py"), "There is no chapter x. A chapter is a number, 1 to 6."),
+        (("0",), "There is no chapter 0; there are 1 to 6."),
+    ],
+)
+def test_teach_without_a_chapter_says_so(teach, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = teach(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_no_hint_has_the_formula_which_is_given_on_request(number, teach):
+    chapter = CHAPTERS[number]
+    parts = [part.partition(" = ")[2] for part in re.split(r"[,;] (?=d)", chapter.derivative)]
+    if number in (3, 4, 6):
+        assert not [mistake.hint for mistake in chapter.mistakes for part in parts if part and part in mistake.hint]
+    assert f"Right: {chapter.derivative}" in teach(number, "--formula")[1]
 
 
 def test_bad_input(teach, tmp_path, answer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from refgrad.reverse.record import SweepRecord
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.registry import RULES
 from refgrad.walks import kinks, text
+from refgrad.walks.formulas import formula_text
 from refgrad.walks.numbers import as_json, inline, lines, plain
 from refgrad.walks.walk import walk
 
@@ -373,11 +375,32 @@ def test_of_several_elements_the_largest_is_walked_back_from(of):
     )
     assert found.of == "y[1, 0]"
     assert found.notes[0] == (
-        "The output 'y' has 4 elements: the walk starts from the largest, y[1, 0]. Another one is chosen with of (--of)."
+        "The output 'y' has 4 elements: the walk starts from the largest, y[1, 0]. "
+        "To choose another: --of 'y[0, 0]' (in Python of=…)."
     )
     np.testing.assert_array_equal(found.values["y_grad"], [[0, 0], [1, 0]])
     alone = walk(graph("y = Exp(x)", "float[1] x", "float[1] y"), {"x": np.zeros(1, np.float32)})
     assert (alone.of, alone.notes) == ("y", ())
+
+
+def test_an_inner_result_is_differentiated():
+    model = graph(
+        "h = Exp(x) k = Mul(h, x) q = Add(x, b) loss = ReduceSum <keepdims = 0> (k)", "float[2] x, float[2] b"
+    )
+    x = np.float32([1, 2])
+    found = walk(model, {"x": x}, of="h[1]")
+    assert found.of == "h[1]"
+    assert found.notes == ()  # b is not needed, and not drawn
+    np.testing.assert_allclose(found.values["x_grad"], [0, np.exp(2)], rtol=1e-6)
+    assert walk(model, {"x": x, "b": x}, of="h[1]").feeds.keys() == {"x", "b"}
+    with pytest.raises(OptionError, match=r"'h' has the shape \[2\], and no element \[7\]"):
+        walk(model, {"x": x}, of="h[7]")
+
+
+def test_the_name_of_a_node_leads_to_its_output():
+    model = graph("[first] h = Exp(x) loss = ReduceSum <keepdims = 0> (h)", "float[2] x")
+    with pytest.raises(UnknownNameError, match="'first' is a node, and its output is 'h'"):
+        walk(model, of="first")
 
 
 def test_an_element_that_does_not_exist():
@@ -544,7 +567,7 @@ def test_the_text_has_every_number():
     check_text(found)
     shown = text.text_of(found)
     for words in (
-        "step 1  ReduceSum", "step 5  MatMul", "dA = dC·B, dB = dC·A", "the sum of a_grad_0 + a_grad_1", "(step 2, Mul)",
+        "step 1  ReduceSum", "step 5  MatMul", "∂r = ∂s·a, ∂a = ∂s·r", "the sum of a_grad_0 + a_grad_1", "(step 2, Mul)",
         "a_grad summed over axis 0", "unchanged: the cotangent of a", "read  w: float32[3, 4]",
         "emits ", "check by ", "the seed",
     ):  # fmt: skip
@@ -591,6 +614,49 @@ def test_names_cannot_move_the_cursor():
     assert "\x1b" not in found.steps[0]._repr_html_()
 
 
+def test_the_text_says_which_input_a_contribution_comes_through():
+    shown = text.text_of(walk(graph("s = Mul(x, x) loss = ReduceSum <keepdims = 0> (s)", "float[2] x"), seed=1))
+    assert "(step 2, Mul, its input 0)" in shown
+    assert "(step 2, Mul, its input 1)" in shown
+
+
+def test_a_difference_stands_where_the_sum_is_complete():
+    """x is read by both products. The step of the second one checks y instead, and completes nothing of x before step 3."""
+    found = walk(graph("p = Mul(x, y) q = Mul(p, x) loss = ReduceSum <keepdims = 0> (q)", "float[2] x, float[2] y"))
+    assert [step.difference.of for step in found.steps] == ["q", "p", "x"]
+    assert "(the sum of all 2 contributions)" in text.text_of(found, 3)
+
+
+def test_a_difference_of_a_sum_that_is_not_complete_says_so():
+    found = walk(graph("p = Tanh(x) q = Mul(c, x) r = Add(p, q) loss = ReduceSum <keepdims = 0> (r)", "float[2] x",
+                       constants="<float c = {2}>"), wrt=["x"])  # fmt: skip
+    shown = [text.text_of(found, step.number) for step in found.steps]
+    [at] = [k for k, step in enumerate(found.steps) if step.operator == "Mul"]
+    assert "(the sum of all 2 contributions, complete at step 4)" in shown[at]
+    assert "(the sum of all 2 contributions)" in shown[3]
+
+
+def test_the_formula_has_the_names_of_the_tensors():
+    def formulas(body, **graph_options):
+        return [formula_text(step) for step in walk(graph(body, **graph_options), differences=False).steps]
+
+    assert formulas("y = Relu(x) loss = ReduceSum <keepdims = 0> (y)")[1] == "∂x = ∂y where y > 0, else 0"
+    gemm = "y = Gemm <transA = {}, transB = {}> (x, b) loss = ReduceSum <keepdims = 0> (y)"
+    square = "float[2, 2] x, float[2, 2] b"
+    plain = formulas(gemm.format(0, 0), inputs=square)[1]
+    assert plain.startswith("∂x = α·∂y·bᵀ, ∂b = α·xᵀ·∂y, ")
+    turned = formulas(gemm.format(1, 1), inputs=square)[1]
+    assert turned.startswith("∂xᵀ = α·∂y·b, ∂bᵀ = α·x·∂y, ")
+
+
+def test_emitted_nodes_have_their_attributes():
+    inputs = "float[2, 3] x, float[3, 4] b"
+    shown = text.text_of(walk(graph("y = Gemm(x, b) r = Relu(y) loss = ReduceSum <keepdims = 0> (r)", inputs)))
+    assert "b_grad = Gemm(x, y_grad) with beta = 0, transA = 1, transB = 0" in shown
+    assert "with to = bool" in shown
+    assert "loss = ReduceSum(r) with keepdims = 0" in shown
+
+
 # The command
 
 
@@ -614,7 +680,10 @@ def test_the_command(saved, tmp_path, capsys):
     assert "the gradients" in out
     code, out, _ = command("walk", saved, "--step", 3, capsys=capsys)
     assert code == 0
-    assert out.startswith("step 3  Relu")
+    assert re.match(r"loss, backwards through 5 nodes\nnote: 'x', 'b' were not fed.*\n\nstep 3  Relu", out)
+    assert "step 4" not in out
+    name = walk(mlp()).steps[2].node
+    assert command("walk", saved, "--step", name, capsys=capsys)[1] == out
     write_arrays(tmp_path / "feeds.npz", {"x": np.ones((2, 3), np.float32)})
     code, out, _ = command("walk", saved, "--feeds", tmp_path / "feeds.npz", "--json", capsys=capsys)
     assert json.loads(out)["notes"] == ["'b' was not fed: it is random, drawn with seed 0."]
@@ -627,7 +696,12 @@ def test_the_command(saved, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--step", "9"], "There is no step 9: the steps are 1 to 5"),
+        (
+            ["--step", "9"],
+            "There is no step 9. The steps, the last forward node first: 1 ReduceSum ReduceSum_4, 2 Mul Mul_3, 3 ",
+        ),
+        (["--step", "relu"], "There is no step relu. The steps, the last forward node first: 1 ReduceSum"),
+        (["--step", "0"], "There is no step 0. The steps"),
         (["--of", "y"], "--of y: the model has no output 'y'. Its outputs are 'loss'."),
         (["--of", "loss[0]"], "has the shape [], and no element [0]"),
         (["--feeds", "nowhere.npz"], "nowhere.npz"),

@@ -147,19 +147,21 @@ def test_the_channel_with_the_largest_gradient_is_named():
 
 
 @pytest.mark.parametrize(
-    ("graph", "letters"),
+    ("graph", "text"),
     [
-        ("(float[2] a) => (float[2] c) { c = Celu(a) }", {"x": "a", "X": "a", "y": "c", "Y": "c"}),
+        ("(float[2] a) => (float[2] c) { c = Celu(a) }", "∂a = ∂c where a > 0, else ∂c·exp(a/α)"),
         (
             "(bool[2] q, float[2] a, float[2] b) => (float[2] c) { c = Where(q, a, b) }",
-            {"x": "q", "condition": "q", "X": "a", "Y": "b", "y": "c", "output": "c"},
+            "∂a = ∂c where q, else 0; ∂b = 0 where q, else ∂c",
         ),
-        ("(float[2] a, float[2] b) => (float[4] c) { c = Concat <axis=0> (a, b) }", {"concat_result": "c"}),
     ],
 )
-def test_the_letters_of_a_formula_are_the_names_of_the_step(graph, letters):
+def test_a_formula_of_the_page_has_the_names_of_the_step(graph, text):
     document, _ = data_of(page(refgrad.walk(parsed(graph))))
-    assert document["steps"][0]["letters"].items() >= letters.items()
+    pieces = document["steps"][0]["formula"]
+    assert {"name": "a", "isGradient": True} in pieces
+    names = [f"{'∂' * one['isGradient']}{one['name']}" if isinstance(one, dict) else one for one in pieces]
+    assert "".join(names).startswith(text)
 
 
 def test_an_integer_that_javascript_lacks_is_text():
@@ -185,21 +187,32 @@ def test_a_question_is_answered_by_the_walk(name):
     asked = questions(walk)
     assert [one.step for one in asked] == [step.number for step in walk.steps]
     for one in asked:
-        array = walk.values[one.value]
-        assert one.answer == array[one.element]
-        assert abs(one.answer) == np.abs(array).max()
+        array = sum(walk.values[value].astype(np.float64) for value in one.values)
+        assert one.number == array[one.element]
+        assert abs(one.number) == np.abs(array).max()
         assert one.shape == array.shape
+        if one.is_whole:
+            np.testing.assert_allclose(array, walk.values[walk.cotangents[one.of].value], rtol=1e-6)
 
 
 def test_the_sheet_of_answers():
     rows = list(
-        csv.DictReader(answers({"a.html": questions(walked("mlp")), "=b": questions(walked("mlp", 1))}).splitlines())
+        csv.DictReader(
+            answers(
+                {"a.html": ("loss", questions(walked("mlp"))), "=b": ("loss", questions(walked("mlp", 1)))}
+            ).splitlines()
+        )
     )
     assert [row["page"] for row in rows] == ["a.html"] * 5 + ["'=b"] * 5  # no spreadsheet takes it for a formula
     assert [row["step"] for row in rows[:5]] == list("12345")
     for row, one in zip(rows, questions(walked("mlp")), strict=False):
-        assert float(row["value"]) == pytest.approx(one.answer, rel=1e-5)
-        assert row["shape"] == " ".join(map(str, one.shape))
+        assert row["differentiated"] == "loss"
+        if one.asks_shape:
+            assert row["asked"] == f"shape of ∂{one.of}"
+            assert row["answer"] == str(list(one.shape))
+        else:
+            assert row["asked"] == f"∂{one.of}{list(one.element)}"
+            assert float(row["answer"]) == pytest.approx(one.number, rel=1e-5)
 
 
 def test_lanes():
@@ -242,7 +255,7 @@ def test_a_page_for_each_student(model, capsys):
     for seed, file in enumerate(said["pages"], 1):
         expected = questions(refgrad.walk(mlp(), seed=seed))
         mine = [row for row in rows if row["page"] == file]
-        assert [float(row["value"]) for row in mine] == pytest.approx([one.answer for one in expected], rel=1e-5)
+        assert [row["answer"] for row in mine] == [one.answer for one in expected]
         assert data_of(Path(file).read_text(encoding="utf-8"))[0]["quiz"]
 
 
@@ -257,6 +270,20 @@ def test_a_page_for_each_student(model, capsys):
 def test_each_page_that_was_written_is_named_once(model, capsys, seeds, said):
     assert main(["walk", model, "--html", "p.html", "--seed", seeds]) == 0
     assert capsys.readouterr().out == said
+
+
+def test_the_name_of_a_page_may_end_in_capitals(model, capsys):
+    assert main(["walk", model, "--html", "p.HTML"]) == 0
+    assert Path("p.HTML").exists()
+
+
+def test_pages_that_differentiate_different_elements_say_so(model, capsys):
+    assert main(["walk", model, "--html", "p.html", "--of", "a", "--seed", "1:3"]) == 0
+    elements = list(dict.fromkeys(refgrad.walk(mlp(), of="a", seed=seed).of for seed in (1, 2, 3)))
+    note = f"note: each page starts from the largest element of its output: {', '.join(elements)}. "
+    assert capsys.readouterr().out.startswith(f"{note}To take the same on all pages: --of '{elements[0]}'\n")
+    rows = list(csv.DictReader(Path("p_answers.csv").read_text(encoding="utf-8").splitlines()))
+    assert list(dict.fromkeys(row["differentiated"] for row in rows)) == elements
 
 
 @pytest.mark.parametrize(
@@ -304,7 +331,9 @@ def test_the_whole_way_back_is_shown(opened, name):
         lines = shown.locator(".line").count()
         assert shown.locator(".formula").count() == (lines < len(step.outgoing))
         for one in step.outgoing:
-            compare_card(shown, walk, f"∂{one.of}", f"contribution to ∂{one.of}", one.value)
+            again = sum(other.of == one.of for other in step.outgoing) > 1
+            by = f", {('first', 'second')[one.position]} input" if again else ""
+            compare_card(shown, walk, f"∂{one.of}", f"contribution to ∂{one.of}{by}", one.value)
         for one in step.incoming:
             compare_card(shown, walk, f"∂{one.of}", f"∂{one.of}", one.value)
         assert shown.locator("#emitted").count() == bool(step.emitted)
@@ -343,12 +372,12 @@ def test_the_name_of_a_value_leads_to_the_node_that_made_it(opened):
 
 def test_a_formula_has_the_names_of_the_tensors(opened):
     shown = opened(walked("mlp"), "#step=5")
-    written = [line.text_content() for line in shown.locator(".line > math").all()]
+    written = [line.text_content() for line in shown.locator(".line .symbols").all()]
     assert written == ["∂x=∂h·W1T", "∂W1=xT·∂h"]
     shown.locator(".card.out", has_text="∂W1").locator("td[data-row]").first.click()
     assert "∂h[0, 0]" in shown.locator("#inspector").inner_text()  # it equals ∂hb, which is not what this step reads
     shown.evaluate("walkPage.go(4)")
-    assert shown.locator(".line > math").last.text_content() == "∂b1=∑axis\u00a00(∂hb)"
+    assert shown.locator(".line .symbols").last.text_content() == "∂b1=∑axis\u00a00(∂hb)"
     model = parsed("(float[2] a, float[2] d) => (float y) { c = Celu(a) p = Mul(c, d) y = ReduceSum <keepdims=0> (p) }")
     shown = opened(refgrad.walk(model), "#step=3")
     assert shown.locator(".formula").inner_text() == "∂a = ∂c where a > 0, else ∂c·exp(a/α)"
@@ -374,7 +403,7 @@ def test_the_picture_shows_where_the_gradient_goes(opened):
 
 def test_a_part_of_a_gradient_is_called_so(opened):
     shown = opened(walked("attention"), "#step=12")
-    assert shown.locator(".line > math").first.text_content() == "∂x+=∂q·QT"
+    assert shown.locator(".line .symbols").first.text_content() == "∂x+=∂q·QT"
     assert shown.locator(".picture text.gradient").first.text_content().startswith("part of ∂x, max")
 
 
@@ -424,7 +453,7 @@ def test_the_textbook_lines_are_the_numbers_of_the_model(opened, name):
     lines = 0
     for k in range(1, len(walk.steps) + 1):
         shown.evaluate(f"walkPage.go({k})")
-        lines += shown.locator(".line", has_text="the model's numbers agree").count()
+        lines += shown.locator(".line", has_text="it gives the model's numbers").count()
     assert lines >= {"regression": 6, "mlp": 5, "attention": 15, "convolution": 2}[name]
 
 
@@ -584,6 +613,183 @@ def test_a_hostile_name_is_only_text(opened):
     assert shown.locator("script").count() == 2  # the data and the program
 
 
+# In a browser: values that a node reads twice
+
+TWICE = {  # a node that reads e twice
+    "Mul": "s = Mul(e, e)",
+    "MatMul": "s = MatMul(e, e)",
+    "Add": "s = Add(e, e)",
+    "Concat": "s = Concat <axis = 0> (e, e)",
+}
+
+
+@cache
+def reading_twice(operator):
+    body = f"e = Tanh(x) {TWICE[operator]} q = Exp(s) loss = ReduceSum <keepdims = 0> (q)"
+    return refgrad.walk(parsed(f"(float[2, 2] x) => (float loss) {{ {body} }}"), seed=4)
+
+
+@pytest.mark.parametrize("operator", TWICE)
+def test_a_value_that_is_read_twice_is_asked_for_as_a_whole(opened, operator):
+    walk = reading_twice(operator)
+    asked = questions(walk)[2]
+    whole = walk.values[walk.cotangents["e"].value]
+    assert (asked.of, asked.is_whole, asked.asked) == ("e", True, f"∂e{list(asked.element)}")
+    assert asked.number == pytest.approx(float(whole[asked.element]), rel=1e-5)
+    shown = opened(walk, "#step=3", quiz=True)
+    assert shown.locator(".guess label").inner_text().startswith(asked.asked)
+    assert f"{operator} reads e 2 times: add what each gives." in shown.locator(".guess").inner_text()
+    field = shown.locator(".guess input")
+    field.fill(f"{asked.number:.5g}")
+    field.press("Enter")
+    assert shown.locator("#step > .feedback.right").inner_text().startswith("✓ Right")
+
+
+@pytest.mark.parametrize("operator", TWICE)
+def test_the_contributions_of_one_node_are_told_apart(opened, operator):
+    walk = reading_twice(operator)
+    shown = opened(walk, "#step=3")
+    text = shown.locator("#step").inner_text()
+    assert shown.get_by_text("By the first input").count() == shown.get_by_text("By the second input").count() == 1
+    titles = shown.locator(".card.out h4").all_inner_texts()
+    assert titles == ["contribution to ∂e, first input", "contribution to ∂e, second input", "∂e, the sum"]
+    assert "One of 2 contributions to ∂e; the other comes from the second input." in text
+    assert f"The sum of step 3 ({operator}, first input) + step 3 ({operator}, second input)" in text
+    assert "gives ∂e." in text
+    size = np.abs(walk.values[walk.cotangents["e"].value]).max()
+    shown_size = shown.locator(".picture text.gradient").first.text_content()
+    assert number(shown_size.removeprefix("∂e, max ")) == pytest.approx(float(size), rel=0.06)
+
+
+def test_a_part_of_a_gradient_is_asked_for_as_a_part(opened):
+    walk = walked("attention")
+    asked = questions(walk)[9]
+    assert (asked.of, asked.is_whole, asked.asked) == ("x", False, f"contribution to ∂x{list(asked.element)}")
+    shown = opened(walk, "#step=10", quiz=True)
+    assert shown.locator(".guess label").inner_text().startswith(f"Contribution to ∂x{list(asked.element)}")
+
+
+def test_a_difference_stands_where_its_gradient_is_complete(opened):
+    model = parsed(
+        "(float[2] x) => (float y) <float c = {2}> "
+        "{ p = Tanh(x) q = Mul(c, x) r = Add(p, q) y = ReduceSum <keepdims=0> (r) }"
+    )
+    walk = refgrad.walk(model, wrt=["x"])
+    [part] = [step.number for step in walk.steps if step.operator == "Mul"]
+    last = walk.cotangents["x"].complete
+    shown = opened(walk, f"#step={part}")
+    assert shown.locator(".check").inner_text() == f"∂x is complete at step {last}, after its last contribution."
+    shown.locator(".check button").click()
+    assert shown.locator("#position").inner_text().startswith(f"step {last} of")
+    assert "Checked by a finite difference: moving x[" in shown.locator(".check").inner_text()
+
+
+# In a browser: formulas with numbers
+
+
+def numbers_of(shown):
+    """The line of numbers under the first formula, with names in place of the matrices."""
+    parts = shown.locator(".line").first.locator(".numbers .op, .numbers .tile > span").all_inner_texts()
+    return " ".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        ("Relu(a)", "y = max(0, a )"),
+        ("Softmax <axis = 0> (a)", "y = softmax( a )"),
+        ("Transpose <perm = [1, 0]> (a)", "y = ( a )ᵀ"),
+        ("Tanh(a)", "y = tanh( a )"),
+        ("Neg(a)", "y = − a"),
+        ("MatMul(a, b)", "y = a · b"),
+        ("Gemm <transB = 1> (a, b)", "y = a · bᵀ"),
+        ("Gemm <alpha = 0.5, transA = 1> (a, b, b)", "y = 0.5 · aᵀ · b + b"),
+        ("Add(a, b)", "y = a + b"),
+        ("Flatten(a)", "y from a"),
+    ],
+)
+def test_the_numbers_of_a_forward_formula_are_an_equation_or_named(opened, node, text):
+    model = parsed(
+        f"(float[2, 2] a, float[2, 2] b) => (float loss) {{ y = {node} k = Mul(y, b) loss = ReduceSum <keepdims=0> (k) }}"
+    )
+    assert numbers_of(opened(refgrad.walk(model), "#forward=1")) == text
+
+
+def test_a_softmax_shows_its_sum_with_the_words_of_the_formula(opened):
+    walk = walked("attention")
+    shown = opened(walk, "#step=6")
+    assert numbers_of(shown) == "∂scores = p ⊙ ( ∂p − ∑ ∂p ⊙ p )"
+    total = shown.locator(".tile", has_text="∑ ∂p ⊙ p").locator("mn").all_text_contents()
+    p, d = (walk.values[name].astype(np.float64) for name in ("p", "p_grad"))
+    np.testing.assert_allclose([number(x) for x in total], (p * d).sum(1), rtol=1e-2)
+    shown.locator(".card.out td[data-row]").first.click()
+    assert "p[0, 0] · (∂p − ∑ ∂p ⊙ p)[0, 0] = " in shown.locator("#inspector").inner_text()
+    shown.evaluate("walkPage.go(-6)")
+    assert "∑last" in shown.locator(".line .symbols").text_content()
+    shown.locator(".card.out td[data-row]").first.click()
+    scores = walk.values["scores"].astype(np.float64)[0]
+    assert f"÷ {np.exp(scores).sum():.4g}" in shown.locator("#inspector").inner_text()
+    assert shown.locator("#inspector table.terms tbody tr").count() == 3
+
+
+def test_a_click_on_a_number_of_a_formula_shows_its_terms(opened):
+    shown = opened(walked("mlp"), "#step=2")
+    inspector = shown.locator("#inspector h2")
+    shown.locator(".line").first.locator(".tile", has_text="W2ᵀ").locator("mtd").nth(1).click()
+    assert inspector.inner_text() == "W2[1, 0]"  # the formula has it transposed
+    assert shown.evaluate("document.activeElement.matches('.edit input')")
+    shown.locator(".line").first.locator(".tile", has_text="∂a").locator("mtd").nth(6).click()
+    assert inspector.inner_text() == "∂a[1, 1]"
+    assert shown.locator("#inspector table.terms").count() == 1
+
+
+def test_a_contribution_is_called_so_where_it_is_inspected(opened):
+    shown = opened(walked("attention"), "#step=12")
+    shown.locator(".card.out td[data-row]").first.click()
+    assert shown.locator("#inspector h2").inner_text() == "contribution to ∂x[0, 0]"
+    assert "By step 12: MatMul." in shown.locator("#inspector").inner_text()
+
+
+def test_what_passes_through_before_a_sum_is_not_said_to_need_no_node(opened):
+    shown = opened(walked("mlp"), "#step=4")
+    note = shown.locator(".card.out", has_text="∂b1").locator(".more").inner_text()
+    assert note.startswith("∂hb passes through unchanged, before it is summed. b1 was repeated")
+    assert "no node is written for it" in shown.locator(".card.out").first.inner_text()
+
+
+def test_a_long_formula_breaks_into_lines_on_a_phone(opened):
+    shown = opened(walked("attention"), "#step=6", width=390)
+    assert shown.locator(".line").first.evaluate("one => one.scrollWidth <= one.clientWidth")
+    assert shown.locator("#notes details").count() == 1
+    assert not shown.locator("#notes .note").first.is_visible()
+    shown.evaluate("walkPage.go(-100)")
+    assert shown.locator("#notes .note").first.is_visible()
+
+
+def test_what_the_formula_shows_is_folded_among_the_values_needed(opened):
+    shown = opened(walked("mlp"), "#step=2")
+    assert shown.locator("#read summary").inner_text() == "Values it needs: W2 and a, as in the formula"
+    assert not shown.locator("#read .card").first.is_visible()
+    shown.evaluate("walkPage.go(3)")
+    assert shown.locator("#read").count() == 0
+    assert shown.locator(".card", has_text="The result of Relu").count() == 1
+
+
+def test_rounding_is_no_mean(opened):
+    model = parsed("(float[4, 2] x) => (float y) { y = ReduceSum <keepdims=0> (x) }")
+    x = np.full((4, 2), 0.1, np.float32) * np.float32([[1, -1]]) + np.float32(1e-8)
+    assert 0 < abs(x.mean()) < 1e-7
+    shown = opened(refgrad.walk(model, {"x": x}))
+    assert shown.locator(".card .meta").first.inner_text().endswith("mean 0")
+
+
+def test_a_constant_is_said_to_have_no_gradient(opened):
+    shown = opened(walked("attention"))
+    shown.keyboard.press("End")
+    said = "Taken for constants, so they have no gradient here: scale. --wrt scale asks for one."
+    assert said in shown.locator("#step").inner_text()
+
+
 # In a browser: changed numbers
 
 
@@ -623,6 +829,20 @@ def test_everything_follows_a_changed_number(opened, name):
     for value in expected:
         got = shown.evaluate(f"walkPage.value({json.dumps(value)})")
         np.testing.assert_array_equal(np.reshape(got["data"], got["dims"]).astype(np.float32), walk.values[value])
+
+
+def test_a_changed_number_has_its_differences(opened):
+    walk = walked("regression")
+    shown = opened(walk, "#step=2")
+    before = shown.locator(".check").inner_text()
+    assert "it gives the model's numbers" in shown.locator("#step").inner_text()
+    assert shown.evaluate("walkPage.change('X', 0, 1.5)") == ""
+    after = shown.locator(".check").inner_text()
+    assert after != before
+    told = re.search(r"by (\S+) times as much; .* is (\S+) \(", after)
+    assert number(told[1]) == pytest.approx(number(told[2]), rel=1e-4)
+    assert "float64" in shown.locator(".card .meta").first.inner_text()
+    assert "the model's numbers" not in shown.locator("#step").inner_text()
 
 
 def test_a_number_is_changed_by_hand(opened):
@@ -799,14 +1019,16 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     assert shown.locator("#step .line .tile").count() == 0
     says, field = partial(guessed, shown), shown.locator(".guess input")
 
+    asked = shown.locator(".guess p").first.inner_text()
+    assert asked == f"Guess first. What is ∂s{list(answer.element)}? Two per cent off is close enough."
     assert says("?") == "Write a number such as 0.25."
-    assert says(str(-answer.answer)) == "The size is right, the sign is not."
-    assert says(str(answer.answer * 2)) == "Off by a factor of 2: too large."
-    assert says(str(answer.answer / 10)) == "Off by a factor of 10: too small."
+    assert says(str(-answer.number)) == "The size is right, the sign is not."
+    assert says(str(answer.number * 2)) == "Off by a factor of 2: too large."
+    assert says(str(answer.number / 10)) == "Off by a factor of 10: too small."
     assert "Too large" in says("55")
-    others = [x for x in walk.values["s_grad"].ravel() if not 0.9 < abs(x / answer.answer) < 1.1]
+    others = [x for x in walk.values["s_grad"].ravel() if not 0.9 < abs(x / answer.number) < 1.1]
     assert "That is the element" in says(str(others[0]))
-    field.fill(f"{answer.answer * 1.005:.5f}")
+    field.fill(f"{answer.number * 1.005:.5f}")
     field.press("Enter")
     assert shown.locator("#step > .feedback.right").inner_text().startswith("✓ Right")
     assert step.locator(".card.out").count() == 1
@@ -817,11 +1039,31 @@ def test_the_quiz_hides_until_it_is_guessed(opened):
     assert "A gradient has the shape of its value." in says("4")
     assert "a size is not" in says("4, 6")
     for text in ("", "abc", "1e999", "-1", "4.5"):
-        assert says(text) == "Write a shape such as [2, 3]."
+        assert says(text) == "Write a shape such as [4, 3]."
     assert "a size is not" in says("[4, 6]")
     field.fill("4 x 5")
     field.press("Enter")
     assert step.locator(".card.out").count() == 2
+
+
+def test_the_quiz_leads_to_its_first_question_and_counts(opened):
+    walk = walked("mlp")
+    shown = opened(walk, quiz=True)
+    assert "Quiz: 5 questions on the way back" in shown.locator("#step").inner_text()
+    shown.get_by_role("button", name="To the first question").click()
+    assert shown.locator("#position").inner_text().startswith("step 1 of")
+    field = shown.locator(".guess input")
+    field.fill(str(questions(walk)[0].number))
+    field.press("Enter")
+    shown.evaluate("walkPage.go(2)")
+    shown.get_by_role("button", name="Show the answer").click()
+    shown.keyboard.press("End")
+    assert shown.locator(".score").inner_text() == "Quiz: 1 of 5 answered, 3 open: step 3, step 4 and step 5."
+    shown.reload()
+    shown.wait_for_selector("html[data-editable]")
+    assert shown.locator(".score").inner_text().startswith("Quiz: 1 of 5 answered, 3 open")
+    shown = opened(walked("mlp", 1), "#step=6", quiz=True)
+    assert shown.locator(".score").inner_text().startswith("Quiz: 0 of 5 answered, 5 open")
 
 
 def test_a_guess_is_judged_at_the_size_of_the_answer(opened):
@@ -908,6 +1150,8 @@ def test_keyboard_only(opened):
         assert shown.locator("#position").inner_text() == expected
     shown.keyboard.press("?")
     assert shown.locator("#keys").is_visible()
+    assert "Short for ∂loss/∂v." in shown.locator("#keys").inner_text()
+    assert "orange is positive, blue negative" in shown.locator("#keys").inner_text()
     shown.keyboard.press("Escape")
     assert not shown.locator("#keys").is_visible()
     shown.keyboard.press("d")
@@ -1045,7 +1289,7 @@ def test_a_wide_tensor_is_turned_by_buttons(opened):
 def test_the_inspector_does_not_cover_what_it_is_about(opened, width, height):
     walk = walked("mlp")
     shown = opened(walk, f"#step={len(walk.steps)}", width=width, height=height)
-    cells = shown.locator("#step td[data-row]")
+    cells = shown.locator("#step td[data-row]:visible")
     for k in (0, cells.count() // 2, cells.count() - 1):
         cells.nth(k).click()
         cell, sheet = (shown.locator(one).first.bounding_box() for one in ("#step td.chosen", "#inspector"))

@@ -108,11 +108,10 @@ def _by_scores(p: SimpleNamespace, **how: Any) -> np.ndarray:
     return _through(p, _weights(p, **how), _dot)
 
 
-_CHAIN = "dP = dY·Vᵀ, dS = P·(dP − Σ P·dP), dQ = scale·dS·K, dK = scale·dSᵀ·Q, dV = Pᵀ·dY"
 _NO_MASK = "The mask is forgotten: P has to be computed with it, as the operator does."
 _NO_SCALE = "The scale is forgotten in S: P is not the P of the operator."
-_NO_FACTOR = "The scale is forgotten: S = scale·Q·Kᵀ, so dQ and dK have it as a factor."
-_NO_SUM = f"The softmax's sum term is missing: dS = P·(dP − Σ P·dP), summed over each row. {_CHAIN}."
+_NO_FACTOR = "The scale is forgotten: S has it as a factor, so dQ and dK have it, too."
+_NO_SUM = "The softmax's sum term is missing: each score is in the sum that divides its whole row."
 _AXIS = "The sum of softmax goes over the keys, axis 1, and yours goes over axis 0."
 _PLAIN_SUM = "The sum term is Σ P·dP, and yours is Σ dP."
 _MEAN = "The sum term is Σ P·dP, and yours is the mean of P·dP."
@@ -134,7 +133,7 @@ _MISTAKES = (
     *_on_both("The scale is a factor of dQ and dK once, and yours has it twice.", lambda p: _by_scores(p) * p.scale),
     *_on_both(_NO_SUM, lambda p: _through(p, _weights(p), lambda P, dP: 0)),
     *_on_both(
-        f"The softmax's sum term and the mask are missing. {_CHAIN}.",
+        "The softmax's sum term and the mask are missing.",
         lambda p: _through(p, _weights(p, masked=False), lambda P, dP: 0),
     ),
     *_on_both(_AXIS, lambda p: _through(p, _weights(p), lambda P, dP: (P * dP).sum(0, keepdims=True))),
@@ -149,26 +148,25 @@ _MISTAKES = (
         lambda p: _through(p, _weights(p), lambda P, dP: P * dP),
     ),
     *_on_both(
-        "The sign of the sum term is wrong: dS = P·(dP − Σ P·dP).",
+        "The sign of the sum term of dS is wrong.",
         lambda p: _through(p, _weights(p), lambda P, dP: -_dot(P, dP)),
     ),
-    *_on_both(
-        "The factor P is missing: dS = P·(dP − Σ P·dP).", lambda p: p.d_Y @ p.V.T - _dot(_weights(p), p.d_Y @ p.V.T)
-    ),
+    *_on_both("The factor P of dS is missing.", lambda p: p.d_Y @ p.V.T - _dot(_weights(p), p.d_Y @ p.V.T)),
     *_on_both(_SKIPPED, lambda p: p.d_Y @ p.V.T),
     *_on_both(
-        "V is not transposed: dP = dY·Vᵀ.", lambda p: _weights(p) * (p.d_Y @ p.V - _dot(_weights(p), p.d_Y @ p.V))
+        "V is not transposed in dP: look at the shapes.",
+        lambda p: _weights(p) * (p.d_Y @ p.V - _dot(_weights(p), p.d_Y @ p.V)),
     ),
     Mistake(
         "Q",
         "Yours is dK: the cotangents may be in the wrong order. Return dQ, dK, dV.",
         lambda p: p.scale * _by_scores(p).T @ p.Q,
     ),
-    Mistake("Q", "Yours has dSᵀ, which belongs to dK: dQ = scale·dS·K.", lambda p: p.scale * _by_scores(p).T @ p.K),
-    Mistake("Q", "Yours has Q in the place of K: dQ = scale·dS·K.", lambda p: p.scale * _by_scores(p) @ p.Q),
+    Mistake("Q", "Yours has dSᵀ, which belongs to dK.", lambda p: p.scale * _by_scores(p).T @ p.K),
+    Mistake("Q", "Yours has Q in the place of K.", lambda p: p.scale * _by_scores(p) @ p.Q),
     Mistake(
         "Q",
-        "K is transposed, and it must not be: S = scale·Q·Kᵀ is transposed already, so dQ = scale·dS·K.",
+        "K is transposed, and it must not be: in S it is transposed already.",
         lambda p: p.scale * _by_scores(p) @ p.K.T,
     ),
     Mistake(
@@ -176,10 +174,10 @@ _MISTAKES = (
         "Yours is dQ: the cotangents may be in the wrong order. Return dQ, dK, dV.",
         lambda p: p.scale * _by_scores(p) @ p.K,
     ),
-    Mistake("K", "dS is not transposed: dK = scale·dSᵀ·Q.", lambda p: p.scale * _by_scores(p) @ p.Q),
-    Mistake("K", "Yours is the transpose of dK: dK = scale·dSᵀ·Q.", lambda p: p.scale * p.Q.T @ _by_scores(p)),
-    Mistake("K", "Yours has K in the place of Q: dK = scale·dSᵀ·Q.", lambda p: p.scale * _by_scores(p).T @ p.K),
-    Mistake("V", "P is not transposed: dV = Pᵀ·dY.", lambda p: _weights(p) @ p.d_Y),
+    Mistake("K", "dS is not transposed: look at the shapes.", lambda p: p.scale * _by_scores(p) @ p.Q),
+    Mistake("K", "Yours is the transpose of dK.", lambda p: p.scale * p.Q.T @ _by_scores(p)),
+    Mistake("K", "Yours has K in the place of Q.", lambda p: p.scale * _by_scores(p).T @ p.K),
+    Mistake("V", "P is not transposed: look at the shapes.", lambda p: _weights(p) @ p.d_Y),
     Mistake("V", _NO_MASK, lambda p: _weights(p, masked=False).T @ p.d_Y),
     Mistake("V", _ZERO, lambda p: _weights(p, hidden=0.0).T @ p.d_Y),
     Mistake("V", _NO_SCALE, lambda p: _weights(p, scaled=False).T @ p.d_Y),
@@ -188,13 +186,13 @@ _MISTAKES = (
     ),
     Mistake("V", _AXIS, lambda p: _weights(p, axis=0).T @ p.d_Y),
     Mistake("V", "Yours has S in the place of P: the softmax is missing.", lambda p: (p.scale * p.Q @ p.K.T).T @ p.d_Y),
-    Mistake("V", "Yours is the transpose of dV: dV = Pᵀ·dY.", lambda p: p.d_Y.T @ _weights(p)),
+    Mistake("V", "Yours is the transpose of dV.", lambda p: p.d_Y.T @ _weights(p)),
     Mistake(
         "V",
-        "Yours has the scale as a factor, and V is not scaled: dV = Pᵀ·dY.",
+        "Yours has the scale as a factor, and V is not scaled.",
         lambda p: p.scale * _weights(p).T @ p.d_Y,
     ),
-    Mistake("V", "The factor P is missing: dV = Pᵀ·dY.", lambda p: p.d_Y),
+    Mistake("V", "The factor P of dV is missing.", lambda p: p.d_Y),
 )
 
 CHAPTER = Chapter(
@@ -202,6 +200,7 @@ CHAPTER = Chapter(
     title="Attention, and the gradient of a gradient",
     page="docs/course/6_attention.md",
     operator="Attend",
+    derivative="dP = dY·Vᵀ, dS = P·(dP − Σ P·dP), dQ = scale·dS·K, dK = scale·dSᵀ·Q, dV = Pᵀ·dY",
     formula="Y = softmax(where(mask, scale·Q·Kᵀ, −∞))·V",
     inputs={"Q": 2, "K": 2, "V": 2, "mask": 2},
     floats=("Q", "K", "V"),

@@ -110,6 +110,7 @@ CHAPTER = Chapter(
     title="Broadcasting, and why its gradient is a sum",
     page="docs/course/2_broadcasting.md",
     operator="AtLeast",
+    derivative="dX = dY where X > b, else 0; db = dY where X ≤ b, else 0, summed over the rows",
     formula="Y = max(X, b)",
     inputs={"X": 2, "b": 1},
     floats=("X", "b"),

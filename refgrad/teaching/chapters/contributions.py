@@ -103,6 +103,7 @@ CHAPTER = Chapter(
     title="z = x·x, and why contributions add",
     page="docs/course/1_contributions.md",
     operator="MulAdd",
+    derivative="dx = dz·y + dz, dy = dz·x",
     formula="z = x·y + x",
     inputs={"x": 1, "y": 1},
     floats=("x", "y"),

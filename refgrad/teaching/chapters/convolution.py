@@ -163,6 +163,7 @@ CHAPTER = Chapter(
     title="Convolution, gathered and scattered",
     page="docs/course/5_convolution.md",
     operator="Convolve",
+    derivative="dx[stride·i + k] += dy[i]·w[k], dw[k] = Σ_i x[stride·i + k]·dy[i]",
     formula="y[i] = Σ_k x[stride·i + k]·w[k]",
     inputs={"x": 3, "w": 3},
     floats=("x", "w"),

@@ -69,35 +69,30 @@ def _n(p: SimpleNamespace) -> int:
     return int(p.scores.shape[0])
 
 
-_RIGHT = "dscores = (p − t)/N·dloss"
 _MISTAKES = (
     Mistake(
         "scores",
-        f"The division by N is missing: the loss is a mean over the rows. {_RIGHT}.",
+        "The division by N is missing: the loss is a mean over the rows.",
         lambda p: (_p(p) - p.target) * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"The sign is wrong: more score at the right class makes the loss smaller. {_RIGHT}.",
+        "The sign is wrong: more score at the right class makes the loss smaller.",
         lambda p: (p.target - _p(p)) / _n(p) * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"The sign is wrong, and the division by N is missing. {_RIGHT}.",
+        "The sign is wrong, and the division by N is missing.",
         lambda p: (p.target - _p(p)) * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"The softmax's sum term is missing: each score is in the sum that divides all of them, which gives p. {_RIGHT}.",
+        "The softmax's sum term is missing: each score is in the sum that divides all of them, which gives p.",
         lambda p: -p.target / _n(p) * p.d_loss,
     ),
-    Mistake(
-        "scores", f"The softmax's sum term and the division by N are missing. {_RIGHT}.", lambda p: -p.target * p.d_loss
-    ),
-    Mistake(
-        "scores", f"The target is missing: yours is the sum term alone. {_RIGHT}.", lambda p: _p(p) / _n(p) * p.d_loss
-    ),
-    Mistake("scores", f"The target and the division by N are missing. {_RIGHT}.", lambda p: _p(p) * p.d_loss),
+    Mistake("scores", "The softmax's sum term and the division by N are missing.", lambda p: -p.target * p.d_loss),
+    Mistake("scores", "The target is missing: yours is the sum term alone.", lambda p: _p(p) / _n(p) * p.d_loss),
+    Mistake("scores", "The target and the division by N are missing.", lambda p: _p(p) * p.d_loss),
     Mistake(
         "scores",
         "Yours stops at the probabilities: −t/p is the derivative by p. From p to the scores goes the derivative of softmax.",
@@ -111,30 +106,30 @@ _MISTAKES = (
     ),
     Mistake(
         "scores",
-        f"Only the diagonal of softmax's Jacobian: the right class's probability depends on the other scores too. {_RIGHT}.",
+        "Only the diagonal of softmax's Jacobian: the right class's probability depends on the other scores too.",
         lambda p: -p.target * (1 - _p(p)) / _n(p) * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"Only the diagonal of softmax's Jacobian, and the division by N is missing. {_RIGHT}.",
+        "Only the diagonal of softmax's Jacobian, and the division by N is missing.",
         lambda p: -p.target * (1 - _p(p)) * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"Yours goes through softmax once more: p − t is already the derivative by the scores. {_RIGHT}.",
+        "Yours goes through softmax once more: the derivative of softmax is in it twice.",
         lambda p: _p(p) * (_p(p) - p.target) / _n(p) * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"Yours divides by the number of classes, and the mean is over the N rows. {_RIGHT}.",
+        "Yours divides by the number of classes, and the mean is over the N rows.",
         lambda p: (_p(p) - p.target) / p.scores.shape[1] * p.d_loss,
     ),
     Mistake(
         "scores",
-        f"Yours divides by the number of elements, and the mean is over the N rows. {_RIGHT}.",
+        "Yours divides by the number of elements, and the mean is over the N rows.",
         lambda p: (_p(p) - p.target) / p.scores.size * p.d_loss,
     ),
-    Mistake("scores", f"Yours divides by N twice. {_RIGHT}.", lambda p: (_p(p) - p.target) / _n(p) ** 2 * p.d_loss),
+    Mistake("scores", "Yours divides by N twice.", lambda p: (_p(p) - p.target) / _n(p) ** 2 * p.d_loss),
     Mistake(
         "scores",
         "The softmax goes over the rows, axis 0. Each row is a sample: it goes over the classes, axis 1.",
@@ -163,6 +158,7 @@ CHAPTER = Chapter(
     title="Softmax with cross entropy",
     page="docs/course/4_cross_entropy.md",
     operator="CrossEntropy",
+    derivative="dscores = (softmax(scores) − target)/N·dloss",
     formula="loss = −mean(log(softmax(scores)[target]))",
     inputs={"scores": 2, "target": 2},
     floats=("scores",),

@@ -46,8 +46,8 @@ def _points() -> list[ExercisePoint]:
     return [ExercisePoint({"A": halves(rng, m, k), "B": halves(rng, k, n)}, halves(rng, m, n)) for m, k, n in sizes]
 
 
-_A = "dA = dY·Bᵀ: of shape (M, N)·(N, K)"
-_B = "dB = Aᵀ·dY: of shape (K, M)·(M, N)"
+_A = "dY has shape (M, N), B has (K, N), and dA has the shape of A, (M, K)"
+_B = "A has shape (M, K), dY has (M, N), and dB has the shape of B, (K, N)"
 _MISTAKES = (
     Mistake("A", f"B is not transposed. {_A}.", lambda p: p.d_Y @ p.B),
     Mistake("A", f"The operands are swapped, and B is not transposed. {_A}.", lambda p: p.B @ p.d_Y),
@@ -85,6 +85,7 @@ CHAPTER = Chapter(
     page="docs/course/3_matmul.md",
     operator="Product",
     formula="Y = A·B",
+    derivative="dA = dY·Bᵀ, dB = Aᵀ·dY",
     inputs={"A": 2, "B": 2},
     floats=("A", "B"),
     output="Y",
