@@ -9,6 +9,7 @@ intermediate result is rounded (cancellation and kinks can move it far).
 
 from __future__ import annotations
 
+import itertools
 import re
 import reprlib
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
+from refgrad import interruption
 from refgrad.backends import Backend, available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.discovery import BUILT_IN
@@ -131,7 +133,7 @@ class Check:
     """The result of `check`.
 
     `skipped` says which dialects were not compared on which executor, and why. `tolerance` is the error that was allowed, or
-    None for what rounding explains.
+    None for what rounding explains. `stopped` says why the check ended before all was compared, "" if it did not.
     """
 
     wrt: tuple[str, ...]
@@ -141,6 +143,7 @@ class Check:
     rows: tuple[Row, ...]
     skipped: tuple[str, ...] = ()
     tolerance: float | None = None
+    stopped: str = ""
 
     @property
     def ok(self) -> bool:
@@ -340,7 +343,7 @@ def _without_skipped(found: Check) -> Check:
         f"dialect {dialect} on {backend}, {_lacking(rows[0].note)}" for (dialect, backend), rows in skipped.items()
     )
     rows = tuple(row for row in found.rows if row.oracle != FLOAT64 or (row.dialect, row.backend) not in skipped)
-    return replace(found, rows=rows, skipped=said)
+    return replace(found, rows=rows, skipped=(*said, *found.skipped))
 
 
 def _lacking(note: str) -> str:
@@ -408,16 +411,25 @@ def _checked(
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
         truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
-    for dialect, model_of_gradient in gradients.items():
-        allowed = tolerance or rounding(len(model_of_gradient.graph.node), point)
-        for name, executor in executors.items():
+    left, stopped = list(itertools.product(gradients, executors)), ""
+    try:
+        while left:
+            dialect, name = left[0]
             progress(next(done), steps, f"{dialect} on {name}")
-            rows += _on_backend(truth, model_of_gradient, dialect, name, executor, allowed)
-    if "ort-cpu" in executors and ortbuilder.available():
-        settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
-        allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
-        rows += _of_builder(truth, observations, settled, allowed, seconds)
-    return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows), tolerance=tolerance)
+            allowed = tolerance or rounding(len(gradients[dialect].graph.node), point)
+            rows += _on_backend(truth, gradients[dialect], dialect, name, executors[name], allowed)
+            del left[0]
+        if "ort-cpu" in executors and ortbuilder.available():
+            settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
+            allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
+            rows += _of_builder(truth, observations, settled, allowed, seconds)
+    except interruption.STOPS as stop:
+        interruption.finish()
+        stopped = interruption.why(stop)
+    skipped = tuple(f"dialect {dialect} on {name}, {stopped}" for dialect, name in left)
+    return Check(
+        tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows), skipped, tolerance, stopped
+    )
 
 
 # Against differences

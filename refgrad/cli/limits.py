@@ -113,8 +113,8 @@ def _for_seconds(seconds: float | None, hanging: str) -> Iterator[None]:
     if not hasattr(signal, "setitimer"):
         raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
     said = (
-        f"This did not finish within --max-seconds {seconds:g}. Give it more time. A file from a stranger may be "
-        f"built to run for ever.{hanging}"
+        f"This did not finish within --max-seconds {seconds:g}. Give it more time, or ask for less, "
+        f"such as a part of the model.{hanging}"
     )
 
     def stop(number: int, frame: FrameType | None) -> None:

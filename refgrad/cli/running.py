@@ -37,6 +37,7 @@ from refgrad.conformance.problems.systems.surroundings import surroundings
 from refgrad.conformance.reports import check_page, checks
 from refgrad.conformance.reports.advice import ModelCommand
 from refgrad.errors import OptionError
+from refgrad.interruption import INTERRUPTED
 from refgrad.model.writing import replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
@@ -183,7 +184,8 @@ def check(
     with the gradient in float64.
 
     The exit code is 1 only if a gradient is wrong, or an executor crashes or takes too long or too much memory. It is 2 for
-    wrong use. Errors of ONNX Runtime's own builder do not count.
+    wrong use, and if --max-seconds stopped the check before anything wrong was found. Errors of ONNX Runtime's own builder do not
+    count.
     """
     require_reports(output or ())
     size, sizes = sizes_of(dim)
@@ -226,7 +228,9 @@ def check(
         checks.show(found, stdout(), verbose)
         for path in output or ():
             say(f"{path}: written")
-    raise typer.Exit(AGREES if found.ok else DISAGREES)
+    if found.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
+    raise typer.Exit(REFUSED if found.stopped and found.ok else AGREES if found.ok else DISAGREES)
 
 
 def demo(verbose: Verbose = False, as_json: Json = False) -> None:
