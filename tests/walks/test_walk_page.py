@@ -152,7 +152,7 @@ def test_the_channel_with_the_largest_gradient_is_named():
         ("(float[2] a) => (float[2] c) { c = Celu(a) }", "∂a = ∂c where a > 0, else ∂c·exp(a/α)"),
         (
             "(bool[2] q, float[2] a, float[2] b) => (float[2] c) { c = Where(q, a, b) }",
-            "∂a = ∂c where q, else 0; ∂b = 0 where q, else ∂c",
+            "∂a = ∂c where the condition holds, else 0; ∂b = ∂c where it does not, else 0",
         ),
     ],
 )
