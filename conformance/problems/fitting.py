@@ -22,6 +22,7 @@ from refgrad.conformance.problems.feeds import DOMAINS, SIZE, check_sizes, rando
 from refgrad.errors import FeedError, RefgradError
 from refgrad.model.external import array_of
 from refgrad.model.roles import Read, Reads
+from refgrad.planning.folding import folded
 from refgrad.planning.sizes import size_of
 from refgrad.protos.traverse import nested
 
@@ -53,6 +54,7 @@ def fitting_feeds(
     seed: int = 0,
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
+    domains: Sequence[str] = DOMAINS,
 ) -> Fitted[T]:
     """Random feeds with which the model runs, the same for the same seed.
 
@@ -62,6 +64,7 @@ def fitting_feeds(
     :param run: runs the model on feeds; it raises a `RefgradError` if the model does not run.
     :param is_finite: True if all results are finite.
     :param inputs: the inputs to feed; by default all inputs of the model.
+    :param domains: where floats are drawn from, in this order.
     :raises FeedError: as `random_feeds`, or the model does not run at any size that is tried.
     """
     declared = graph_inputs(model.graph) if inputs is None else inputs
@@ -74,7 +77,7 @@ def fitting_feeds(
     for batch, other in _tries(declared, size, sizes or {}):
         shaped = [_of_size(value, batch, other, sizes or {}, declared) for value in declared]
         try:
-            for domain in DOMAINS:
+            for domain in domains:
                 drawn = dict(random_feeds(shaped, seed=seed, domain=domain))
                 feeds = meant.put(drawn, np.random.default_rng([seed, 1]))
                 found = Fitted(feeds, _described(domain, declared, feeds, size), run(feeds))
@@ -156,9 +159,9 @@ class _Meaning:
         self._reads = Reads(model) if self._integers else None
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self._constants = {
-            node.output[0]: node.attribute[0].t
+            node.output[0]: value
             for node in nested(model.graph.node)
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
+            if node.op_type == "Constant" and (value := folded(node, {}, [])) is not None
         }
 
     def put(self, feeds: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -194,12 +197,16 @@ class _Meaning:
 
     def _rows(self, read: Read) -> int | None:
         """The number of rows of the table that a Gather reads; None if the table is computed, or read along another axis."""
-        table = self._tensors.get(read.inputs[0]) or self._constants.get(read.inputs[0])
-        return table.dims[0] if table is not None and table.dims else None
+        table = read.inputs[0]
+        if table in self._constants:
+            return len(self._constants[table]) if self._constants[table].ndim else None
+        return next(iter(self._tensors[table].dims), None) if table in self._tensors else None
 
     def _number(self, name: str) -> int | None:
-        tensor = self._tensors.get(name) or self._constants.get(name)
-        return int(array_of(tensor).item()) if tensor is not None and math.prod(tensor.dims) == 1 else None
+        value = self._constants.get(name)
+        if name in self._tensors and math.prod(self._tensors[name].dims) == 1:
+            value = array_of(self._tensors[name])
+        return int(value.item()) if value is not None and value.size == 1 else None
 
     def _length(self, name: str, reads: Sequence[Read], feeds: Mapping[str, Any]) -> int:
         """The length of the sequences whose lengths the input `name` has."""

@@ -18,6 +18,7 @@ from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Repor
 from refgrad.cli.output import (
     AGREES,
     DISAGREES,
+    REFUSED,
     Bar,
     Files,
     print_json,
@@ -184,8 +185,8 @@ def check(
     with the gradient in float64.
 
     The exit code is 1 only if a gradient is wrong, or an executor crashes or takes too long or too much memory. It is 2 for
-    wrong use, and if --max-seconds stopped the check before anything wrong was found. Errors of ONNX Runtime's own builder do not
-    count.
+    wrong use, and if --max-seconds stops the check before it finds anything wrong. Errors of ONNX Runtime's own builder do
+    not count.
     """
     require_reports(output or ())
     size, sizes = sizes_of(dim)

@@ -18,6 +18,7 @@ from refgrad import interruption
 from refgrad.backends import Backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.case import is_float
 from refgrad.conformance.judge.nan.causes import Cause, cause_of
 from refgrad.conformance.judge.nan.curing import OPTION, cured
 from refgrad.conformance.judge.nan.watching import (
@@ -29,7 +30,7 @@ from refgrad.conformance.judge.nan.watching import (
     first_output,
     label_of,
 )
-from refgrad.conformance.problems.feeds import SIZE
+from refgrad.conformance.problems.feeds import DOMAINS, SIZE
 from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.point import inputs_of, with_values
 from refgrad.conformance.problems.ranges import OutOfRange, changing
@@ -163,7 +164,9 @@ def nonfinite(
         proto, values = with_values(proto, check_feeds(feeds, inputs))
     else:
         prepared = NumpyBackend().prepare(proto)
-        values = fitting_feeds(proto, prepared.run, lambda _: True, seed=seed, size=size, sizes=sizes).feeds
+        values = fitting_feeds(
+            proto, prepared.run, _are_finite, seed=seed, size=size, sizes=sizes, domains=DOMAINS[:1]
+        ).feeds
     note = ""
     watched = proto
     if not forward:
@@ -200,6 +203,11 @@ def nonfinite(
         interruption.finish()
         return replace(found, stopped=interruption.why(stop), untried=tuple(steps))
     return found
+
+
+def _are_finite(results: Mapping[str, Any]) -> bool:
+    floats = [value for value in results.values() if isinstance(value, np.ndarray) and is_float(value)]
+    return all(np.isfinite(value).all() for value in floats)
 
 
 def _asked(model: ModelProto, feeds: Mapping[str, Any]) -> list[str] | None:
