@@ -18,6 +18,7 @@ from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import RULES
 from refgrad.tables.schemas import find_schema
 
+_FEW = 3  # values that a message names
 _WILDCARDS = frozenset("*?[")  # of fnmatch
 
 
@@ -31,12 +32,30 @@ def requested_outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
     if outputs is None:
         if not floats:
             raise UnknownNameError(
-                f"The model has no float output, and only floats have a derivative. Its outputs: {choices(graph.outputs)}. "
-                "Make an output of the float value before: refgrad.select_model_inputs_outputs."
-                f"{of_maps(graph)}"
+                f"The model has no float output, and only floats have a derivative. Its outputs: {choices(graph.outputs)}."
+                f"{_floats_before(graph)}{of_maps(graph)}"
             )
         return floats
     return _checked("outputs", outputs, graph, floats, "output")
+
+
+def _floats_before(graph: Graph) -> str:
+    """The end of a message: the last floats that the outputs are computed from, and advice."""
+    wanted, found = set(graph.outputs), dict[str, None]()
+    for node in reversed(graph.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            for name in node.reads:
+                if name in graph.producer and graph.element_type(name) in FLOATS and name not in graph.containers:
+                    found[name] = None
+                else:
+                    wanted.add(name)
+    if not found:
+        return " It computes no float from which they come."
+    name = next(iter(found))
+    return (
+        f" They are computed from {choices(found, limit=_FEW)}: make an output of it, with "
+        f"refgrad.select_model_inputs_outputs(model, [{name!r}])."
+    )
 
 
 def of_maps(graph: Graph) -> str:

@@ -10,6 +10,7 @@ from refgrad import traits
 from refgrad.errors import choices
 from refgrad.model.graph import Graph, Node
 from refgrad.protos.domains import ML
+from refgrad.protos.types import FLOATS
 from refgrad.reverse.path import ControlFlowRules, Path, find_path, joined
 from refgrad.reverse.report import ZeroGradient
 from refgrad.tables.registry import QUANTIZERS
@@ -79,18 +80,43 @@ def _stopped(
     for nodes, group in alike.items():
         here = [(node, flat) for node, _, flat in stops if node.name in nodes]
         verdicts = joined(alone.stop(node, flat) for node, flat in here)
-        advice = _advice([node for node, _ in here], varied, bits.keys() - sources.keys())
+        behind = _first_floats(graph, [name for _, flat in here for name in flat], used)
+        advice = _advice([node for node, _ in here], varied, bits.keys() - sources.keys(), behind)
         zero_gradients.append(ZeroGradient(tuple(group), verdicts, advice))
     return zero_gradients
 
 
-def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection[str]) -> str:
-    """Advice for nodes that let no derivative through: differentiate the values that they read, if these are computed."""
+def _first_floats(graph: Graph, names: Iterable[str], used: Collection[str]) -> list[str]:
+    """The first floats that the outputs need and that are computed from these integers, such as the rows of an embedding."""
+    whole, found = set(names), dict[str, None]()
+    for node in graph.nodes:
+        if whole.isdisjoint(node.reads):
+            continue
+        for name in node.outputs:
+            if graph.element_type(name) not in FLOATS:
+                whole.add(name)
+            elif name in used and node.key[1] not in traits.CASTS:
+                found[name] = None
+    return list(found)
+
+
+def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection[str], behind: Collection[str]) -> str:
+    """Advice for nodes that let no derivative through: differentiate the values that they read, if these are computed.
+
+    Otherwise differentiate by the first floats behind them.
+    """
     if any(node.key in _TREES for node in nodes):
         return _OF_TREES
     if any(TensorProto.INT8 in QUANTIZERS.get(node.key, ()) for node in nodes):
         return "Use quantization='straight-through' or quantization='clipped'."
     before = [name for node in nodes for name in node.reads if name in varied and name in computed]
+    if not before and behind:
+        name = next(iter(behind))
+        return (
+            f"Differentiate by {choices(behind, limit=_FEW)}, which the model computes behind "
+            f"{'it' if len(nodes) == 1 else 'them'}: refgrad.select_model_inputs_outputs(model, None, [{name!r}]) makes an "
+            "input of it."
+        )
     if not before:
         return _OTHERS
     single = len(set(before)) == 1

@@ -15,7 +15,7 @@ from onnx import ModelProto, helper
 import refgrad
 from refgrad import recipes
 from refgrad.cli import main
-from refgrad.errors import ModelWarning
+from refgrad.errors import ModelWarning, UnknownNameError
 from refgrad.notices import quiet
 from refgrad.training import SGD, step_model
 
@@ -287,3 +287,18 @@ def test_an_input_that_is_not_called_label_is_said() -> None:
     assert _said(recipes.fgsm, model, of="y", score="log_loss") == [
         "The model has a result 'label' of its own: the input for the expected values is called 'label_1'."
     ]
+
+
+def test_the_floats_behind_token_ids_and_before_an_index_are_named() -> None:
+    ids = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[N,T] ids) => (float[N,T,2] y) <float[2,2] table = {1, 2, 3, 5}>
+        { i = Cast<to=7>(ids) one = Clip(i) rows = Gather(table, one) y = Tanh(rows) }"""
+    )
+    with pytest.warns(ModelWarning, match=r"by 'rows', .*select_model_inputs_outputs\(model, None, \['rows'\]\)"):
+        refgrad.gradient(ids, wrt=["ids"])
+    label = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[N,3] x) => (int64[N] y)
+        { s = Softmax(x) k = ArgMax<axis=1, keepdims=0>(s) y = Identity(k) }"""
+    )
+    with pytest.raises(UnknownNameError, match=r"computed from 's': .*select_model_inputs_outputs\(model, \['s'\]\)"):
+        refgrad.gradient(label)
