@@ -23,7 +23,7 @@ def teach(
     answers: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="ANSWER...",
+            metavar="ANSWER",
             help="Your answer, a Python file. refgrad runs it: use only files that you wrote or have read. Of several "
             "answers, each gets a line.",
         ),

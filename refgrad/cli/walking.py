@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import reprlib
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Unpack
@@ -17,6 +16,7 @@ from refgrad.cli.output import Bar, Files, print_json, refuse_overwriting, say, 
 from refgrad.conformance.problems.feeds import read_feeds
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.errors import OptionError, abridged, counted
+from refgrad.escaping import shell
 from refgrad.model.writing import replacing
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.walks.page import QuizQuestion, answers, page, questions
@@ -153,7 +153,7 @@ def _note_of_class(asked: Mapping[str, tuple[str, list[QuizQuestion]]]) -> list[
         return []
     return [
         f"each page starts from the largest element of its output: {abridged(elements)}. "
-        f"To take the same on all pages: --of {shlex.quote(elements[0])}"
+        f"To take the same on all pages: --of {shell(elements[0])}"
     ]
 
 

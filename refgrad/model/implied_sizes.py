@@ -7,9 +7,12 @@ nodes that lead from what it computes to such outputs. Their shapes are inferred
 from __future__ import annotations
 
 import base64
+import json
 
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto
+
+from refgrad.protos.documents import parse_json, typed
 
 _KEY = "refgrad.way_to_outputs"
 _LARGEST = 1 << 16  # bytes
@@ -18,7 +21,7 @@ _LARGEST = 1 << 16  # bytes
 def put_way(gradient: ModelProto, way: GraphProto) -> None:
     """Write the nodes that lead to the outputs into the metadata of a gradient, if there are some and they are not too many."""
     if way.node and way.ByteSize() <= _LARGEST:
-        gradient.metadata_props.add(key=_KEY, value=base64.b64encode(way.SerializeToString()).decode())
+        gradient.metadata_props.add(key=_KEY, value=json.dumps(base64.b64encode(way.SerializeToString()).decode()))
 
 
 def with_way(model: ModelProto, skeleton: ModelProto) -> ModelProto:
@@ -28,11 +31,10 @@ def with_way(model: ModelProto, skeleton: ModelProto) -> ModelProto:
     """
     copy = ModelProto()
     copy.CopyFrom(skeleton)
-    text = next((entry.value for entry in model.metadata_props if entry.key == _KEY), "")
+    text = next((entry.value for entry in model.metadata_props if entry.key == _KEY), '""')
     try:
-        way = (
-            GraphProto.FromString(base64.b64decode(text, validate=True)) if len(text) <= 2 * _LARGEST else GraphProto()
-        )
+        data = typed(parse_json(text), str, "it") if len(text) <= 2 * _LARGEST else ""
+        way = GraphProto.FromString(base64.b64decode(data, validate=True))
     except (DecodeError, ValueError):
         return copy
     graph = copy.graph

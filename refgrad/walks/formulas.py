@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onnx.defs import OpSchema
 
+from refgrad.escaping import printable
 from refgrad.tables.schemas import find_schema
 from refgrad.walks.records import Step
 
@@ -33,8 +34,8 @@ def formula_pieces(step: Step) -> list[str | NamedTensor]:
 
 
 def formula_text(step: Step) -> str:
-    """The formula as text: `∂z = ∂h where h > 0, else 0`."""
-    return "".join(map(str, formula_pieces(step)))
+    """The formula as text: `∂z = ∂h where h > 0, else 0`. Names of tensors begin no line."""
+    return "".join(piece if isinstance(piece, str) else printable(str(piece)) for piece in formula_pieces(step))
 
 
 def _piece(text: str, letters: dict[str, str], step: Step) -> Iterator[str | NamedTensor]:

@@ -139,9 +139,8 @@ def test_a_value_goes_back_where_it_came_from(given) -> None:
     after = values_of(written)
     np.testing.assert_array_equal(after.pop(weight), value + 1)
     assert all(np.array_equal(after[name], one) for name, one in values_of(model).items() if name != weight)
-    back = refgrad.write_back(written, {weight: value})
-    if weight != "w" or "value_floats" not in str(model):
-        assert back.SerializeToString() == refgrad.write_back(model, {weight: value}).SerializeToString()
+    back = values_of(refgrad.write_back(written, {weight: value}))
+    assert all(np.array_equal(back[name], one) for name, one in values_of(model).items())
 
 
 def test_it_is_trained_and_saved_in_its_place(given) -> None:

@@ -83,7 +83,7 @@ def test_a_size_that_nothing_implies_is_asked_for_by_the_shortest_name() -> None
 def test_metadata_of_a_stranger_are_ignored() -> None:
     gradient = refgrad.gradient(detector("Identity", "Ho", "Wo"))
     [entry] = [one for one in gradient.metadata_props if one.key == "refgrad.way_to_outputs"]
-    for text in ("", "no base64!", "AAAA", "/" * 4000, "A" * (1 << 18)):
+    for text in ("", "{}", '"no base64!"', '"AAAA"', f'"{"/" * 4000}"', f'"{"A" * (1 << 18)}"'):
         entry.value = text
         with pytest.raises(OptionError, match="size 'Ho' of input 'y_grad'"):
             refgrad.cost(gradient, {"N": 2, "H": 64, "W": 32})

@@ -84,7 +84,6 @@ _MARKUP = re.compile(
 FILLED = {
     "refgrad/markup.py": "_CELL: an alignment and a colour",
     "refgrad/compat/training/sgd_learning_loss.py": "_PREDICTION: a number",
-    "refgrad/cli/numbers.py": "the start of an error: a number",
     "conformance/tools/exporting/export.py": "{tests}: a number",
     "conformance/reports/html.py": "{{data}}: base64, {{faults}}, {{verdict}}: escaped, and text of refgrad; filled in at once",
     "refgrad/walks/page.py": "{{data}}: base64, and text of refgrad; all filled in at once",
