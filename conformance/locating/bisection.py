@@ -164,7 +164,7 @@ def bisect(
 
 
 def _explained(fault: Fault, builder: str, model: ModelProto) -> Fault:
-    """The fault with the formula that holds for its operator, and known faults of the builder in such nodes."""
+    """The fault with the right formula for its operator, and known faults of the builder in such nodes."""
     if len(fault.operators) > 1 or fault.value:
         return replace(fault, formula="the cotangents of a value that several nodes read are added")
     [operator] = fault.operators

@@ -201,7 +201,7 @@ def lines_of(side: Sided) -> Iterator[str]:
         for fault in side.rules.faults:
             yield str(fault) if fault.kind == REFUSED else f"the rule is at fault: {fault}"
             if fault.formula and fault.kind != REFUSED:
-                yield f"the formula that holds: {fault.formula}"
+                yield f"the right formula: {fault.formula}"
             if fault.known:
                 yield f"known of this operator: {fault.known}"
         for node, why in side.rules.silent.items():
@@ -252,7 +252,7 @@ def verdicts_of(comparison: Comparison, place: int) -> str:
 def ways_of(side: Sided) -> Iterator[str]:
     """A line about the way of the error to the tensor that is furthest off."""
     if side.paths:
-        yield f"the error goes: {max(side.paths, key=lambda path: path.error or 0.0)}"
+        yield f"the error spreads: {max(side.paths, key=lambda path: path.error or 0.0)}"
 
 
 def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
@@ -271,7 +271,8 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
     for culprit in located.culprits:
         if not culprit.found.failed:
             proof = (
-                f"with it repaired, the error of {culprit.helped!r} falls from {culprit.was:.2g} to {culprit.now:.2g}"
+                f"with the right values for it, the error of {culprit.helped!r} falls from {culprit.was:.2g} to "
+                f"{culprit.now:.2g}"
             )
             verdict = "the kernel differs, which is disputed" if culprit.disputed else "the kernel is at fault"
             yield f"{verdict}: {culprit.found}; {proof if culprit.helped else _repaired(before, culprit.left)}"
@@ -307,10 +308,10 @@ def _known(culprit: Culprit) -> str:
 def _repaired(before: float, left: float) -> str:
     """A text about the error before and after a repair; it is infinite where the model does not run."""
     if math.isinf(left):
-        return "with it repaired, there are no results either"
+        return "with the right values for it, there are no results either"
     if math.isinf(before):
-        return f"with it repaired, there are results, with an error of {left:.2g}"
-    return f"with it repaired, the error goes from {before:.2g} to {left:.2g}"
+        return f"with the right values for it, there are results, with an error of {left:.2g}"
+    return f"with the right values for it, the error goes from {before:.2g} to {left:.2g}"
 
 
 def document(comparison: Comparison) -> dict[str, Any]:

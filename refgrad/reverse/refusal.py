@@ -28,6 +28,7 @@ def refuse(path: Path) -> NoGradientError:
     advice = ", or give a rule with refgrad.extend.rule" if is_advised else ""
     lie = "It lies" if len(blocked) == 1 else "They lie"
     lines.append(
-        f"{lie} between the inputs and the outputs to differentiate. Choose other names, wrt=[...] or outputs=[...]{advice}."
+        f"{lie} between the inputs and the outputs to differentiate. Choose other inputs or outputs, wrt=[...] or "
+        f"outputs=[...]{advice}."
     )
     return NoGradientError("\n".join(lines), tuple(node.name for node in blocked))

@@ -18,7 +18,7 @@ from refgrad.tables.registry import QUANTIZERS
 _FEW = 3  # values that an advice names
 _TREES = frozenset((ML, name) for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"))
 _SIZES = frozenset(("", name) for name in traits.OF_SIZES)
-_OTHERS = "Choose other names: wrt=[...] or outputs=[...]."
+_OTHERS = "Choose other inputs or outputs: wrt=[...] or outputs=[...]."
 _OF_TREES = (
     "Take differences over a distance that crosses thresholds of the trees, or train a smooth model on their results and "
     "differentiate that one."

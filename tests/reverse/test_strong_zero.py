@@ -281,13 +281,14 @@ def test_nan_runs_the_cure(backend: str) -> None:
     [root] = [origin for origin in found.origins if origin.kind == "a dead branch"]
     assert "strong_zero=True" in root.remedy
     assert (
-        "Run with it, 2 elements that were not finite are finite in x_grad, and the others are the same." in found.cure
+        "With the option, 2 elements that were not finite are finite in x_grad, and the others are the same."
+        in found.cure
     )
 
 
 def test_nan_says_where_the_option_does_not_help() -> None:
     found = nonfinite(model("(float[N] x) => (float[N] y) { y = Sqrt(x) }"), {"x": np.zeros(1, np.float32)})
-    assert found.cure.startswith("strong_zero=True (--strong-zero) does not help. Run with it, x_grad is as before")
+    assert found.cure.startswith("strong_zero=True (--strong-zero) does not help. With the option, x_grad is as before")
 
 
 def test_nan_says_what_remains() -> None:
@@ -301,7 +302,7 @@ def test_nan_says_what_remains() -> None:
         ),
         {"x": np.zeros(1, np.float32), "z": np.zeros(1, np.float32)},
     )
-    assert "cures a part. Run with it, 1 of 2 elements of x_grad, z_grad" in both.cure
+    assert "cures a part. With the option, 1 of 2 elements of x_grad, z_grad" in both.cure
     assert "z_grad is still not finite everywhere" in both.cure
 
 

@@ -73,7 +73,7 @@ def _said(function, *arguments, **options) -> list[str]:
         (
             TOP,
             "The gradient of 'x' is always 0: no derivative passes through TopK (node 'TopK_1': its result 'place' is "
-            "no float). Choose other names: wrt=[...] or outputs=[...].",
+            "no float). Choose other inputs or outputs: wrt=[...] or outputs=[...].",
         ),
         (
             _model("s = Constant <value_float = 0.1> ()  z = Constant <value = int8 {0}> ()  q = QuantizeLinear(x, s, z)"
@@ -99,8 +99,8 @@ def test_a_name_that_no_output_depends_on_is_said_where_it_was_asked_for() -> No
     model = _model("y = Mul(x, x)", inputs="float[N, 3] x, float[N, 3] idle, float[M] alike")
     assert _said(refgrad.gradient, model) == []
     assert _said(refgrad.gradient, model, ["x", "idle", "alike"]) == [
-        "The gradients of 'idle', 'alike' are 0: no output that is differentiated depends on their values. Choose other names: "
-        "wrt=[...] or outputs=[...]."
+        "The gradients of 'idle', 'alike' are 0: no output that is differentiated depends on their values. Choose other "
+        "inputs or outputs: wrt=[...] or outputs=[...]."
     ]
 
 

@@ -48,7 +48,7 @@ def cured(
     remaining = sum(int((~np.isfinite(new[name])).sum()) for name in left)
     if remaining >= elements:
         return (
-            f"{OPTION} does not help. Run with it, {abridged(left)} {_is(left)} as before: "
+            f"{OPTION} does not help. With the option, {abridged(left)} {_is(left)} as before: "
             "a cotangent of 0 is not the cause."
         )
     changed = max(float(np.max(np.abs(new[n][~lost[n]] - old[n][~lost[n]]), initial=0)) for n in names)
@@ -58,7 +58,7 @@ def cured(
     if left:
         cured_part = f"{elements - remaining} of {counted(elements, 'element')} of {abridged(bad)}"
         return (
-            f"{OPTION} cures a part. Run with it, {cured_part} that were not finite are finite, and {others}; "
+            f"{OPTION} cures a part. With the option, {cured_part} that were not finite are finite, and {others}; "
             f"{abridged(left)} {_is(left)} still not finite everywhere."
         )
     disputed = _disputed(model, gradient_model, feeds, {name: (lost[name], new[name]) for name in bad})
@@ -67,7 +67,7 @@ def cured(
             f"{OPTION} does not cure it, though with it {finite} finite: {disputed} The derivative is a limit that needs the "
             "infinity. Rewrite the function there; docs/nan_in_a_gradient.md says how."
         )
-    return f"{OPTION} cures it. Run with it, {finite} finite in {abridged(bad)}, and {others}."
+    return f"{OPTION} cures it. With the option, {finite} finite in {abridged(bad)}, and {others}."
 
 
 def _disputed(

@@ -579,7 +579,7 @@ def test_the_way_of_a_kernels_error_is_shown_with_its_size() -> None:
     assert all(station.error and station.error > 1e-4 for station in to_w2.stations)
     assert to_w2.stations[-1].error == pytest.approx(to_w2.error, rel=0.5)
     [line] = comparisons.ways_of(found.b)
-    assert line.startswith("the error goes: Tanh 'Tanh_1' (0.01) → ")
+    assert line.startswith("the error spreads: Tanh 'Tanh_1' (0.01) → ")
     assert line.count("→") <= 5
     assert not found.a.paths
     assert not found.a.around
