@@ -250,7 +250,7 @@ def test_json_is_that_of_the_command(report: Report, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == plain
     assert Path("r.json").read_text() == plain
     assert set(json.loads(plain)) == {
-        "ok", "answer", "wrt", "outputs", "seed", "feeds", "rows", "skipped", "tolerance",
+        "ok", "answer", "wrt", "outputs", "seed", "feeds", "rows", "skipped", "tolerance", "stopped",
     }  # fmt: skip
 
 
