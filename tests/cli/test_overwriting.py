@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
 SUFFIXES = {
-    "answer": ".py",
+    "answers": ".py",
     "data": ".npz",
     "feeds": ".npz",
     "limitations": ".toml",
@@ -61,7 +61,7 @@ def prepared(tmp_path_factory) -> Path:
         np.savez(folder / name, x=np.ones(3, np.float32))
     (folder / "models.onnx").write_bytes(model.read_bytes())
     (folder / "limitations.toml").write_text("")
-    (folder / "answer.py").write_text("")
+    (folder / "answers.py").write_text("")
     data = folder / "cases" / "mine" / "test_data_set_0"
     data.mkdir(parents=True)
     (data / "input_0.pb").write_bytes(numpy_helper.from_array(np.ones(3, np.float32), "x").SerializeToString())
