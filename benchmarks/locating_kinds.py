@@ -342,7 +342,7 @@ class Host:
                     yield Placed(kind, label_of(node))
         elif kind in RULES:
             for node in self.model.graph.node:
-                if node.name:  # a wrong rule is a wrong contribution to the cotangent of what the node reads
+                if node.name:  # a wrong rule makes the cotangents of the node's inputs wrong
                     yield Placed(kind, node.name, tuple(node.input))
         else:
             for node in self.model.graph.node:

@@ -66,3 +66,12 @@ def pytest_collection() -> Generator[None, object, object]:
 def _wide_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are as wide as they need, whatever COLUMNS says where the tests run."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def forgetful() -> Generator[None]:
+    """What a test registers is forgotten behind it. The site's environment lacks what this imports."""
+    from registering import forgetting
+
+    with forgetting():
+        yield

@@ -264,7 +264,7 @@ def _refuse_sequences(model: ModelProto, names: Iterable[str]) -> None:
         if value.name in names and adjoint_of(value.type).HasField("sequence_type"):
             raise NoGradientError(
                 f"{value.name!r} is a sequence: its derivatives, element by element, are not a tensor. gradient, jvp and hvp "
-                "take sequences; here, choose other names: wrt=[...] or outputs=[...]."
+                "take sequences; here, choose other inputs or outputs: wrt=[...] or outputs=[...]."
             )
 
 

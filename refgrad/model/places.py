@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -26,21 +27,21 @@ class Place:
     """A tensor of a model that may be a weight.
 
     `name` is its name among the initializers of `lifted(model)`, and `own` the name in the graph that it lies in. `reads` are
-    the places where it is read. `node` is the Constant that holds it, None if it is an initializer. `graph` is the number of
-    the body that it lies in, 0 for the main graph.
+    the places where it is read. `node` is the Constant that holds it, None if it is an initializer. `body` is the body that it
+    lies in, None for the main graph.
     """
 
     name: str
     own: str
     tensor: TensorProto
     reads: tuple[Read, ...]
-    graph: int = 0
     node: NodeProto | None = None
+    body: GraphProto | None = None
 
     @property
     def is_lifted(self) -> bool:
         """True if it is no initializer of the main graph yet."""
-        return self.node is not None or self.graph > 0
+        return self.node is not None or self.body is not None
 
     def put(self, tensor: TensorProto) -> None:
         """Give it another value, where it lies."""
@@ -70,7 +71,7 @@ def places(model: ModelProto) -> list[Place]:
         for name, tensor, node in _of_graph(graph, is_main=not number):
             unique = fresh(name, taken) if number and name in given else name
             given.add(unique)
-            held.append(Place(unique, name, tensor, reads.of(name, number), number, node))
+            held.append(Place(unique, name, tensor, reads.of(name, number), node, graph if number else None))
     return held
 
 
@@ -79,7 +80,7 @@ def kinds_of(held: list[Place], values: Callable[[TensorProto], np.ndarray]) -> 
 
     :param values: returns the values of a tensor; called where the graph does not tell what it is.
     """
-    kinds = {one.name: role_of(one.tensor, one.reads, lambda one=one: values(one.tensor)) for one in held}  # type: ignore[misc]
+    kinds = {one.name: role_of(one.tensor, one.reads, partial(values, one.tensor)) for one in held}
     tables = {
         one.name: values(one.tensor) for one in held if kinds[one.name] == "parameter" and not is_of_layer(one.reads)
     }
@@ -102,10 +103,9 @@ def lifted(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     moved = [one for one in places(copy) if one.name in chosen]
     initializers = [_named(one.tensor, one.name) for one in moved]
-    inner = Reads(copy).graphs
-    for number in sorted({one.graph for one in moved}, reverse=True):  # refilling copies what lies within
-        graph = inner[number]
-        here = [one for one in moved if one.graph == number]
+    bodies = list({id(one.body): one.body for one in moved if one.body is not None}.values())  # the outer ones first
+    for graph in (*reversed(bodies), copy.graph):  # refilling a graph copies the bodies in it
+        here = [one for one in moved if (copy.graph if one.body is None else one.body) is graph]
         constants = {one.own for one in here if one.node is not None}
         within = {one.own for one in here if one.node is None}
         refill(graph.node, [n for n in graph.node if n.op_type != "Constant" or constants.isdisjoint(n.output)])
@@ -114,7 +114,7 @@ def lifted(model: ModelProto) -> ModelProto:
         for node in graph.node if renamed else ():
             rename_values(node, renamed)
     copy.graph.initializer.extend(initializers)
-    if any(one.graph for one in moved):
+    if bodies:
         rename_shadows(copy.graph)
     if copy.ir_version < 4:  # there every initializer is an input, too
         copy.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in initializers)

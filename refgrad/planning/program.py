@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,29 +156,24 @@ def program(model: ModelProto, sizes: Mapping[str, int] | None = None) -> Progra
         constants -= {value.name for value in model.graph.input}
     weights = {tensor.name: CostTensor(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer}
     fed = [value.name for value in model.graph.input if value.name not in constants]
-    cotangents = {cotangent: output for output, cotangent in names_in(model)[0].items()}
-    of_outputs: dict[str, CostTensor] = {}
-
-    def types_of_outputs() -> Mapping[str, CostTensor]:
+    known = _known_sizes(skeleton.graph, {} if sizes is None else sizes)
+    _put(skeleton.graph, known)
+    of_outputs: Mapping[str, CostTensor] = {}
+    cotangents = {name: output for output, name in names_in(model)[0].items()}
+    if any(name in cotangents for name, *_ in _open(skeleton.graph)):
         whole = with_way(model, skeleton)
         _clear_symbols(whole.graph)
-        of_outputs.update(_program(whole, weights, fed, constants, {}).types)
-        return of_outputs
-
-    _set_sizes(skeleton.graph, {} if sizes is None else sizes, cotangents, types_of_outputs)
+        of_outputs = _program(whole, weights, fed, constants, {}).types
+        _put_implied(skeleton.graph, known, cotangents, of_outputs)
+    _put_rest(skeleton.graph, None if sizes is None else sizes.get(ANY))
+    _clear_symbols(skeleton.graph)
     return _program(skeleton, weights, fed, constants, {}, primals=of_outputs)
 
 
-def _set_sizes(
-    graph: GraphProto,
-    sizes: Any,
-    cotangents: Mapping[str, str],
-    types_of_outputs: Callable[[], Mapping[str, CostTensor]],
-) -> None:
-    """Put numbers into the declared shapes, in place. What results declare in other symbols is left to inference.
+def _known_sizes(graph: GraphProto, sizes: Any) -> dict[str, int]:
+    """The sizes of symbols. A size for all other dimensions is left out.
 
-    :param cotangents: the output that each cotangent belongs to.
-    :param types_of_outputs: returns the types of these outputs, as far as they are known.
+    :raises OptionError: a size is none, or an input is no tensor of a declared rank.
     """
     if not isinstance(sizes, Mapping):
         raise OptionError(
@@ -200,16 +195,7 @@ def _set_sizes(
             raise OptionError(
                 f"Input {value.name!r} declares no shape. Declare its dimensions, by names where the sizes are not known."
             )
-    known = {symbol: size for symbol, size in sizes.items() if symbol != ANY}
-    _put(graph, known)
-    if any(name in cotangents for name, *_ in _open(graph)):
-        _put_implied(graph, known, cotangents, types_of_outputs())
-    if (rest := sizes.get(ANY)) is not None:
-        for _, _, dim in _open(graph):
-            dim.Clear()
-            dim.dim_value = rest
-    _refuse_open(graph)
-    _clear_symbols(graph)
+    return {symbol: size for symbol, size in sizes.items() if symbol != ANY}
 
 
 def _open(graph: GraphProto) -> Iterator[tuple[str, int, Any]]:
@@ -262,11 +248,15 @@ def _put_implied(
     _put(graph, implied)
 
 
-def _refuse_open(graph: GraphProto) -> None:
-    """Refuse what has no number yet. Of several symbols the shortest one is named.
+def _put_rest(graph: GraphProto, size: int | None) -> None:
+    """Put one size into every dimension of an input without a number, in place. Without it these are refused.
 
-    :raises OptionError: a dimension of an input has no number.
+    :raises OptionError: a dimension has no number. Of several symbols the shortest one is named.
     """
+    if size is not None:
+        for _, _, dim in _open(graph):
+            dim.Clear()
+            dim.dim_value = size
     places = [(symbol, name) for name, _, dim in _open(graph) if isinstance(symbol := dimension(dim), str)]
     if places:
         symbol, name = min(places, key=lambda place: len(place[0]))

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from refgrad.ranges import RANGES
+
 _LONGEST = 2000  # characters of a formula
 _OPERATIONS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -45,7 +47,7 @@ def size_of(symbol: int | str | None, known: Mapping[str, int]) -> int | None:
         value = _value(ast.parse(symbol.strip(), mode="eval").body, known)
     except (SyntaxError, ValueError, ArithmeticError, TypeError, KeyError, RecursionError, MemoryError):
         return None  # a name that is no formula, or one of other symbols
-    return int(value) if value >= 0 and value.denominator == 1 else None
+    return int(value) if value.denominator == 1 and not RANGES["dim"].why_not(int(value)) else None
 
 
 def _value(node: ast.expr, known: Mapping[str, int]) -> Fraction:

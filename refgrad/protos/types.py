@@ -28,6 +28,11 @@ def smallest_normal(kind: np.dtype) -> float:
     return float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
 
 
+def epsilon(kind: np.dtype) -> float:
+    """The distance of 1 to the next number of a float type."""
+    return float(ml_dtypes.finfo(kind).eps)  # type: ignore[no-untyped-call]
+
+
 def largest(kind: np.dtype) -> float:
     """The largest finite number of a float type."""
     return float(ml_dtypes.finfo(kind).max)  # type: ignore[no-untyped-call]

@@ -221,7 +221,7 @@ class _Types:
 
 def names_in(gradient: ModelProto) -> tuple[dict[str, str], dict[str, str]]:
     """The cotangent of each output and the gradient of each input, as `gradient` wrote them down; of another model none."""
-    return noted(gradient, "cotangents"), noted(gradient, "gradients")
+    return noted(gradient, "cotangents", dict[str, str]), noted(gradient, "gradients", dict[str, str])
 
 
 def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any] | Sequence[str]) -> None:

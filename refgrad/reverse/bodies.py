@@ -232,8 +232,8 @@ class Swept:
         node = self.op.node
         return NoGradientError(
             f"{name!r} in the body of node {node!r} is needed by the backward pass, and its shape is not the same in every "
-            "step, or not known to be: declare the shapes of what the loop carries, or choose other names: wrt=[...] or "
-            "outputs=[...].",
+            "step, or not known to be: declare the shapes of the values that the loop carries, or choose other inputs or "
+            "outputs: wrt=[...] or outputs=[...].",
             (node,),
         )
 

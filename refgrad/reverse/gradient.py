@@ -49,6 +49,7 @@ def gradient(
     name in `wrt`, in that order, each with the shape and type of `<name>`. A sequence has a sequence of gradients, one per
     element. An optional has the gradient of its content, and an empty optional has an empty gradient. A name that is taken
     becomes the next free one (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) map the names.
+    If an output has sizes of its own, `refgrad.way_to_outputs` has the forward nodes that tell them, for `refgrad.cost`.
     Initializers in `wrt` become inputs that keep their value as default, unless `weights` says otherwise. The gradient of a
     name that no output depends on is 0. A `ModelWarning` reports a gradient that is 0 for every feed: an operator on the way,
     which it names, passes no derivative on, or no output depends on a name in `wrt`.

@@ -98,7 +98,7 @@ def _advice(title: str, is_helped: bool) -> str:
         return "Use quantization='straight-through' or quantization='clipped'."
     return (
         f"{title} has the derivative zero in any case: write QuantizeLinear and DequantizeLinear in its place and choose "
-        "quantization='straight-through', or choose other names: wrt=[...] or outputs=[...]."
+        "quantization='straight-through', or choose other inputs or outputs: wrt=[...] or outputs=[...]."
     )
 
 

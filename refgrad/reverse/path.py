@@ -264,7 +264,7 @@ class _Verdicts:
             ):
                 return "none", node.reads
             if node.reads is not node.inputs and not self._varying.names.isdisjoint(node.reads[len(node.inputs) :]):
-                return "none", node.reads  # a rule gives no cotangent of what graphs capture
+                return "none", node.reads  # a rule returns no cotangents of captured values
             names: list[str] = []
             for position, variadic in rule.bind(opset)[1]:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -25,7 +24,7 @@ from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
 from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import fresh, graphs, import_onnx, names_of
-from refgrad.protos.types import FLOATS, Shape, is_unnamed
+from refgrad.protos.types import FLOATS, Shape, epsilon, is_unnamed
 from refgrad.rewrites.scores import OF_CLASSES, check_probabilities
 from refgrad.rewrites.selection import select_model_inputs_outputs
 
@@ -278,8 +277,7 @@ def _elastic(op: _LossBuilder, output: str, label: str, l1_weight: float = 0.5, 
 
 def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None, *, columns: bool = True) -> str:
     if eps is None:
-        finfo: Any = ml_dtypes.finfo
-        eps = max(1e-6, float(finfo(helper.tensor_dtype_to_np_dtype(op.kind)).eps))
+        eps = max(1e-6, epsilon(helper.tensor_dtype_to_np_dtype(op.kind)))
     if not 0 < eps < 0.5:
         raise OptionError(f"eps clips probabilities to [eps, 1 - eps]: it lies between 0 and 0.5, unlike {eps}.")
     one = op.vector("one_name", [1.0])

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 from onnx import ModelProto, NodeProto, helper
 
 from refgrad import traits
@@ -14,7 +13,7 @@ from refgrad.errors import OptionError
 from refgrad.notices import notice
 from refgrad.protos.domains import ML
 from refgrad.protos.traverse import attribute_value
-from refgrad.protos.types import Shape
+from refgrad.protos.types import Shape, epsilon
 
 OF_CLASSES = ("cross_entropy", "log_loss")  # the losses that compare scores with class numbers
 _PASSING = (
@@ -56,7 +55,7 @@ def origin_of_probabilities(model: ModelProto, name: str) -> ProbabilitySource |
     """The operator that makes probabilities of `name`; None if the model does not show that it is one.
 
     Besides Softmax and Sigmoid these are a division by the sum of the same numbers, the exponential of logarithms of
-    probabilities, 1 - p beside p, and what a classifier of ai.onnx.ml transforms.
+    probabilities, 1 - p beside p, and transformed scores of a classifier of ai.onnx.ml.
     """
     found = makers_of(model, name, _KEEPING)
     if not found:
@@ -172,6 +171,6 @@ def log_of_probability(op: Any, p: str, kind: int) -> str:
 
     :param op: an emitter of nodes.
     """
-    step = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps)  # type: ignore[no-untyped-call]
+    step = epsilon(helper.tensor_dtype_to_np_dtype(kind))
     made: str = op.Log(op.Min(op.Max(p, op.const(step, like=p)), op.const(1.0, like=p)))
     return made

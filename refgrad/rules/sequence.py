@@ -195,6 +195,6 @@ class SequenceMap(ControlFlowRule):
         node = self.node.name
         return NoGradientError(
             f"The body of SequenceMap {node!r} captures the sequence {name!r}, whose cotangent no element can return: give it "
-            "to the node as an input, or choose other names: wrt=[...] or outputs=[...].",
+            "to the node as an input, or choose other inputs or outputs: wrt=[...] or outputs=[...].",
             (node,),
         )

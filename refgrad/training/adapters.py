@@ -150,7 +150,7 @@ def _layers(model: ModelProto) -> tuple[dict[str, _Adapted], dict[str, str]]:
     A weight has two axes and is no input. It is an initializer or in a Constant.
     """
     fed = {value.name for value in model.graph.input}
-    held = {one.name: one.tensor for one in places(model) if not one.graph and one.name not in fed}
+    held = {one.name: one.tensor for one in places(model) if one.body is None and one.name not in fed}
     matrices = {n: t for n, t in held.items() if len(t.dims) == 2 and t.data_type in FLOATS}
     made_of = {n: (n, t.data_type, False) for n, t in matrices.items()}  # value: its weight, its type, if it is turned
     links, found = Counter[str](), dict[str, list[tuple[NodeProto, int, bool]]]()

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from refgrad.backends.numpy import registry as kernels
 from refgrad.conformance import strategies
 from refgrad.tables import definitions, extensions, registry, schemas, signatures
@@ -33,10 +31,3 @@ def forgetting() -> Iterator[None]:
         for table, entries in zip(tables, before, strict=True):
             table.clear()
             table.update(entries)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_registered() -> Iterator[None]:
-    """For the modules that import it: what an example registers is forgotten behind each test."""
-    with forgetting():
-        yield

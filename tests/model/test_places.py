@@ -109,7 +109,7 @@ def test_the_model_with_initializers_computes_the_same(given) -> None:
 
 
 def test_its_gradient_is_that_of_differences(given) -> None:
-    """Of the model as it is, with another value put back: the differences know nothing of where a weight is looked for."""
+    """Differences run the model with changed values written back, so they do not depend on `lifted`."""
     model, weight = given
     feeds = {"x": X if X.sum() > 0 else -X}  # the second branch of two
     gradient = refgrad.gradient(model, wrt=[weight])

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from registering import _nothing_stays_registered  # noqa: F401
 
 from refgrad.cli import main
 from refgrad.tables.registry import ZERO
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("forgetful")]
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -5,11 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from registering import _nothing_stays_registered  # noqa: F401
 
 from refgrad.cli import main
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("forgetful")]
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["api", "check", "executors"]

@@ -1,4 +1,4 @@
-"""What a gradient model tells viewers: groups of nodes, types and shapes of cotangents, who made it."""
+"""A gradient model groups its nodes for viewers, declares types and shapes of cotangents, and names its producer."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_what_is_not_trained_stays(folder):
     assert weights("t.onnx")["b"].all()
 
 
-OTHERS = {  # options of a training that is resumed, and what is said
+OTHERS = {  # the options of a resumed training, and the message about each
     "--rate 0.5": "--rate 0.001 then, and --rate 0.5 now. Give what was given then.",
     "--batch-size 16": "--batch-size 32 then, and --batch-size 16 now.",
     "--loss absolute_error": "--loss squared_error then, and --loss absolute_error now.",

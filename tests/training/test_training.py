@@ -435,7 +435,7 @@ def test_nodes_in_training_mode_are_refused() -> None:
     step_model(onnx.parser.parse_model(text.format(0)))
 
 
-# Losses of classes: what they compare, and what they refuse.
+# Losses of classes
 
 _OF_Z = """<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x) => (double[N, {size}] p)
 <double[2, 3] w3 = {{0, 0, 0, 0, 0, 0}}, double[2, 1] w1 = {{0, 0}}, int64[1] one = {{1}}, int64[2] column = {{-1, 1}}>

@@ -721,7 +721,7 @@ def test_a_softmax_shows_its_sum_with_the_words_of_the_formula(opened):
     assert numbers_of(shown) == "∂scores = p ⊙ ( ∂p − ∑ ∂p ⊙ p )"
     total = shown.locator(".tile", has_text="∑ ∂p ⊙ p").locator("mn").all_text_contents()
     p, d = (walk.values[name].astype(np.float64) for name in ("p", "p_grad"))
-    np.testing.assert_allclose([number(x) for x in total], (p * d).sum(1), rtol=1e-2)
+    np.testing.assert_allclose([number(x) for x in total], (p * d).sum(1), rtol=1e-2)  # of three digits
     shown.locator(".card.out td[data-row]").first.click()
     assert "p[0, 0] · (∂p − ∑ ∂p ⊙ p)[0, 0] = " in shown.locator("#inspector").inner_text()
     shown.evaluate("walkPage.go(-6)")

@@ -55,7 +55,7 @@ class If(ControlFlowRule):
     def differentiate(
         self, op: Emitter, route: Route, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """The cotangents of what the branches capture, from a node that takes the same branch."""
+        """The cotangents of the captured values, from an If that takes the same branch."""
         both = list(zip(self.branches.values(), route.paths, strict=True))
         primals = list(dict.fromkeys(n for body, path in both for n in body.captures if n in path.needed))
         sweeps, results = [], []

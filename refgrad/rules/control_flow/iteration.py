@@ -57,10 +57,10 @@ class Steps:
 
     starts: list[str] = field(default_factory=list)  # the states before the first step
     states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the states inside the body, with their types
-    slices: list[Slices] = field(default_factory=list)  # those of the cotangents of stacks that Scan reads
+    slices: list[Slices] = field(default_factory=list)  # slices of the cotangents of stacks that Scan reads
     number: str = ""  # of the step, with which Loop reads them
     results: list[tuple[str, TypeProto]] = field(default_factory=list)  # of a step: the states, then the rows
-    rows: list[Slices] = field(default_factory=list)  # those of the forward node whose cotangents are stacked
+    rows: list[Slices] = field(default_factory=list)  # slices of the forward node whose cotangents are stacked
 
 
 class Iteration(ControlFlowRule):
