@@ -92,7 +92,7 @@ def expand_gradients(
     >>> [node.op_type for node in refgrad.expand_gradients(slope).graph.node]
     ['Mul', 'Shape', 'ConstantOfShape', 'Mul', 'Add']
     """
-    source = read(model)
+    source = read(model, lift=False)
     if not any(is_gradient(node) for node in every_node(source)):
         result = ModelProto()
         result.CopyFrom(source)

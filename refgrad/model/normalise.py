@@ -52,6 +52,7 @@ def normalise(
     outer: Graph | None = None,
     captures: frozenset[str] = frozenset(),
     removable: bool = False,
+    lift: bool = False,
 ) -> Graph:
     """The view of `model` in `opset`, or in its own if that is later. The caller's model is not modified.
 
@@ -59,10 +60,11 @@ def normalise(
     :param keep: leave the calls of functions that are called more than once.
     :param functions: those that it calls, of a model that holds none itself.
     :param outer: the graph that a body lies in; `captures` are the values of it that the body reads.
+    :param lift: weights in Constant nodes and in bodies become initializers (`model/places.py`).
     :param removable: write quotients with a removable singularity in another way (`model/removable.py`).
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     """
-    source = read(model)
+    source = read(model, lift=lift)
     overridable = overridable_names(source)
     large = {t.name: t for t in source.graph.initializer if is_large(t) or t.name in overridable}
     for tensor in large.values():  # onnx sees the others

@@ -76,7 +76,7 @@ def plan_gradient(model: ModelProto | str | os.PathLike[str], request: Request) 
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name that the model does not have, that is given twice, or that is no float.
     """
-    graph = normalise(model, keep=request.keeps_functions, removable=request.conventions.strong_zero)
+    graph = normalise(model, keep=request.keeps_functions, removable=request.conventions.strong_zero, lift=True)
     planned = PlannedGradient.of(graph, request)
     if graph.functions and planned.is_blocked:
         return _plan_inlined(model, request)
@@ -100,7 +100,7 @@ def differentiate(
 
 
 def _plan_inlined(model: ModelProto | str | os.PathLike[str], request: Request) -> PlannedGradient:
-    return PlannedGradient.of(normalise(model), request)
+    return PlannedGradient.of(normalise(model, lift=True), request)
 
 
 def _write_with_functions(planned: PlannedGradient, emitter: type[Emitter]) -> WrittenGradient | None:

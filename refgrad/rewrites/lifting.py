@@ -52,7 +52,7 @@ def lift_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     >>> {name: weight.shape for name, weight in refgrad.weights(lifted).items()}
     {'LinearRegressor.coefficients': (2, 1), 'LinearRegressor.intercepts': (1,)}
     """
-    source = read(model)
+    source = read(model, lift=False)
     made = ModelProto()
     made.CopyFrom(source)
     if not any(map(holds_weights, source.graph.node)):

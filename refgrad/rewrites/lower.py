@@ -91,7 +91,7 @@ def lower(
     >>> [node.op_type for node in refgrad.lower(gradient).graph.node]
     ['Tanh', 'Mul', 'Sub', 'Mul']
     """
-    source = read(model)
+    source = read(model, lift=False)
     result = ModelProto()
     opset = versions_of(source).get("", 1)
     refuse_mismatches(source, op_types(source.graph)[0])

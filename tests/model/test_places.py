@@ -260,3 +260,18 @@ def test_before_ir_version_4_a_weight_is_an_input_too() -> None:
     made = lifted(model)
     assert [value.name for value in made.graph.input] == ["x", "w"]
     assert [value.name for value in refgrad.gradient(model).graph.output] == ["x_grad", "w_grad"]
+
+
+def test_a_model_that_is_only_rewritten_keeps_its_constants() -> None:
+    """Lowering, the expansion of Gradient and `lift_weights` leave the rest of a model as it is."""
+    model, _ = model_of("a Constant")
+    for rewritten in (refgrad.lower, refgrad.expand_gradients, refgrad.lift_weights):
+        assert rewritten(model) == model
+    trained = parsed(
+        """(float[N, 2] x, float[N, 2] d) => (float[N, 2] y) { w = Constant<value=float[2, 2] {1.5, -2, 3, 0.25}>()
+        h = MatMul(x, w) y = com.microsoft.TanhGrad(h, d) }"""
+    )
+    trained.opset_import.add(domain="com.microsoft", version=1)
+    lowered = refgrad.lower(trained)
+    assert [node.op_type for node in lowered.graph.node][:2] == ["Constant", "MatMul"]
+    assert "w" not in {tensor.name for tensor in lowered.graph.initializer}
