@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ class Sweep:
 
     `totals` has the cotangents by the name of their primal. `names` has the name in the result of each emitted value.
     Each name that the sweep gives begins with `scope`. The scope of a body keeps the names of gradients free for the model.
+    `withheld` are pairs of a node and a value that it reads: the node contributes nothing to the cotangent of this value.
     If `op` has a record, the sweep writes down in it which node contributed to which cotangent.
     """
 
@@ -37,6 +38,7 @@ class Sweep:
         self.record = op.record
         self.names: dict[str, str] = {}
         self.totals: dict[str, str] = {}  # by primal: its cotangent, after all contributions are summed
+        self.withheld: Set[tuple[str, str]] = frozenset()
         self._made = op.emission.made
         self._owner: dict[str, str] = {}  # by emitted value: the first primal that had this value as its cotangent
         self._contributions: dict[str, list[list[str]]] = {}  # by primal: one list per node, the last node first
@@ -63,7 +65,7 @@ class Sweep:
         if self.record is not None:
             pairs = self.record.watched(self.graph, node, pairs)
         for name, adjoint in pairs:
-            if adjoint is None or name not in needed:
+            if adjoint is None or name not in needed or (node.name, name) in self.withheld:
                 continue
             if quantised and name in quantised:
                 adjoint = self.op.as_type(adjoint, quantised[name])

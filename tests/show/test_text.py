@@ -220,10 +220,10 @@ def test_a_chain_of_nodes_takes_linear_time_and_space():
     count = 10_000
     nodes = [helper.make_node("Exp", [f"x{k}"], [f"x{k + 1}"]) for k in range(count)]
     model = helper.make_model(helper.make_graph(nodes, "chain", [], []))
-    start = time.perf_counter()
+    start = time.process_time()
     listing = refgrad.onnx_simple_text_plot(model)
     picture = refgrad.to_dot(model)
-    assert time.perf_counter() - start < 3  # it takes 0.3 s on a quiet machine
+    assert time.process_time() - start < 3  # seconds of the processor: it takes 0.3
     assert picture.count(" -> ") == 2 * count
     lines = nodes_of(listing)
     assert [line.strip() for line in lines] == [f"Exp(x{k}) -> x{k + 1}" for k in range(count)]

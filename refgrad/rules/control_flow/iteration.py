@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+import numpy as np
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.builder.op import Emitter
@@ -15,6 +16,7 @@ from refgrad.model.graph import Graph, Node
 from refgrad.protos.types import Dim, held_by, is_container, is_unnamed, type_of
 from refgrad.reverse.bodies import Body, Swept
 from refgrad.reverse.path import ControlFlowRules, Path
+from refgrad.rules.control_flow.contraction import Contractions
 from refgrad.tables.registry import ControlFlowRule, Route, VaryingValues
 
 
@@ -61,12 +63,17 @@ class Steps:
     number: str = ""  # of the step, with which Loop reads them
     results: list[tuple[str, TypeProto]] = field(default_factory=list)  # of a step: the states, then the rows
     rows: list[Slices] = field(default_factory=list)  # slices of the forward node whose cotangents are stacked
+    factors: list[str] = field(
+        default_factory=list
+    )  # values of the forward steps that are read after the backward node
+    stored: dict[str, Slices] = field(default_factory=dict)  # the tensors with the values of the forward steps
 
 
 class Iteration(ControlFlowRule):
     """A node whose body runs once per step."""
 
     listing = False  # whether the states may be sequences
+    returns_last_step_first = False  # the order of the stacks that the backward node returns
     ranked = False  # whether ONNX Runtime has to know the rank of every state
 
     def __init__(self, graph: Graph, node: Node, body: Body, layout: StateLayout, moved: Mapping[str, str]) -> None:
@@ -162,6 +169,7 @@ class Iteration(ControlFlowRule):
         swept = self.body.swept(op, path)
         sub, sweep = swept.op, swept.sweep
         steps = Steps()
+        after = Contractions(op, swept, {} if self.node.name in op.repeated else self._invariants())
         of: list[str] = []  # the values whose cotangents the final states are
         folded: dict[
             tuple[str, str], int
@@ -220,19 +228,53 @@ class Iteration(ControlFlowRule):
                 continue
             give(adjoint, element.inner)
             steps.rows.append(element)
+        for name in after.rows:
+            give(sweep.adjoint(name) or sub.zeros_like(name), name)
+            steps.rows.append(Slices("", name))
+        steps.factors = after.factors
         swept.plan(stacked=True, listed=self.listing, recompute=self.node.name in op.repeated)
         results, count = self.backward(op, swept, steps)
         summed = [
             op.Reshape(v, op.Shape(of[k]), allowzero=1) if k in flat else v for k, v in enumerate(results[: len(of)])
         ]
         adjoints = list(zip(of, summed, strict=True))
+        cotangents_of: dict[str, str] = {}
         for value, element in zip(results[len(of) :], steps.rows, strict=True):
+            if not element.outer:
+                returned = Slices(value, element.inner, backward=int(self.returns_last_step_first))
+                cotangents_of[element.inner] = self._in_order(op, swept, returned, count)
+                continue
             axis = folded.get((element.outer, element.inner), 0)
             rows = _unfolded(op, value, element.outer, axis) if axis else value
             adjoints.append((element.outer, self.whole(op, rows, element, count)))
+        values_of = {name: self._in_order(op, swept, steps.stored[name], count) for name in after.factors}
+        adjoints += after.contributions(op, cotangents_of, values_of)
         for name, value in adjoints:
             op.describe(value, like=name)
             yield name, value
+
+    def _invariants(self) -> dict[str, str]:
+        """The values that the body reads and that are the same in every step, with their names outside: captures and states."""
+        invariants = {name: name for name in self.body.captures}
+        for state in self.states:
+            made: str | None = state.made
+            while made != state.read and (node := self.body.graph.producer.get(made or "")) is not None:
+                made = node.inputs[0] if node.key == ("", "Identity") else None
+            if made == state.read:
+                invariants[state.read] = state.start
+        return invariants
+
+    def _in_order(self, op: Emitter, swept: Swept, slices: Slices, count: str) -> str:
+        """The stack of the slices of all steps: the first axis counts the steps, from the first to the last."""
+        stack, axis = slices.outer, slices.axis
+        if count and any(element.outer == stack for element in self.elements):  # it may be longer than the loop
+            stack = op.Slice(stack, [0], op.Reshape(count, [1]), [axis])
+        if slices.backward:
+            stack = op.Slice(stack, [-1], [np.iinfo(np.int64).min], [axis], [-1])
+        inner = swept.op.shape(slices.inner) or ()
+        if axis:
+            stack = op.Transpose(stack, perm=[axis, *(k for k in range(len(inner) + 1) if k != axis)])
+        return op.values.record(stack, swept.op.type(slices.inner), (None, *inner))
 
     def whole(self, op: Emitter, stacked: str, element: Slices, count: str) -> str:
         """The cotangent of the sliced tensor, from the cotangents of the slices; `count` is the number of steps."""

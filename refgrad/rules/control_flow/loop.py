@@ -21,6 +21,7 @@ class Loop(Iteration):
     """dy in reverse, as many steps as were made; what all steps read is summed from step to step"""
 
     listing = True
+    returns_last_step_first = True
 
     @classmethod
     def inputs_of(cls, graph: Graph, node: Node, proto: GraphProto) -> list[ValueInfoProto]:
@@ -89,14 +90,17 @@ class Loop(Iteration):
         counter, step = self.body.inputs[0], steps.number
         residuals = list(dict.fromkeys((*swept.residuals, counter)))
         listed = [name for name in residuals if not swept.is_stackable(name)]
-        stored, lists = self._listed(op, swept, [name for name in residuals if name not in listed], listed)
+        stacked = [name for name in residuals if name not in listed]
+        stored, lists = self._listed(op, swept, list(dict.fromkeys((*stacked, *steps.factors))), listed)
+        steps.stored = stored
         trips = op.Size(stored[counter].outer)
         sub = swept.op
         left, going, goes = (sub.fresh(f"{op.node}_{name}") for name in ("left", "going", "goes"))
         first = NodeBuilder(sub.emission.taken)
         first.add_as("Sub", [op.Sub(trips, 1), left], step)
         first.add_as("Identity", [going], goes)
-        for name, s in stored.items():
+        for name in (name for name in swept.residuals if name in stored):
+            s = stored[name]
             first.append("Gather", [s.outer, step], [name], f"{step}_{name}", attributes={"axis": s.axis})
         for name, outer in lists.items():
             first.append("SequenceAt", [outer, step], [name], f"{step}_{name}")

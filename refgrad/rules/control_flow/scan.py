@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from onnx import GraphProto, TypeProto, ValueInfoProto, helper
 
@@ -71,14 +72,14 @@ class ScanRule(Iteration):
 
     def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:
         """The results of a Scan in the other direction, over the residuals and the cotangents of the stacks."""
-        stored = self.stored(op, swept, swept.residuals)
+        steps.stored = stored = self.stored(op, swept, list(dict.fromkeys((*swept.residuals, *steps.factors))))
         edit = op.edits.of(self.node)
         stacks = len(edit.outputs) - len(self.states)
         for name in ("scan_output_axes", "scan_output_directions"):
             if name in self.node.attributes:
                 given = list(self.node.attributes[name])
                 edit.attributes[name] = given + [0] * (stacks - len(given))
-        read = [*steps.slices, *(Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
+        read = [*steps.slices, *(replace(stored[name], inner=name) for name in swept.residuals)]
         read = read or self.elements[:1]  # it shows how many steps there are
         sub = swept.op
         formals = [*steps.states, *((s.inner, tensor_type(sub.type(s.inner), sub.shape(s.inner))) for s in read)]
