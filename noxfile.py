@@ -424,6 +424,7 @@ def benchmarks(session: nox.Session) -> None:
         "recompute",
         "quantized_weights",
         "depth",
+        "loops",
         "node_tests",
         "training",
         "training_exports",

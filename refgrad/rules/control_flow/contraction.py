@@ -43,7 +43,10 @@ class Contraction:
         """The contribution from the stacked cotangents of `rows` and the stacked values of `factor`."""
         size = op.static(self.target.name) or ()
         if self.factor is None:
-            total = op.ReduceSum(op.Reshape(cotangents, [-1, size[-1]]), [0], keepdims=int(len(size) > 1))
+            rows = op.Reshape(cotangents, [-1, size[-1]])
+            ones = op.full(op.Concat([1], op.Shape(rows, end=1), axis=0), 1.0, like=rows)
+            total = op.MatMul(ones, rows)  # on the CPU faster than ReduceSum over the first axis
+            total = total if len(size) == 2 else op.Reshape(total, list(size))
             return total if self.scale == 1 else op.Mul(total, self.scale)
         swapped = self.target.is_transposed == self.is_right
         inner, outer = size[::-1] if swapped else size
