@@ -408,8 +408,14 @@ def _differentiated(
             )
         [wrt] = free
     elif wrt not in floats:
+        inner = any(wrt in node.output for node in chosen.graph.node)
+        advice = (
+            f" It is a result within the model: refgrad.select_model_inputs_outputs(model, None, [{wrt!r}], keep_inputs=True) "
+            "makes an input of it."
+        )
         raise UnknownNameError(
-            f"wrt={wrt!r} is not a float input of the model.{did_you_mean(wrt, floats)} There are: {choices(floats)}."
+            f"wrt={wrt!r} is not a float input of the model.{advice if inner else did_you_mean(wrt, floats)} "
+            f"There are: {choices(floats)}."
         )
     loss = chosen.graph.output[0].name
     differentiated = gradient(chosen, [wrt], [loss], cotangent="ones", keep_outputs=keep_outputs, **conventions)

@@ -77,6 +77,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None] | App]] = {  # in the order i
         "hvp": derivatives.hvp,
         "jacobian": derivatives.jacobian,
         "hessian": derivatives.hessian,
+        "cut": derivatives.cut,
         "lower": derivatives.lower,
         "expand": derivatives.expand,
         "run": running.run,

@@ -175,6 +175,33 @@ def _rewritten(rewrite: Callable[..., ModelProto], replaced: str, text: str) -> 
     return command
 
 
+def cut(
+    model: Model,
+    output: Result,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Values that become inputs, such as the rows of an embedding: names separated by commas. Inputs of MODEL that "
+            "are still needed stay.",
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Values that become the outputs, such as the scores before an ArgMax."),
+    ] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Write a part of MODEL: from other inputs, to other outputs.
+
+    Every other command then takes this part, for example the floats behind token ids.
+    """
+    with Bar("cutting"):
+        made = refgrad.select_model_inputs_outputs(model, names(outputs), names(inputs), keep_inputs=True)
+    save(made, output, model, as_json, verbose)
+
+
 def _operators(model: ModelProto) -> Counter[tuple[str, str]]:
     return Counter((node.domain, node.op_type) for node in nested(model.graph.node))
 

@@ -13,6 +13,10 @@ from refgrad.planning.program import ANY
 _TEXT = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""  # as repr writes it
 _QUOTED = re.compile(rf"(?<![\w]){_TEXT}(?!\w)")  # an apostrophe quotes nothing
 _VALUE = re.compile(rf"\[(?:{_TEXT}|[^\]'\"])*\]|\{{(?:{_TEXT}|[^}}'\"])*\}}|{_TEXT}|[-+\w.]*\w")
+_LIST = rf"(?:None|\[(?:{_TEXT}|[^\]'\"])*\])"
+_CUT = re.compile(
+    rf"refgrad\.select_model_inputs_outputs(?:\(model, ({_LIST})(?:, ({_LIST}))?(?:, keep_inputs=True)?\))?"
+)
 _FILLED_IN = ("[...]", "{...}")  # where the reader writes a value
 _EXAMPLES = {"--feeds": "FILE.npz", "--dim": "N=8", "--data-folder": "DIR", "--validation": "DATA"} | dict.fromkeys(
     ("--wrt", "--outputs"), "NAMES"
@@ -39,7 +43,10 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
 
     >>> in_the_shell("Give wrt=['x', 'w'], not 'wrt=1'; or strong_zero=True.", {"wrt": "--wrt", "strong_zero": "--strong-zero"})
     "Give --wrt x,w, not 'wrt=1'; or --strong-zero."
+    >>> in_the_shell("refgrad.select_model_inputs_outputs(model, ['h']) makes it an output.", {})
+    'refgrad cut MODEL --outputs h -o PART.onnx makes it an output.'
     """
+    message = _CUT.sub(_as_cut, message)
     own = {name: flag for name, flag in flags.items() if flag.startswith("--") and name not in _OTHERWISE}
     known = set(flags.values())
     named = own | {name: flag for name, options in _OTHERWISE.items() for flag in options[::-1] if flag in known}
@@ -59,6 +66,15 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
         parts += [message[place : found.start()], flag, "" if value is None else _spelled(value[0], flag)]
         place = found.end() if value is None else value.end()
     return "".join([*parts, message[place:]])
+
+
+def _as_cut(call: re.Match[str]) -> str:
+    """The command line that does what this call does."""
+    chosen = [ast.literal_eval(text or "None") for text in call.groups()]
+    options = [
+        f" {flag} {_words(value)}" for flag, value in zip(("--outputs", "--inputs"), chosen, strict=True) if value
+    ]
+    return f"refgrad cut MODEL{''.join(options)} -o PART.onnx" if options else "refgrad cut"
 
 
 def _outside_quotes(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:

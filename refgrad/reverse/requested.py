@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from onnx import helper
 
+from refgrad import traits
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.model.graph import Graph
 from refgrad.protos.domains import ML
@@ -56,6 +57,31 @@ def _floats_before(graph: Graph) -> str:
         f" They are computed from {choices(found, limit=_FEW)}: make an output of it, with "
         f"refgrad.select_model_inputs_outputs(model, [{name!r}])."
     )
+
+
+def _floats_behind(graph: Graph, name: str) -> str:
+    """The end of a message: the first floats that are computed from an input that is no float, and advice."""
+    found = first_floats(graph, [name])
+    if not found:
+        return ""
+    return (
+        f" The first floats computed from it are {choices(found, limit=_FEW)}: make an input of one, with "
+        f"refgrad.select_model_inputs_outputs(model, None, [{found[0]!r}], keep_inputs=True)."
+    )
+
+
+def first_floats(graph: Graph, names: Iterable[str]) -> list[str]:
+    """The first floats that are computed from these integers, such as the rows of an embedding."""
+    whole, found = set(names), dict[str, None]()
+    for node in graph.nodes:
+        if whole.isdisjoint(node.reads):
+            continue
+        for name in node.outputs:
+            if graph.element_type(name) not in FLOATS:
+                whole.add(name)
+            elif node.key[1] not in traits.CASTS:
+                found[name] = None
+    return list(found)
 
 
 def of_maps(graph: Graph) -> str:
@@ -152,7 +178,7 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
             has = f"the float {kinds} {choices(floats)}" if floats else f"no float {kinds}"
             raise UnknownNameError(
                 f"{name!r} in {argument} {_what(graph, name)}: only floats have a derivative. The model has {has}."
-                f"{of_maps(graph) if argument == 'outputs' else ''}"
+                f"{of_maps(graph) if argument == 'outputs' else _floats_behind(graph, name)}"
             )
         raise UnknownNameError(
             f"{name!r} in {argument} is not {'a float' if argument == 'wrt' else 'an'} {kind} of the model"
@@ -168,7 +194,7 @@ def place_of(graph: Graph, name: str, argument: str) -> str:
         advice = (
             f"Make it an output first: refgrad.select_model_inputs_outputs(model, [{name!r}])"
             if argument == "outputs"
-            else f"Make it an input first: refgrad.select_model_inputs_outputs(model, None, [{name!r}])"
+            else f"Make it an input first: refgrad.select_model_inputs_outputs(model, None, [{name!r}], keep_inputs=True)"
         )
         return f"; it is an intermediate result of node {graph.producer[name].name!r}. {advice}"
     for node in graph.nodes:

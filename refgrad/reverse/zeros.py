@@ -10,9 +10,9 @@ from refgrad import traits
 from refgrad.errors import choices
 from refgrad.model.graph import Graph, Node
 from refgrad.protos.domains import ML
-from refgrad.protos.types import FLOATS
 from refgrad.reverse.path import ControlFlowRules, Path, find_path, joined
 from refgrad.reverse.report import ZeroGradient
+from refgrad.reverse.requested import first_floats
 from refgrad.tables.registry import QUANTIZERS
 
 _FEW = 3  # values that an advice names
@@ -80,24 +80,10 @@ def _stopped(
     for nodes, group in alike.items():
         here = [(node, flat) for node, _, flat in stops if node.name in nodes]
         verdicts = joined(alone.stop(node, flat) for node, flat in here)
-        behind = _first_floats(graph, [name for _, flat in here for name in flat], used)
+        behind = [name for name in first_floats(graph, [name for _, flat in here for name in flat]) if name in used]
         advice = _advice([node for node, _ in here], varied, bits.keys() - sources.keys(), behind)
         zero_gradients.append(ZeroGradient(tuple(group), verdicts, advice))
     return zero_gradients
-
-
-def _first_floats(graph: Graph, names: Iterable[str], used: Collection[str]) -> list[str]:
-    """The first floats that the outputs need and that are computed from these integers, such as the rows of an embedding."""
-    whole, found = set(names), dict[str, None]()
-    for node in graph.nodes:
-        if whole.isdisjoint(node.reads):
-            continue
-        for name in node.outputs:
-            if graph.element_type(name) not in FLOATS:
-                whole.add(name)
-            elif name in used and node.key[1] not in traits.CASTS:
-                found[name] = None
-    return list(found)
 
 
 def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection[str], behind: Collection[str]) -> str:
@@ -114,14 +100,15 @@ def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection
         name = next(iter(behind))
         return (
             f"Differentiate by {choices(behind, limit=_FEW)}, which the model computes behind "
-            f"{'it' if len(nodes) == 1 else 'them'}: refgrad.select_model_inputs_outputs(model, None, [{name!r}]) makes an "
-            "input of it."
+            f"{'it' if len(nodes) == 1 else 'them'}: refgrad.select_model_inputs_outputs(model, None, [{name!r}], "
+            "keep_inputs=True) makes an input of it."
         )
     if not before:
         return _OTHERS
-    single = len(set(before)) == 1
+    read = list(dict.fromkeys(before))
+    single = len(read) == 1
     advice = (
-        f"Differentiate what {'it reads' if single else 'they read'}, {choices(dict.fromkeys(before), limit=_FEW)}: "
-        f"refgrad.select_model_inputs_outputs makes an output of {'it' if single else 'them'}."
+        f"Differentiate what {'it reads' if single else 'they read'}, {choices(read, limit=_FEW)}: "
+        f"refgrad.select_model_inputs_outputs(model, {read[:_FEW]!r}) makes an output of {'it' if single else 'them'}."
     )
     return f"{advice} {_OF_NEIGHBOURS}" if any(node.key == ("", "TopK") for node in nodes) else advice

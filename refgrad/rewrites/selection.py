@@ -147,6 +147,8 @@ def select_model_inputs_outputs(
     model: ModelProto | str | os.PathLike[str],
     outputs: Sequence[str] | None = None,
     inputs: Sequence[str] | None = None,
+    *,
+    keep_inputs: bool = False,
 ) -> ModelProto:
     """The part of `model` that computes `outputs` from `inputs`: only the nodes and initializers that this needs.
 
@@ -160,9 +162,10 @@ def select_model_inputs_outputs(
     :param outputs: names of outputs, results, initializers or inputs, in the order wanted; by default the model's outputs.
     :param inputs: names of inputs, results or initializers, in the order wanted; by default the inputs of the model that
         the outputs need.
+    :param keep_inputs: add to `inputs` the inputs of the model that the outputs still need.
     :raises InvalidModelError: the model cannot be read, a node needs what nothing computes, or a type cannot be inferred.
     :raises UnknownNameError: a name that the model does not have or that is given twice, or an output that needs inputs that
-        are not among `inputs`.
+        are not among `inputs` (without `keep_inputs`).
     :raises OptionError: names that are not a list of strings, or no output at all.
 
     >>> import onnx.parser, refgrad
@@ -178,7 +181,7 @@ def select_model_inputs_outputs(
       Mul(difference, difference) -> loss
     output: name='loss' type=dtype('float32') shape=(N,)
     """
-    return _Selection(read(model, weights=False, sort=False)).model(outputs, inputs)
+    return _Selection(read(model, weights=False, sort=False)).model(outputs, inputs, keep_inputs)
 
 
 class _Selection:
@@ -194,7 +197,7 @@ class _Selection:
         self.sparse = {tensor.values.name: tensor for tensor in self.graph.sparse_initializer}
         self.producer = _producers(self.graph.node)
 
-    def model(self, outputs: Sequence[str] | None, inputs: Sequence[str] | None) -> ModelProto:
+    def model(self, outputs: Sequence[str] | None, inputs: Sequence[str] | None, keep_inputs: bool) -> ModelProto:
         """The model of the selected part."""
         known = [*self.inputs, *self.initializers, *self.sparse, *self.producer]
         given = [value.name for value in self.graph.output] if outputs is None else _checked("outputs", outputs, known)
@@ -204,10 +207,10 @@ class _Selection:
         for name in chosen or ():
             if name in self.sparse:
                 raise UnknownNameError(f"{name!r} in inputs is a sparse initializer, which cannot become an input.")
-        needed, nodes = self._needed(given, chosen)
-        if chosen is None:
-            chosen = [name for name in self.inputs if name in needed]
-        elif self.source.ir_version < 4:  # where every initializer has to be an input
+        needed, nodes = self._needed(given, [*chosen, *self.inputs] if chosen is not None and keep_inputs else chosen)
+        if chosen is None or keep_inputs:
+            chosen = [*(chosen or ()), *(name for name in self.inputs if name in needed and name not in (chosen or ()))]
+        if inputs is not None and self.source.ir_version < 4:  # where every initializer has to be an input
             chosen += [name for name in self.initializers if name in needed and name not in chosen]
         return self._built(given, chosen, needed | set(chosen), nodes)
 

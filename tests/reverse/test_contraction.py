@@ -77,7 +77,7 @@ PRODUCTS: dict[str, tuple[str, str, dict[str, tuple[int, ...]], str]] = {
     "one weight in a product and in a sum": ("3,3", "p = MatMul(x, W) z = Add(p, W)", {"W": (3, 3)}, "W"),
     "one weight in a product and elsewhere": (
         "2,3",
-        "p = MatMul(x, W) d = Tanh(W) e = MatMul(p, d) z = Sin(e)",
+        "p = MatMul(x, W) d = Tanh(W) e = MatMul(p, d) z = Tanh(e)",
         {"W": (3, 3)},
         "W",
     ),
@@ -108,13 +108,13 @@ def model_of(
     kind: str = "float",
     carried: bool = False,
 ) -> onnx.ModelProto:
-    """A Loop or a Scan over slices of X, whose state becomes (1 + state)·sin(Σ tanh(z)); x is a slice times (1 + state)."""
+    """A Loop or a Scan over slices of X, whose state becomes (1 + state)·tanh(Σ tanh(z)); x is a slice times (1 + state)."""
     sizes, nodes, weights, _ = PRODUCTS[name]
     dims = [int(size) for size in sizes.split(",")]
     whole = ",".join(map(str, [*dims[:axis], longest, *dims[axis:]]))
     declared = ", ".join(f"{typed(kind, shape)} {w}" for w, shape in weights.items())
     tail = (
-        "squashed = Tanh(z) total = ReduceSum<keepdims = 0>(squashed) n = Sin(total) "
+        "squashed = Tanh(z) total = ReduceSum<keepdims = 0>(squashed) n = Tanh(total) "
         "by_state = Mul(n, state) state_new = Add(by_state, n)"
     )
     head = "scaled = Mul(part, state) x = Add(scaled, part)"
@@ -128,7 +128,7 @@ def model_of(
     if operator == "Scan":
         body = (
             f"b ({formals}, {kind}[{sizes}] part) => ({', '.join(results)}, {kind} res) "
-            f"{{ {head} {nodes} {tail} res = Sin(n) }}"
+            f"{{ {head} {nodes} {tail} res = Tanh(n) }}"
         )
         main = (
             f"{outer}, ys = Scan<num_scan_inputs = 1, scan_input_axes = [{axis}], scan_input_directions = [{backward}], "
@@ -137,7 +137,7 @@ def model_of(
     else:
         body = (
             f"b (int64 i, bool on, {formals}) => (bool go, {', '.join(results)}, {kind} res) "
-            f"{{ go = Identity(on) part = Gather<axis = {axis}>(X, i) {head} {nodes} {tail} res = Sin(n) }}"
+            f"{{ go = Identity(on) part = Gather<axis = {axis}>(X, i) {head} {nodes} {tail} res = Tanh(n) }}"
         )
         main = f'{outer}, ys = Loop(M, "", {", ".join(states.values())})<body = {body}>'
     text = (
@@ -247,7 +247,7 @@ def test_a_loop_that_its_condition_ends() -> None:
         => (float[N,3] y, float[K,N,3] ys) {
           on = Constant<value = bool {1}>() M = Constant<value = int64 {9}>()
           y, ys = Loop(M, on, h)<body = step (int64 i, bool go, float[N,3] s) => (bool more, float[N,3] t, float[N,3] r) {
-            x = Gather<axis = 0>(X, i) p = MatMul(x, W) q = MatMul(s, R) z = Add(p, q) a = Add(z, b) t = Tanh(a) r = Sin(t)
+            x = Gather<axis = 0>(X, i) p = MatMul(x, W) q = MatMul(s, R) z = Add(p, q) a = Add(z, b) t = Tanh(a) r = Tanh(t)
             last = Constant<value = int64 {2}>() more = Less(i, last)
           }>
         }"""

@@ -68,7 +68,7 @@ def _said(function, *arguments, **options) -> list[str]:
         (
             ARGMAX,
             "The gradient of 'x' is always 0: no derivative passes through ArgMax (node 'ArgMax_1': the result is an index). "
-            "Differentiate what it reads, 's': refgrad.select_model_inputs_outputs makes an output of it.",
+            "Differentiate what it reads, 's': refgrad.select_model_inputs_outputs(model, ['s']) makes an output of it.",
         ),
         (
             TOP,
@@ -294,11 +294,18 @@ def test_the_floats_behind_token_ids_and_before_an_index_are_named() -> None:
         """<ir_version: 8, opset_import: ["": 18]> g (float[N,T] ids) => (float[N,T,2] y) <float[2,2] table = {1, 2, 3, 5}>
         { i = Cast<to=7>(ids) one = Clip(i) rows = Gather(table, one) y = Tanh(rows) }"""
     )
-    with pytest.warns(ModelWarning, match=r"by 'rows', .*select_model_inputs_outputs\(model, None, \['rows'\]\)"):
+    with pytest.warns(
+        ModelWarning, match=r"by 'rows', .*select_model_inputs_outputs\(model, None, \['rows'\], keep_inputs"
+    ):
         refgrad.gradient(ids, wrt=["ids"])
     label = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]> g (float[N,3] x) => (int64[N] y)
         { s = Softmax(x) k = ArgMax<axis=1, keepdims=0>(s) y = Identity(k) }"""
     )
+    tokens = refgrad.select_model_inputs_outputs(ids, None, ["one"])
+    with pytest.raises(UnknownNameError, match=r"computed from it are 'rows': .*\['rows'\], keep_inputs=True\)"):
+        refgrad.gradient(tokens, wrt=["one"])
+    with pytest.raises(UnknownNameError, match=r"'rows' is not a float input .* \['rows'\], keep_inputs=True\) makes"):
+        recipes.saliency(ids, wrt="rows")
     with pytest.raises(UnknownNameError, match=r"computed from 's': .*select_model_inputs_outputs\(model, \['s'\]\)"):
         refgrad.gradient(label)

@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import available, get_backend
+from refgrad.cli import main
 from refgrad.conformance.problems.feeds import random_feeds
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError
 from refgrad.protos.traverse import graphs
@@ -200,6 +201,25 @@ def test_by_default_the_inputs_are_those_that_are_needed():
     assert [value.name for value in selected.graph.input] == ["x"]
     assert [node.output[0] for node in selected.graph.node][-1] == "y"
     assert refgrad.select_model_inputs_outputs(demo.regression()).graph == demo.regression().graph
+
+
+def test_inputs_that_are_still_needed_stay_on_request(tmp_path, capsys):
+    model = _parse(
+        "g (int64[N] ids, float[N, 2] mask) => (int64[N] y) <float[2, 2] table = {1, 2, 3, 4}> "
+        "{ rows = Gather(table, ids)  masked = Mul(rows, mask)  y = ArgMax<axis = 1, keepdims = 0>(masked) }"
+    )
+    with pytest.raises(UnknownNameError, match="'mask'"):
+        refgrad.select_model_inputs_outputs(model, ["masked"], ["rows"])
+    part = refgrad.select_model_inputs_outputs(model, ["masked"], ["rows"], keep_inputs=True)
+    assert [value.name for value in part.graph.input] == ["rows", "mask"]
+    assert [node.op_type for node in part.graph.node] == ["Mul"]
+    assert refgrad.select_model_inputs_outputs(model, ["rows"], keep_inputs=True).graph.input[0].name == "ids"
+    written, cut = tmp_path / "whole.onnx", tmp_path / "part.onnx"
+    onnx.save(model, written)
+    assert main(["grad", str(written), "-o", str(cut)]) == 2
+    assert "refgrad cut MODEL --outputs masked -o PART.onnx" in capsys.readouterr().err
+    assert main(["cut", str(written), "--outputs", "masked", "--inputs", "rows", "-o", str(cut)]) == 0
+    assert onnx.load(cut).graph == part.graph
 
 
 CUTS = {
