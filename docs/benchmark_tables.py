@@ -148,8 +148,8 @@ BENCHMARKS = (
         "Weights of a loop",
         "loops",
         "The gradient of all weights of an LSTM of 100 steps, written as a Loop or as a Scan, against the model alone, called "
-        'in turn. "not known" is a batch whose size the model does not tell. Goal for a batch of 1: a ratio of at most 4 on ONNX '
-        "Runtime and 8 on the interpreter.",
+        'in turn. "not known" is a batch whose size the model does not tell. Goal for a batch of 1: a ratio of at most 4 on '
+        "ONNX Runtime and 8 on the interpreter.",
     ),
     (
         "The interpreter on the node tests of onnx",
