@@ -557,7 +557,7 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
 def _require_model(listed: list[str], feeds: Path | None) -> None:
     if feeds is not None and all(source in SOURCES or Path(source).is_dir() for source in listed):
         raise OptionError(
-            "--feeds are the inputs of an .onnx file, and no --source is one. Give it as --source, or leave --feeds out."
+            "--feeds has the inputs of one model. Give that model too, as --source MODEL.onnx, or leave --feeds out."
         )
 
 
@@ -566,7 +566,7 @@ def _none_left(
 ) -> str:
     """Say that no case is left, why, and which names are close."""
     if name is None:
-        return "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
+        return "No case matches all of these options. Change --ops, --opset, --dtype, --case, --values or --source."
     sentence = f"No case matches --case {name!r}."
     listing = "`refgrad conformance cases` lists the names, and takes the same options."
     if SOURCES[0] not in listed:
@@ -577,7 +577,7 @@ def _none_left(
     own = list(sources.tables([operator]))
     if any(sources.select(own, None, opset, dtype, name, values)):
         other = f"--ops {ops}" if ops is not None else "--every"
-        return f"{sentence} There is one of {operator}, which {other} leaves out."
+        return f"{sentence} {operator} has one, but {other} leaves it out."
     option = _other_option(own, opset, dtype, name, values)
     other = f" There is one with {option}." if option else ""
     return f"{sentence}{other} The nearest are {choices(near)}. {listing}"

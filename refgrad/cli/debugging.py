@@ -108,7 +108,9 @@ def compare(
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
     case_options = {"--opset": opset != "newest", "--dtype": dtype, "--values": values, "--source": source}
     if meaningless := [option for option, value in case_options.items() if value and model is not None]:
-        raise OptionError(f"{meaningless[0]} chooses a case. MODEL is compared as it is: leave {meaningless[0]} out.")
+        raise OptionError(
+            f"{meaningless[0]} needs --case, and you give MODEL. Leave {meaningless[0]} out: MODEL is compared as it is."
+        )
     dtypes, kinds = suite.dtypes_of(dtype), suite.kinds_of(values)
     with Bar("making the case" if case else "comparing") as bar:
         suite_case = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtypes, kinds)
@@ -293,6 +295,8 @@ def record(
     """Record the gradients of a torch module, for `compare`. Also writes its parameters, inputs, outputs and cotangents."""
     from refgrad.conformance.locating.recording_torch import recorded_by  # no other command needs it
 
+    if ":" not in function:
+        raise OptionError(f"{function!r} has no colon. Give MODULE:FUNCTION, such as mine:make for make() of mine.py.")
     proto = None if model is None else load_model(model)
     make_module = imported(function)
     if not callable(make_module):
@@ -305,4 +309,4 @@ def record(
     if as_json:
         print_json({"output": str(output), "tensors": len(tensors), "gradients": gradients})
     else:
-        say(f"{output}: {counted(len(tensors), 'tensor')}, of which gradients or cotangents: {len(gradients)}")
+        say(f"{output}: {counted(len(tensors), 'tensor')}, {len(gradients)} of them gradients or cotangents")

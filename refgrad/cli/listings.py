@@ -88,7 +88,7 @@ def weights(
     counts = Counter(weight.kind for weight in found.values())
     say("By kind:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "no initializers")
     if found.missing:
-        print_names("Of the state_dict, no initializer is made of", found.missing, verbose)
+        print_names("Tensors of the state_dict that no initializer is made from:", found.missing, verbose)
 
 
 def list_backends(as_json: Json = False) -> None:

@@ -122,7 +122,7 @@ def _ask(asked: Chapter, formula: bool, as_json: bool) -> None:
         print_json({"chapter": asked.number, "title": asked.title, "exercise": asked.formula, "page": asked.page})
         return
     say(f"Chapter {asked.number}: {asked.title} ({asked.page})")
-    say(f"Write the derivative of {asked.formula} by {' and '.join(asked.floats)}.")
+    say(f"Write the derivative of {asked.formula} with respect to {' and '.join(asked.floats)}.")
     if formula:
         say(f"Right: {asked.derivative}")
     say(f"Begin with: refgrad teach {asked.number} --start answer.py")

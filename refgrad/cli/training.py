@@ -126,7 +126,9 @@ class WeightOptions:
 
     def __post_init__(self) -> None:
         if self.rank is not None and not self.lora:
-            raise OptionError(f"--rank {self.rank} is the size of adapters. Give --lora NAMES too, or leave it out.")
+            raise OptionError(
+                f"--rank {self.rank} needs --lora NAMES: it is the rank of the adapters. Give both, or leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class UpdateOptions:
         for setting in settings:
             if name not in (those := _taking(setting)):
                 option = setting.replace("_", "-")
-                raise OptionError(f"--{option} is not for {name}; it is for {_listed(those, 'and')}.")
+                raise OptionError(f"--{option} does not work with {name}, only with {_listed(those, 'and')}.")
         return kind(**settings)
 
     @property
@@ -224,7 +226,7 @@ class UpdateOptions:
                 found[pattern] = float(amount)
             except ValueError as error:
                 raise OptionError(
-                    f"--weight-decay {one!r}: give a number, or a pattern and one, as in '*.bias=0'."
+                    f"--weight-decay {one!r}: give a number, or a pattern and a number, as in '*.bias=0'."
                 ) from error
             checked("weight_decay", found[pattern], "--weight-decay")
         return found
@@ -336,7 +338,7 @@ class CheckpointOptions:
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
             raise OptionError(
-                f"The checkpoint {str(self.checkpoint)!r} exists. Go on with --resume, or name another file."
+                f"The checkpoint {str(self.checkpoint)!r} exists. Continue from it with --resume, or name another file."
             )
 
 
@@ -494,7 +496,7 @@ def _step(
 def _left(run: Run) -> str:
     """The remark on what a run keeps that ends early."""
     if run.checkpoint is None:
-        return "There is no checkpoint; --checkpoint FILE writes one after each epoch."
+        return "There is no checkpoint. --checkpoint FILE writes one after each epoch."
     if not Path(run.checkpoint).exists():
         return f"The checkpoint {str(run.checkpoint)!r} was not written yet."
     return f"The checkpoint {str(run.checkpoint)!r} has the last good weights; --resume goes on with them."

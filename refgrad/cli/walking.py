@@ -86,11 +86,11 @@ def walk(
     cotangents that the results are added to. Inputs that are not in --feeds are random.
     """
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise OptionError(f"{str(html)!r}: the page is HTML. Give it a name that ends in .html.")
+        raise OptionError(f"{str(html)!r}: the page is HTML. Give a name that ends in .html.")
     seeds = _seeds(seed)
     is_class = ":" in seed
     if html is None and (quiz or is_class):
-        raise OptionError(f"{'--quiz' if quiz else f'--seed {seed}'} is about pages. Give --html PAGE.html.")
+        raise OptionError(f"{'--quiz' if quiz else f'--seed {seed}'} needs --html PAGE.html. Give it, too.")
     if html is not None and step is not None:
         raise OptionError("--step prints one step, and a page has them all. Leave out --step or --html.")
     size, sizes = sizes_of(dim)
@@ -168,11 +168,13 @@ def _seeds(given: str) -> range:
     found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", given)
     if found is None:
         raise OptionError(
-            f"--seed {reprlib.repr(given)}: give a whole number of at least 0, or two with a colon, 1:30."
+            f"--seed {reprlib.repr(given)}: give a whole number from 0 on, or the first and the last of several, as in 1:30."
         )
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first or last - first >= _MOST:
-        raise OptionError(f"--seed {given}: the second number is at least the first, and at most {_MOST - 1} above it.")
+        raise OptionError(
+            f"--seed {given}: the last seed must be at least the first, and at most {_MOST - 1} above it."
+        )
     return range(first, last + 1)
 
 

@@ -343,7 +343,7 @@ def test_parts_of_what_belongs_together_are_refused() -> None:
     state = STATES["folded"]
     made = exported("folded", state)
     found = refgrad.weights(made, state)
-    with pytest.raises(OptionError, match=r"'conv.weight' \(folded\) is made of .*: give 'norm.weight', 'norm.bias'"):
+    with pytest.raises(OptionError, match=r"'conv.weight' \(folded\) is made from .*: give 'norm.weight', 'norm.bias'"):
         refgrad.write_back(made, {"conv.weight": state["conv.weight"] + 1}, found)
     tied = STATES["tied"]
     made = exported("tied", tied)
@@ -357,7 +357,7 @@ def test_a_trained_tensor_without_a_place_is_refused() -> None:
     found = refgrad.weights(made, state)
     assert found.missing == ["unused"]
     refgrad.write_back(made, state, found)
-    with pytest.raises(OptionError, match="No initializer is made of 'unused', which changed"):
+    with pytest.raises(OptionError, match="'unused' changed, but no initializer is made from it"):
         refgrad.write_back(made, {**state, "unused": normal(5)}, found)
 
 
@@ -379,7 +379,7 @@ def test_what_the_exporter_computed_in_another_way_cannot_become_stale() -> None
     assert found["norms"].source is None
     refgrad.write_back(made, state, found)
     trained = {**state, "log": state["log"] + 1}
-    with pytest.raises(OptionError, match=r"'norms', 'total' are not made of the state_dict.*give their values too"):
+    with pytest.raises(OptionError, match=r"'norms', 'total' are not made from the state_dict.*give their values too"):
         refgrad.write_back(made, trained, found)
     written = values(refgrad.write_back(made, {**trained, "norms": norms, "total": trained["log"].sum()}, found))
     assert written["total"] == trained["log"].sum()
@@ -458,7 +458,7 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert set(json.loads(capsys.readouterr().out)["initializers"][0]) == {"initializer", "kind", "type", "read by"}
     assert main([*words, "--state-dict", str(tmp_path / "s.npz")]) == 0
     out = capsys.readouterr().out
-    assert "no initializer is made of unused" in out
+    assert "no initializer is made from: unused" in out
     for name, content, said in (
         ("none.npz", None, "There is no file"),
         ("text.npz", b"text", "cannot be read as the state_dict() of a module"),

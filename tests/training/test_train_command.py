@@ -143,7 +143,7 @@ WRONG = {
     "--freeze c": "'c' in --freeze is no float initializer. There are: 'a', 'b'.",
     "--freeze *": "--freeze '*' leaves nothing to train. Without it these are: 'a', 'b'.",
     "--rank 4": "--rank 4 is the size of adapters. Give --lora NAMES too, or leave it out.",
-    "--momentum 0.9": "is not for adamw",
+    "--momentum 0.9": "does not work with adamw",
     "--penalty a": "give a pattern and two numbers",
     "--data nowhere.npz": "There is no file 'nowhere.npz'",
     "--label z": "There is no array 'z'; there are 'X', 'y'",
