@@ -154,7 +154,7 @@ def _of_factor(factor: float, shapes: Collection[tuple[int, ...]]) -> str:
             reasons += [] if is_size else [f"a value that is counted {whole} times"]
         if _is_scale(whole):
             reasons.append("a loss scale that is not undone")
-    return f"{told}, as from {', or '.join(reasons)}" if reasons else told
+    return f"{told}, as from {' or '.join(reasons)}" if reasons else told
 
 
 def _is_scale(number: int) -> bool:

@@ -45,7 +45,7 @@ from refgrad.tables import plugins
 
 _SIDE = (
     "One of the gradients. Give builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or mine:function@mine:Class. "
-    "Or give recorded tensors: a .npz or .safetensors file, or a folder of .pb files."
+    "Or give recorded tensors: a .npz, a .safetensors or a folder of .pb."
 )
 
 _REPORTS = {".html": comparison_page.page, ".md": comparisons.markdown_of, ".json": comparisons.text_of}

@@ -64,8 +64,8 @@ class LeakedGradient(UselessGradient):
             f"gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'}"
         )
         return (
-            f"The {gradients} too small: only a part leaks through rounding. {stop.operator} (node {choices(stop.nodes)}; "
-            f"{stop.reason}) has the derivative 0, and only the scales of the rounded values pass one on. {self.advice}"
+            f"The {gradients} only what leaks through rounding: {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) "
+            f"has the derivative 0, so only the scales of the rounded values pass a derivative. {self.advice}"
         )
 
 

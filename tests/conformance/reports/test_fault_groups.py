@@ -286,6 +286,6 @@ def test_what_has_no_answer_is_a_line_for_each_side():
 )
 def test_a_fault_is_a_sentence(verdict, words):
     [forward] = groups.faults(results(("a", "b", "e", verdict, "executor", verdict)))
-    assert forward.fault == f"Exp {words} forward"
+    assert forward.fault == f"the forward pass of Exp {words}"
     [gradient] = groups.faults(results(("a", "b", "e", verdict, "builder", "")))
     assert gradient.fault == f"the gradient of Exp {words}"

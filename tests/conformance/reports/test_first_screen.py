@@ -132,8 +132,8 @@ def test_the_command_of_a_group_shows_the_fault(screen, folder, capsys, monkeypa
     [
         (["--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Give either MODEL"),
         (["m.onnx", "--case", "x", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Give either MODEL"),
-        (["m.onnx", "--source", "tables", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "leave --source out"),
-        (["m.onnx", "--opset", "13", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "leave --opset out"),
+        (["m.onnx", "--source", "tables", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Leave --source out"),
+        (["m.onnx", "--opset", "13", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Leave --opset out"),
         (["--case", "nothing", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "No case matches"),
         (["--case", "Tanh-*", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Several cases match"),
     ],
