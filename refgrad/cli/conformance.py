@@ -520,7 +520,7 @@ def _cases(
     files = Counter(Path(source).name for source in dict.fromkeys(listed) if Path(source).is_file())
     if same := [name for name, times in files.items() if times > 1]:
         raise OptionError(
-            f"Several models are called {same[0]!r}, and so would their cases be. Give one of them another name."
+            f"Several models are called {same[0]!r}, so their cases would have one name. Rename one of the models."
         )
     operator = (name or "").partition("-")[0]
     if (
