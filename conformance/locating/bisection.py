@@ -89,7 +89,7 @@ class Fault:
 
     @property
     def deed(self) -> str:
-        """What the builder does with the nodes, a verb."""
+        """A verb: the builder refuses the nodes, fails on them, or gets them wrong."""
         if self.kind == REFUSED:
             return "makes no gradient of" if self.is_no_gradient else "refuses"
         return "fails on" if self.kind == CRASHED else "gets wrong"

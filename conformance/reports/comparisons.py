@@ -176,7 +176,7 @@ def _alike(faults: Iterable[Fault]) -> list[list[Fault]]:
 
 
 def _nodes_line(alike: Sequence[Fault]) -> str:
-    """What a builder does instead of a gradient, and of which nodes."""
+    """The nodes of a group, and a verb: the builder refuses them, or fails on them."""
     first, *others = alike
     return f"it {first.deed} {first.label}" + (f" and {counted(len(others), 'more node')}" if others else "")
 
