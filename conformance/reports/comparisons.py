@@ -118,9 +118,9 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
         kernels += _together(side.kernels.groups)
     if rules or kernels:
         disputed = f" (disputed: {'; '.join(disputes)})" if disputes else ""
-        return f", for {abridged([*rules, *kernels], 4)}{disputed}"
+        return f", because of {abridged([*rules, *kernels], 4)}{disputed}"
     if side.kernels is not None and side.kernels.unexplained:
-        return ", for no node that could be found"
+        return ", but no node at fault could be found"
     return ""
 
 

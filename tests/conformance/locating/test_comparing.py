@@ -188,7 +188,7 @@ def test_an_adjoint_is_named_at_its_place_among_rules() -> None:
     side = Sided("x", rules=Bisected(tuple(faults), 3, {}))
     tensor = Tensor("t", "gradient", ("t",), "", Seen("right"), Seen("wrong"))
     found = Comparison((tensor,), Sided("y"), side, "given", 0, "judge")
-    assert comparisons.sentence(found).endswith("for the cotangent of 'v', the rule of c.")
+    assert comparisons.sentence(found).endswith("because of the cotangent of 'v', the rule of c.")
 
 
 def test_a_side_that_fails_says_where() -> None:
@@ -446,7 +446,7 @@ def test_what_a_recording_lacks_is_said() -> None:
     found = compare(model, "refgrad@numpy", values, wrt=["x", "w2"])
     assert not found.ok
     assert verdicts(found)["w2 gradient"] == "b: missing"
-    with pytest.raises(FeedError, match="it lacks 'x'"):
+    with pytest.raises(FeedError, match="it does not have 'x'"):
         compare(model, "refgrad@numpy", {"w1_grad": values["w1_grad"]})
 
 
