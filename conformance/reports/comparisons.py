@@ -332,7 +332,7 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
             yield f"an error of {located.left:.2g} is unexplained"
     elif not located.culprits and not located.groups and not side.ranges:
         nodes = counted(located.judged, "node")
-        yield f"each of its {nodes} computes the right result from its inputs, and the results are right up to rounding"
+        yield f"each of its {nodes} is right for its inputs, and the results are right up to rounding"
 
 
 def _known(culprit: Culprit) -> str:
