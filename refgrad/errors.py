@@ -158,7 +158,11 @@ def abridged(names: Iterable[str], limit: int | None = 3) -> str:
 
 
 def beginning(text: str, length: int) -> str:
-    """Return `text`, or the beginning of a longer text and a mark. It ends after a word, unless the first word is longer."""
+    """Return `text`, or the beginning of a longer text and a mark. It ends after a word, unless the first word is longer.
+
+    >>> beginning("its process ended with -6", 16)
+    'its process …'
+    """
     if len(text) <= length:
         return text
     words = text[: length + 1].rpartition(" ")[0].rstrip()
