@@ -47,7 +47,7 @@ class Watch:
             raise BackendError(
                 f"{label} needs {readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}. "
                 f"{readable(self.total)} are in use before it, together {readable(self.total + needed)}, and max_memory is "
-                f"{readable(self.limit)}. Set it to {self.total + needed} or more, or feed less at a time."
+                f"{readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
             )
 
     def replace(self, label: str, results: Iterable[Any], dead: Iterable[Any]) -> None:
