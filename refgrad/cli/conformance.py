@@ -156,7 +156,7 @@ def run(
             oracles,
             several=True,
             metavar="NAMES",
-            help="Oracles, which judge a gradient without its rule, with commas or repeated.",
+            help="Oracles, each an independent way to know a gradient, with commas or repeated.",
             show_default=",".join(ORACLES),
         ),
     ] = None,

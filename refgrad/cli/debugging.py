@@ -97,8 +97,9 @@ def compare(
 
     With --case, it compares the gradients of a case of the conformance suite.
 
-    The exit code is 0 if both sides are right in every tensor, or follow a convention at a kink. Otherwise it is 1. If
-    --max-seconds stops the search, the command prints the results so far. If none of them is wrong, the exit code is 2.
+    The exit code is 0 if both sides are right in every tensor, or follow a convention at a kink, a point without a derivative.
+    Otherwise it is 1. If --max-seconds stops the search, the command prints the results so far. If none of them is wrong, the
+    exit code is 2.
     """
     require_reports(output or ())
     recordings = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
@@ -169,8 +170,8 @@ def nan(
 
     The command looks in the outputs and in the gradients of MODEL.
 
-    The exit code is 1 if the run makes a NaN or an infinity. Those that the inputs or the weights have do not count. If
-    --max-seconds stops the command, it prints what it has found, and says what it has not tried.
+    The exit code is 1 if the run makes a NaN or an infinity. Those in the inputs or the weights do not count. If --max-seconds
+    stops the command, it prints what it has found, and says what it has not tried.
     """
     size, sizes = sizes_of(dim)
     proto = load_model(model)

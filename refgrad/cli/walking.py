@@ -67,7 +67,7 @@ def walk(
             "--output",
             "-o",
             metavar="PAGE.html",
-            help="Write the walk as an HTML page that works offline. It also shows the terms that each number is the sum of.",
+            help="Write the walk as an HTML page that works offline. It also shows the terms of each sum.",
         ),
         Files.WRITTEN,
     ] = None,
