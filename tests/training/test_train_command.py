@@ -309,6 +309,8 @@ def test_weight_decay_by_pattern(folder, capsys):
     common = "training-model line.onnx -o step.onnx --optimizer sgd --weight-decay"
     assert main([*common.split(), "0.5", "--weight-decay", "a=0.25"]) == 0
     assert main([*common.split(), "half"]) == 2
-    assert "--weight-decay 'half': give a number, or a pattern and a number" in " ".join(capsys.readouterr().err.split())
+    assert "--weight-decay 'half': give a number, or a pattern and a number" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert main([*common.split(), "zz=0.5"]) == 2
     assert "zz" in capsys.readouterr().err
