@@ -114,7 +114,9 @@ class CpuBackend(Backend):
         settings, of_provider = dict(config or {}), {**self.provider_options, **(provider_options or {})}
         for name, entries in (("config", settings), ("provider_options", of_provider)):
             if not all(isinstance(text, str) for entry in entries.items() for text in entry):
-                raise OptionError(f"{name}={entries!r} has strings alone, as onnxruntime does: names and values.")
+                raise OptionError(
+                    f"{name}={entries!r}: every name and every value must be a string, as in onnxruntime."
+                )
         return _Session(self, model, threads, optimization, tuple(without), settings, of_provider)
 
     def _device(self) -> str:
@@ -459,8 +461,8 @@ def _serialized(model: onnx.ModelProto) -> bytes:
     if model.ByteSize() > _PROTOBUF_LIMIT:
         raise BackendError(
             "The model is over 2 GB and cannot be handed over in memory. Save it with external data "
-            "(onnx.save(..., save_as_external_data=True)) and prepare it by path. ONNX Runtime follows no link out of the "
-            "folder of the model: where there is one, put the model into the folder of its data."
+            "(onnx.save(..., save_as_external_data=True)) and prepare it by path. ONNX Runtime does not follow links out "
+            "of the folder of the model. If the data are links, put the model into the folder of its data."
         )
     return bytes(model.SerializeToString())
 

@@ -157,6 +157,18 @@ def abridged(names: Iterable[str], limit: int | None = 3) -> str:
     return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
 
 
+def beginning(text: str, length: int) -> str:
+    """Return `text`, or the beginning of a longer text and a mark. It ends after a word, unless the first word is longer.
+
+    >>> beginning("its process ended with -6", 16)
+    'its process …'
+    """
+    if len(text) <= length:
+        return text
+    words = text[: length + 1].rpartition(" ")[0].rstrip()
+    return f"{words or text[:length]} …"
+
+
 def counted(number: int, noun: str, several: str = "") -> str:
     """Return a number with its noun: `1 node`, `2 nodes`.
 

@@ -596,7 +596,7 @@ def _index(edit: _Edit, name: str) -> str:
         if name not in {value.name for value in edit.inputs}:
             if edit.op.fresh(name) != name:
                 raise UnknownNameError(
-                    f"The index {name!r} is the name of another value of the model: take a free one."
+                    f"The index {name!r} is the name of another value of the model. Choose a name that the model does not have."
                 )
             edit.add_input(name, TensorProto.INT64, [])
         return name
@@ -609,7 +609,9 @@ def _largest(edit: _Edit, output: str) -> str:
     """The sum over the samples of the largest element of each."""
     op, rank = edit.op, edit.op.rank(output)
     if rank is None:
-        raise OptionError(f"The rank of output {output!r} is not known: say with of what is differentiated.")
+        raise OptionError(
+            f"The rank of output {output!r} is not known. Name the elements to differentiate: of='{output}[:, 0]'."
+        )
     rows = op.Flatten(output, axis=min(rank, 2) // 2)
     return op.ReduceSum(op.GatherElements(rows, op.ArgMax(rows, axis=1), axis=1), keepdims=0)
 

@@ -119,11 +119,11 @@ class Worker:
             lines = said.read().decode(errors="replace").strip().splitlines()
             if late.is_set():
                 raise WorkerError("timed out", f"nothing came back after {self.seconds:g} s") from error
-            message = lines[-1] if lines else "no message"
+            message = lines[-1] if lines else ""
             starved = self.room and code in _NATIVE_DEATHS and "Assertion" not in message
             exhausted = starved or (self._is_limited and _NO_MEMORY.search(message))
             verdict = "out of memory" if exhausted else "crashed"
-            raise WorkerError(verdict, f"its process ended with {code}: {message}") from error
+            raise WorkerError(verdict, f"its process ended with {_told(code)}{message and f': {message}'}") from error
         finally:
             timer.cancel()
             if not is_over or process.poll() is not None or late.is_set():
@@ -294,6 +294,14 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         _kill(process)
         return process.wait()
+
+
+def _told(code: int) -> str:
+    """The exit code of a process, with the name of the signal that ended it."""
+    try:
+        return f"{code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return str(code)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

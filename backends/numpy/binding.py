@@ -27,7 +27,7 @@ OpSchema: TypeAlias = Any
 
 _REFUSED = {
     (MICROSOFT, "YieldOp"): (
-        "it hands its inputs to the caller and waits for their gradients, so its outputs follow from nothing. "
+        "it hands its inputs to the caller and waits for their gradients, so a run alone cannot compute its outputs. "
         "Ask for the gradient with cotangent='input' and feed the gradients."
     ),
     (TRAINING, "Gradient"): (

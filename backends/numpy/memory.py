@@ -45,9 +45,9 @@ class Watch:
         needed = self._due = nbytes(predict(inputs))
         if self.total + needed > self.limit:
             raise BackendError(
-                f"{label} needs {readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
-                f"with the {readable(self.total)} that are held before it, that is {readable(self.total + needed)}, and "
-                f"max_memory is {readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
+                f"{label} needs {readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}. "
+                f"{readable(self.total)} are in use before it, together {readable(self.total + needed)}, and max_memory is "
+                f"{readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
             )
 
     def replace(self, label: str, results: Iterable[Any], dead: Iterable[Any]) -> None:

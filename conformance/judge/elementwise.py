@@ -198,7 +198,13 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     # Results below the smallest normal number of the type are not accurate.
     tolerated = max(tolerance * size, limits(kind)[1] * max(got.size, 1) ** 0.5)
     if (most := largest(error)) <= tolerated:  # enough, because oracles have confirmed the float64 gradient
-        return Judged(RIGHT, most, most / size if size else 0.0, tolerance, "" if size else "both are zero")
+        return Judged(
+            RIGHT,
+            most,
+            most / size if size else 0.0,
+            tolerance,
+            "" if size else "this gradient and the expected one are zero",
+        )
     found = within_rounding(error, expected, Effects.on(truth, name), tolerated, truth.bits, coarser=True)
     worst = _worst(error, found.allowed)
     numbers = _numbers(error, found.allowed, worst, size)
@@ -211,7 +217,7 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
             return Judged(UNDECIDED, *numbers, truth.element_out_of_range)
         return Judged(WRONG, *numbers, f"{element_text(got, worst)}, in float64 it is {expected[worst]:.6g}")
     if found.outcome == ZERO:
-        return Judged(RIGHT, *numbers, "both are zero up to rounding")
+        return Judged(RIGHT, *numbers, "this gradient and the expected one are zero up to rounding")
     return Judged(UNDECIDED if found.outcome == HIDDEN else RIGHT, *numbers, found.note)
 
 
@@ -230,7 +236,7 @@ def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance
         bits = FLOAT64_BITS if exact else truth.bits
         allowed, _ = allowed_error(error, allowed, Effects.on(truth, said.name), bits)
     if not size and is_within(error, allowed):
-        return Judged(RIGHT, 0.0, 0.0, tolerance, "both are zero")
+        return Judged(RIGHT, 0.0, 0.0, tolerance, "this gradient and the expected one are zero")
     worst = _worst(error, allowed)
     numbers = _numbers(error, allowed, worst, size)
     if is_within(error, allowed):

@@ -82,13 +82,25 @@ class Fault:
     value: str = ""
     is_no_gradient: bool = False
 
-    def __str__(self) -> str:
-        label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
+    @property
+    def label(self) -> str:
+        """The nodes with their operators."""
+        return ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
+
+    @property
+    def deed(self) -> str:
+        """A verb: the builder refuses the nodes, fails on them, or gets them wrong."""
         if self.kind == REFUSED:
-            return f"it {'makes no gradient of' if self.is_no_gradient else 'refuses'} {label}: {self.message}"
-        if self.kind != WRONG or self.message:
-            return f"{label}: {self.kind}: {self.message}"
-        return f"{label}: the derivative by {self.by!r} along a direction is {self.found:.9g} instead of {self.due:.9g}"
+            return "makes no gradient of" if self.is_no_gradient else "refuses"
+        return "fails on" if self.kind == CRASHED else "gets wrong"
+
+    def __str__(self) -> str:
+        if self.kind != WRONG:
+            return f"it {self.deed} {self.label}: {self.message}"
+        if self.message:
+            return f"{self.label}: {self.message}"
+        slopes = f"{self.found:.9g} instead of {self.due:.9g}"
+        return f"{self.label}: the derivative with respect to {self.by!r} along a direction is {slopes}"
 
 
 @dataclass(frozen=True)
@@ -359,7 +371,7 @@ class _Search:
                 times = "lost" if abs(factor) < _TOLD else f"counted {factor:.4g} times"
                 told.append(f"the contribution of {names[0]} to the cotangent of {value!r} is {times}")
             else:
-                counted = f"counted {factor:.4g} times in place of {len(group)}"
+                counted = f"counted {factor:.4g} times instead of {len(group)}"
                 told.append(
                     f"the equal contributions of {' and '.join(names)} to the cotangent of {value!r} are {counted}"
                 )
@@ -464,7 +476,7 @@ class _Search:
                 return Fault(WRONG, labels, operators, "", *fault)
         if found := ask.contradicted_together():
             direction, due, slope = found
-            text = f"along {direction} the derivative is {due:.6g}, and that of its gradients together {slope:.6g}"
+            text = f"along {direction} the derivative is {due:.6g}, but its gradients together give {slope:.6g}"
             return Fault(WRONG, labels, operators, text, "", due, slope)
         narrowed = narrowing_casts(built.model, problem.model)
         if narrowed and _rounds(gradients, _gradients(problem, built, None)):

@@ -142,19 +142,19 @@ def _of_factor(factor: float, shapes: Collection[tuple[int, ...]]) -> str:
     if parts is not None and parts > 1:
         told = f"{told} ({'-' if factor < 0 else ''}1/{parts})"
         if _is_size(parts, shapes):
-            reasons.append(f"a mean over {parts} in place of a sum makes it")
+            reasons.append(f"a mean over {parts} instead of a sum")
         if _is_scale(parts):
-            reasons.append("a scale of the loss makes it that is taken back twice")
+            reasons.append("a loss scale that is undone twice")
     if whole is not None and whole > 1:
         is_size = _is_size(whole, shapes)
         if is_size:
-            reasons.append(f"a sum over {whole} in place of a mean makes it")
+            reasons.append(f"a sum over {whole} instead of a mean")
         if whole <= _MOST_STEPS:
-            reasons.append(f"{counted(whole, 'step')} without zero_grad make it")
-            reasons += [] if is_size else [f"a value makes it that is counted {whole} times"]
+            reasons.append(f"{counted(whole, 'step')} without zero_grad")
+            reasons += [] if is_size else [f"a value that is counted {whole} times"]
         if _is_scale(whole):
-            reasons.append("a scale of the loss makes it that is not taken back")
-    return f"{told}, as {', or '.join(reasons)}" if reasons else told
+            reasons.append("a loss scale that is not undone")
+    return f"{told}, as from {' or '.join(reasons)}" if reasons else told
 
 
 def _is_scale(number: int) -> bool:

@@ -153,13 +153,13 @@ def _feeds_of(
         if lacking:
             taken = [name for name in lacking if any(name in one.gradients for one in recorded)]
             why = (
-                f" Its {choices(taken)} was read as a gradient, since no name in it says gradient. Call gradients "
-                f"{taken[0]}_grad, and give the inputs"
+                f" {choices(taken)} in it was read as a gradient, since no name in it ends in _grad. Rename the gradients, as "
+                f"in {taken[0]}_grad, and give the inputs"
                 if taken
                 else " Give them"
             )
             raise FeedError(
-                f"A recording is compared at its own inputs, and it lacks {choices(lacking)}.{why}: feeds={{...}}."
+                f"The inputs of the recording are needed, and it does not have {choices(lacking)}.{why}: feeds={{...}}."
             )
     return None
 
@@ -185,7 +185,9 @@ def _cotangents(point: Point, recorded: Sequence[Recording], kind: str | Mapping
                     f"The {which}cotangent of {output!r} has the shape {held.shape} instead of {value.shape}."
                 )
             if not np.isfinite(held.astype(np.float64)).all():
-                raise FeedError(f"The cotangent of {output!r} is not finite. Give finite numbers: cotangent='random'.")
+                raise FeedError(
+                    f"The cotangent of {output!r} is not finite. Give finite numbers, or cotangent='random'."
+                )
             value = held.astype(value.dtype)
         elif kind == "ones" or (recorded and not kind):
             value = np.ones_like(value)

@@ -154,7 +154,7 @@ class Judge:
         if found is None:
             return ""
         direction, due, slope = found
-        return f"along {direction} the derivative is {due:.6g}, and that of the gradients together {slope:.6g}"
+        return f"along {direction} the derivative is {due:.6g}, but the gradients together give {slope:.6g}"
 
     @cached_property
     def contradicts_itself(self) -> bool:

@@ -82,7 +82,7 @@ class Recording:
                     f"{label}: {name!r} has the type {value.dtype}. Gradients are real numbers with a fraction."
                 )
             elif model is not None and stem in gradients and not np.array_equal(gradients[stem], value, equal_nan=True):
-                raise FeedError(f"{label} has two gradients of {stem!r} that differ: {name!r} is one. Leave one.")
+                raise FeedError(f"{label} has two gradients of {stem!r} that differ: {name!r} is one. Keep one.")
             else:
                 gradients[stem] = value
         if gradients:
@@ -140,7 +140,7 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
         tensor = read_value(content, TensorProto, file)
         name = tensor.name or file.stem
         if name in seen:
-            raise FeedError(f"{str(file)!r} and {seen[name].name!r} both hold a tensor {name!r}. Leave one.")
+            raise FeedError(f"{str(file)!r} and {seen[name].name!r} both have a tensor {name!r}. Keep one.")
         seen[name] = file
         yield name, array_in(tensor, file)
 
@@ -263,7 +263,7 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
         if is_alike or (value.size != due[name].size and not is_of_another):  # then it has the wrong shape
             matched.found[name] = identity(name, value.shape if is_alike else due[name].shape)
     for name, ours in _renamed(recorded, {key: due[key] for key in matched.of(due)}).items():
-        matched.found[name] = replace(identity(ours, due[ours].shape), recorded=name, how="its name ends alike")
+        matched.found[name] = replace(identity(ours, due[ours].shape), recorded=name, how="its name has the same end")
     state = {name: value for name, value in recording.values.items() if value.dtype.kind == "f"}
     if recorded.keys() & state.keys():
         _by_values(model, state, due, matched, recorded.keys())
@@ -287,7 +287,7 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
     within = {name for node in model.graph.node for name in node.output}
     for name in recorded:
         if name not in matched.known:
-            why = "it is of a value within the model, and gradients of inputs and initializers are compared"
+            why = "it belongs to a value within the model: only gradients of inputs and initializers are compared"
             other = "no gradient of the model has its size and its values"
             matched.left.setdefault(name, why if name in within else other)
     return matched

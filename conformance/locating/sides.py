@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,9 +40,10 @@ from refgrad.worker import Worker
 PRECISIONS = ("float16", "bfloat16", "float32", "float64")
 INTERPRETER = "numpy"
 _FORMS = (
-    "Give builder@executor, such as refgrad@ort-cpu or package.module:function@numpy:float64, or a recording: a .npz or "
+    "Give builder@executor, such as refgrad@ort-cpu or package.module:function@numpy:float64. Or give a recording: a .npz or "
     ".safetensors file, or a folder of .pb files"
 )
+_TYPE = re.compile(r"[a-z]+\d+|double|single|half")  # text that is meant as a precision
 Build = Callable[[Problem], Built]
 
 
@@ -62,7 +64,7 @@ class Live:
         if isinstance(self.executor, str):
             executors.get_executor(self.executor)
         if self.precision not in ("", *PRECISIONS):
-            raise OptionError(f"The precision {self.precision!r} is not known. There are {choices(PRECISIONS)}.")
+            raise OptionError(f"{self.precision!r} is not a precision. Give one of {choices(PRECISIONS)}, or none.")
 
     def __str__(self) -> str:
         builder = self.builder if isinstance(self.builder, str) else getattr(self.builder, "__name__", "a function")
@@ -146,6 +148,10 @@ def side_of(given: str | Side | Mapping[str, Any] | Path) -> Side:
         raise OptionError(f"{text!r} is neither a side nor a file. {_FORMS}.")
     executor, _, precision = rest.rpartition(":")
     if precision not in PRECISIONS:
+        if ":" in executor or (executor in executors.executor_names() and _TYPE.fullmatch(precision)):
+            raise OptionError(
+                f"{text!r} ends in {precision!r}, which is not a precision. Give one of {choices(PRECISIONS)}, or none."
+            )
         executor, precision = rest, ""
     return Live(builder, executor, precision)
 
@@ -159,7 +165,7 @@ def in_precision(model: ModelProto, feeds: Mapping[str, Any], precision: str) ->
     made = case if not precision or case.dtype == precision else in_dtype(case, precision, exact=False)
     if made is None:
         raise OptionError(
-            f"The model cannot be computed in {precision}: one of its operators does not take it, or no float is fed."
+            f"The model cannot be computed in {precision}: one of its operators does not support it, or it has no float input."
         )
     return made.model, dict(made.feeds)
 

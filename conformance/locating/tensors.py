@@ -19,8 +19,8 @@ from refgrad.conformance.problems.rounding import Drawn, limits
 from refgrad.conformance.verdicts import CONVENTION, RIGHT, UNDECIDED, WRONG
 from refgrad.protos.types import FLOATS
 
-_TOGETHER = "what operators choose at their kinks is no derivative of all of them together"
-_DECIDES = "Another seed, or :float64 behind the side, decides"
+_TOGETHER = "at a kink, each operator takes one of its own derivatives, but the whole is not a derivative of the model"
+_DECIDES = "To decide, give another seed, or :float64 after the executor"
 
 
 def tensors_of(
@@ -104,10 +104,10 @@ def settled(tensors: Sequence[Tensor], work: Sequence[Work]) -> list[Tensor]:
         for k, tensor in enumerate(judged):
             seen = seen_of(tensor, place)
             if one.has_no_wrong_node and seen.verdict == WRONG and not seen.cause:
-                said = f"{seen.reason}; but each node of it is right for its inputs: roundings may add up. {_DECIDES}"
+                said = f"{seen.reason}; but each node is right for its inputs, so roundings may add up. {_DECIDES}"
                 judged[k] = _with(tensor, place, replace(seen, verdict=UNDECIDED, reason=said))
             elif one.has_proved_node and seen.verdict == UNDECIDED and not one.draws():
-                said = f"{seen.reason}; but nodes are proved to be wrong"
+                said = f"{seen.reason}; and some nodes are proved to be wrong"
                 judged[k] = _with(tensor, place, replace(seen, verdict=WRONG, reason=said))
     return judged
 

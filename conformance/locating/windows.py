@@ -64,7 +64,7 @@ class NodeGroup:
         return [f"{operator} {name!r}" for operator, name in zip(self.operators, self.nodes, strict=True)]
 
     def __str__(self) -> str:
-        return f"{', '.join(self.labels)}: right one by one, and off by {self.error:.2g} together"
+        return f"{', '.join(self.labels)}: each is right alone, but together they are off by {self.error:.2g}"
 
 
 Count = Callable[[int, int | None], None]
@@ -223,5 +223,5 @@ def optimisation(model: ModelProto, feeds: Mapping[str, Any], backend: Backend, 
         named = [one for one in PASSES if not is_wrong(optimization=wrong[0], without=[one])]
     except RefgradError:
         return ""
-    told = f"it comes with the optimisation level {wrong[0]!r}"
-    return f"{told}, and goes without the pass {' or '.join(named)}" if named else told
+    told = f"the fault begins at the optimisation level {wrong[0]!r}"
+    return f"{told}, and is gone without the pass {' or '.join(named)}" if named else told

@@ -174,7 +174,7 @@ class Work:
         if self.unsteady is None or apart is None:
             return None
         told = (
-            f"two runs with the same inputs are {apart:.2g} apart"
+            f"two runs with the same inputs differ by {apart:.2g}"
             if np.isfinite(apart)
             else "a later run gives something else"
         )
@@ -249,7 +249,7 @@ class Work:
                     )
                     return Seen(CONVENTION, told, *numbers)
                 if apart and not (beyond & ~mask).any():
-                    return Seen(WRONG, f"at a kink, but outside of the derivatives of both sides: {apart}", *numbers)
+                    return Seen(WRONG, f"at a kink, but not between the derivatives from both sides: {apart}", *numbers)
                 skipped = counted(int(np.count_nonzero(mask)), "element at a kink is", "elements at a kink are")
                 said += f"; {skipped} not counted" if not apart else f"; {apart}"
         if drawn := self.draws():
@@ -260,10 +260,8 @@ class Work:
         if verdicts == {CONVENTION}:
             return Seen(UNDECIDED, f"{said}; the point is at a kink", *numbers)
         if computed := self.matched.computed:
-            why = "the exporter computed of weights, which get no gradient through them here"
-            return Seen(
-                UNDECIDED, f"{said}; there are initializers that perhaps {why}: {choices(computed, 3)}", *numbers
-            )
+            why = f"the exporter may have computed {choices(computed, 3)} from weights, which then get no gradient here"
+            return Seen(UNDECIDED, f"{said}; {why}", *numbers)
         return Seen(WRONG, said, *numbers, self._cause(wide, due, match))
 
     def draws(self) -> str:

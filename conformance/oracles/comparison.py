@@ -89,7 +89,7 @@ def against_directions(
     if not np.all(np.isfinite(got)):
         return Judged(WRONG, note=f"{np.count_nonzero(~np.isfinite(got))} {NOT_FINITE}")
     judged = [_along(truth, name, got, direction, tolerance, exact, compare_sides) for direction in directions]
-    return gravest(judged or [Judged(RIGHT, 0.0, 0.0, tolerance, "both are zero")])
+    return gravest(judged or [Judged(RIGHT, 0.0, 0.0, tolerance, "this gradient and the expected one are zero")])
 
 
 def _along(
@@ -106,7 +106,7 @@ def _along(
         return Judged(UNDECIDED, note="the derivatives are no more than their error")
     derivative = float(np.sum(got * observation.direction))
     if not np.any(got) and abs(value) <= method:
-        return Judged(RIGHT, 0.0, 0.0, tolerance, "both are zero")
+        return Judged(RIGHT, 0.0, 0.0, tolerance, "this gradient and the expected one are zero")
     error = abs(derivative - value)
     size = max(float(np.linalg.norm(got)) * rms(observation.direction), abs(value))
     slack = tolerance * size + method
@@ -125,7 +125,7 @@ def _along(
         wrong = Judged(WRONG, *numbers, note)
         return _at_a_kink(truth, observation, derivative, tolerance * size, wrong) if compare_sides else wrong
     if slack > size and abs(value) <= method:
-        return Judged(RIGHT, *numbers, "both are zero up to rounding")
+        return Judged(RIGHT, *numbers, "this gradient and the expected one are zero up to rounding")
     if slack - tolerance * size > TELLING * size:
         return Judged(UNDECIDED, *numbers, "rounding or a kink hides more than 1% of it")
     return Judged(RIGHT, *numbers)

@@ -78,7 +78,11 @@ def _compared(one_way: FiniteDifference, other: FiniteDifference, left: str, rig
     if not np.isfinite(error):
         return NotApplicable(NAME, f"the second derivative is not finite: {note}")
     if slack > _TELLING * size and error <= slack:
-        return Property(NAME, 0.0, _EXACT, f"both are zero up to {slack:.1e}") if size <= slack else _blurred(note)
+        return (
+            Property(NAME, 0.0, _EXACT, f"both second derivatives are zero up to {slack:.1e}")
+            if size <= slack
+            else _blurred(note)
+        )
     if slack > _TELLING * size:
         return _blurred(note)
     return Property(NAME, error / size if size else 0.0, _EXACT + (slack / size if size else 0.0), note)

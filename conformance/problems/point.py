@@ -300,8 +300,8 @@ def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
     bad = [name for name, value in results.items() if not np.all(np.isfinite(value))]
     if bad:
         raise FeedError(
-            f"With these feeds ({described}) the outputs {choices(bad)} are not finite in float64, so they have no derivative "
-            "there. Give feeds inside the model's domain: feeds={...}."
+            f"The outputs {choices(bad)} are not finite in float64, so they have no derivative at these feeds: {described}. "
+            "Give feeds inside the model's domain: feeds={...}."
         )
 
 

@@ -70,15 +70,16 @@ class OutOfRange:
         return f"{self.output!r} is {abs(self.value):.2g}, {beyond} than {self.dtype} can hold"
 
     def __str__(self) -> str:
-        more = f" and {counted(self.count - 1, 'more element')}" if self.count > 1 else ""
+        as_well = counted(self.count - 1, f"more element {self.kind}s", f"more elements {self.kind}")
+        more = f"; {as_well}, too" if self.count > 1 else ""
         beyond = "more" if self.kind == OVERFLOW else "less"
-        said = f"{self.operator} {self.node!r}: {self.output!r} is {self.value:.6g} at {list(self.at)}{more}"
-        told = f"{self.kind} in {said}, {beyond} than {self.dtype} can hold ({self.limit:.6g})"
+        said = f"{self.operator} {self.node!r}: {self.output!r} is {self.value:.6g} at {list(self.at)}"
+        told = f"{self.kind} in {said}, {beyond} than {self.dtype} can hold ({self.limit:.6g}){more}"
         if not self.changes:
             return told
         rest = len(self.changes) - _SHOWN
         others = f" and {counted(rest, 'more result')}" if rest > 0 else ""
-        return f"{told}; for it {', '.join(map(str, self.changes[:_SHOWN]))}{others}"
+        return f"{told}; because of it, {', '.join(map(str, self.changes[:_SHOWN]))}{others}"
 
 
 def leaving(model: ModelProto, feeds: Mapping[str, Any]) -> Iterator[OutOfRange]:

@@ -20,7 +20,7 @@ from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.reports.comparisons import json_of
 from refgrad.conformance.reports.markdown import table as table_of
 from refgrad.conformance.verdicts import CONVENTION, FAULTS, RIGHT, UNDECIDED
-from refgrad.errors import abridged, counted
+from refgrad.errors import abridged, beginning, counted
 from refgrad.escaping import markdown, printable
 from refgrad.markup import text_of as text_of_value
 from refgrad.show.tables import GOOD, UNKNOWN, table
@@ -103,7 +103,7 @@ def _attention(verdict: str, rows: Sequence[Row]) -> tuple[bool, bool, str, floa
 
 def _reason(note: str, verbose: bool) -> str:
     reason = " ".join(note.split()) or "no reason is given"
-    return reason if verbose or len(reason) <= _REASON else f"{reason[:_REASON].rstrip()} …"
+    return reason if verbose else beginning(reason, _REASON)
 
 
 def _whose(rows: Sequence[Row], verbose: bool) -> str:

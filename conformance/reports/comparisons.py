@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
 from refgrad.conformance.judge.nan.nonfinite import NonFinite
+from refgrad.conformance.locating.bisection import Fault
 from refgrad.conformance.locating.location import Culprit, Located
 from refgrad.conformance.locating.verdicts import Comparison, Seen, Sided, Tensor, seen_of
 from refgrad.conformance.locating.windows import NodeGroup
@@ -27,6 +28,7 @@ _ORIGINS = 8
 _BETWEEN = 12  # nodes that can be at fault
 _LONGEST = 300  # letters of the reason why a side has no gradient, in a sentence
 _COLOURS = {RIGHT: tables.GOOD, WRONG: tables.WRONG, MISSING: tables.WRONG, UNDECIDED: tables.UNKNOWN}
+_NO_IDENTITY = "it makes no gradient of a model of one Identity either"
 _AS_SAID = {WRONG: "is wrong in", UNDECIDED: "cannot be judged in", MISSING: "lacks"}
 
 
@@ -40,7 +42,7 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
         _print(console, f"and {len(doubtful) - len(listed)} more that differ: --verbose prints all")
     shared = _shared_causes(comparison)
     for (side, cause), names in shared.items():
-        _print(console, f"{counted(len(names), 'tensor')} ({side}) have one cause: {cause}: {abridged(names)}")
+        _print(console, f"{abridged(names)} ({side}) have one cause: {cause}")
     for tensor in listed:
         for side, seen, told in (("a", tensor.a, comparison.a), ("b", tensor.b, comparison.b)):
             if seen.reason and seen.reason != told.failed and (verbose or seen.verdict != "right"):
@@ -58,7 +60,7 @@ def show(comparison: Comparison, console: Console, verbose: bool = False) -> Non
     for line in stopped_lines(comparison):
         _print(console, line)
     if not comparison.ok:
-        _print(console, sentence(comparison))
+        _print(console, sentence(comparison, with_messages=False))  # the lines above have them
         _print(console, f"Versions: {versions_of(comparison)}.")
 
 
@@ -72,8 +74,11 @@ def _shared_causes(comparison: Comparison) -> dict[tuple[str, str], list[str]]:
     return {key: tensors for key, tensors in names.items() if len(tensors) > 1}
 
 
-def sentence(comparison: Comparison) -> str:
-    """The verdict in one sentence: which side is wrong, in what, and for which nodes or values."""
+def sentence(comparison: Comparison, with_messages: bool = True) -> str:
+    """The verdict in one sentence: which side is wrong, in what, and for which nodes or values.
+
+    :param with_messages: quote the message of a side that has no gradient.
+    """
     if comparison.ok:
         by_choice = sum(CONVENTION in (tensor.a.verdict, tensor.b.verdict) for tensor in comparison.tensors)
         rest = f" or, in {by_choice}, follow a convention at a kink" if by_choice else ""
@@ -81,7 +86,8 @@ def sentence(comparison: Comparison) -> str:
     parts = []
     for name, side, place in (("a", comparison.a, 0), ("b", comparison.b, 1)):
         if side.failed:
-            parts.append(f"{side.label} ({name}) has no gradient: {_shortened(_why_none(side))}")
+            reason = _why_none(side, with_messages)
+            parts.append(f"{side.label} ({name}) has no gradient{reason and f': {_shortened(reason)}'}")
             continue
         verdicts = Counter(seen_of(tensor, place).verdict for tensor in comparison.tensors)
         doubtful = [(verdict, count) for verdict, count in verdicts.items() if verdict not in (RIGHT, CONVENTION)]
@@ -112,9 +118,9 @@ def _reason(side: Sided, seen: Sequence[Seen]) -> str:
         kernels += _together(side.kernels.groups)
     if rules or kernels:
         disputed = f" (disputed: {'; '.join(disputes)})" if disputes else ""
-        return f", for {abridged([*rules, *kernels], 4)}{disputed}"
+        return f", because of {abridged([*rules, *kernels], 4)}{disputed}"
     if side.kernels is not None and side.kernels.unexplained:
-        return ", for no node that could be found"
+        return ", but no node at fault could be found"
     return ""
 
 
@@ -131,26 +137,54 @@ def _together(groups: Sequence[NodeGroup]) -> list[str]:
 
 
 def _shortened(reason: str) -> str:
-    """The reason in one line, without its middle if it is long: the end of a message says what was wrong."""
+    """The reason in one line, without its middle if it is long: the end of a message says what was wrong. No word is cut."""
     line = " ".join(reason.split()).removesuffix(".")
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+    if len(line) <= _LONGEST:
+        return line
+    first, last = line[: _LONGEST // 2], line[-_LONGEST // 2 :]
+    return f"{first.rpartition(' ')[0] or first} … {last.partition(' ')[2] or last}"
 
 
-def _why_none(side: Sided) -> str:
+def _why_none(side: Sided, with_messages: bool) -> str:
     """The reason why a side has no gradient: the nodes that it does not run or differentiate, if they are known."""
-    faults = side.rules.faults if side.rules else ()
-    if faults:
-        return str(faults[0]) + (f" (and {counted(len(faults) - 1, 'more node')})" if faults[1:] else "")
+    groups = _alike(side.rules.faults) if side.rules else []
+    if groups:
+        first, *others = groups
+        shown = _fault_line(first) if with_messages or first[0].kind == WRONG else _nodes_line(first)
+        return shown + (f" (and {counted(sum(map(len, others)), 'more node')})" if others else "")
     if side.kernels is None:
-        return side.failed
+        return side.failed if with_messages else ""
     failing = [one.found for one in side.kernels.culprits if one.found.failed]
     if failing:
         wrong = [one.found.label for one in side.kernels.culprits if not one.found.failed]
         beside = f"it gets {abridged(wrong)} wrong, and " if wrong else ""
-        return f"{beside}it does not run {abridged(one.label for one in failing)}: {failing[0].failed}"
+        nodes = f"{beside}it does not run {abridged(one.label for one in failing)}"
+        return f"{nodes}: {failing[0].failed}" if with_messages else nodes
     if side.kernels.groups:
-        return f"it does not run {abridged(_together(side.kernels.groups))}: {side.failed}"
-    return side.kernels.failed or side.failed
+        nodes = f"it does not run {abridged(_together(side.kernels.groups))}"
+        return f"{nodes}: {side.failed}" if with_messages else nodes
+    return (side.kernels.failed or side.failed) if with_messages else ""
+
+
+def _alike(faults: Iterable[Fault]) -> list[list[Fault]]:
+    """The faults, those together that differ in the node alone: a builder may say the same of every node."""
+    groups: dict[object, list[Fault]] = {}
+    for fault in faults:
+        key = (fault.kind, fault.message, fault.is_no_gradient) if fault.kind != WRONG else fault
+        groups.setdefault(key, []).append(fault)
+    return list(groups.values())
+
+
+def _nodes_line(alike: Sequence[Fault]) -> str:
+    """The nodes of a group, and a verb: the builder refuses them, or fails on them."""
+    first, *others = alike
+    return f"it {first.deed} {first.label}" + (f" and {counted(len(others), 'more node')}" if others else "")
+
+
+def _fault_line(alike: Sequence[Fault]) -> str:
+    """A group of `_alike`, with its message."""
+    [first, *others] = alike
+    return f"{_nodes_line(alike)}: {first.message}" if others else str(first)
 
 
 def stopped_lines(comparison: Comparison) -> Iterator[str]:
@@ -193,26 +227,28 @@ def _row(tensor: Tensor) -> dict[str, Any]:
 
 def lines_of(side: Sided) -> Iterator[str]:
     """The findings about a side, a line each."""
-    if side.failed:
+    if side.failed and not (side.rules and any(fault.message == side.failed for fault in side.rules.faults)):
         yield f"it has no gradient: {side.failed}"
     if side.unsteady is not None:
         yield str(side.unsteady)
     if side.rules is not None:
-        for fault in side.rules.faults:
-            yield str(fault) if fault.kind == REFUSED else f"the rule is at fault: {fault}"
-            if fault.formula and fault.kind != REFUSED:
+        for alike in _alike(side.rules.faults):
+            fault = alike[0]
+            yield f"the rule is at fault: {fault}" if fault.kind == WRONG else _fault_line(alike)
+            if fault.formula and fault.kind == WRONG:
                 yield f"the right formula: {fault.formula}"
-            if fault.known:
-                yield f"known of this operator: {fault.known}"
+            for known in dict.fromkeys(one.known for one in alike if one.known):
+                yield f"known of this operator: {known}"
         for node, why in side.rules.silent.items():
             yield f"nothing can be said of {node!r}: {why}"
         if not side.rules.is_whole and side.rules.within:
             yield f"the search for the rule was stopped: a fault is in one of {abridged(side.rules.within)}"
         elif side.rules.nothing:
-            yield f"no node is at fault: it makes no gradient of a model of one Identity either: {side.rules.nothing}"
+            same = side.rules.nothing == side.failed
+            yield f"no node is at fault: {_NO_IDENTITY}{'' if same else f': {side.rules.nothing}'}"
         elif not side.rules.faults and side.rules.is_whole:
-            built = counted(side.rules.built, "gradient of a part was", "gradients of parts were")
-            yield f"no rule is wrong by itself: {built} built"
+            built = counted(side.rules.built, "part")
+            yield f"no rule is wrong by itself: the gradients of {built} of the model were tried"
     for step, why in side.unsearched.items():
         if why:
             yield f"{step} could not be searched: {why}"
@@ -286,16 +322,17 @@ def _of_kernels(located: Located, side: Sided) -> Iterator[str]:
     if located.optimisation:
         yield f"the runtime's optimisation: {located.optimisation}"
     for node in located.suspects[:_ORIGINS]:
-        yield f"wrong by itself, and not proved to be at fault: {node}"
+        yield f"wrong by itself, but not proved to be at fault: {node}"
     for node in located.acquitted[:_ORIGINS]:
-        yield f"wrong by itself, without influence on the results: {node}"
+        yield f"wrong by itself, but with no effect on the results: {node}"
     if not located.is_whole:
         yield f"the search for the kernel was stopped: {counted(located.judged, 'node was', 'nodes were')} looked at"
     elif located.unexplained:
         if located.judged:
             yield f"an error of {located.left:.2g} is unexplained"
     elif not located.culprits and not located.groups and not side.ranges:
-        yield f"each of its {counted(located.judged, 'node')} is right for its inputs, and so are the results but for rounding"
+        nodes = counted(located.judged, "node")
+        yield f"each of its {nodes} is right for its inputs, and the results are right up to rounding"
 
 
 def _known(culprit: Culprit) -> str:
@@ -441,7 +478,9 @@ def show_origins(nonfinite: NonFinite, console: Console, verbose: bool = False) 
         _print(console, f"{number}. {origin}")
         _print(console, f"   what helps: {origin.remedy}")
         if origin.of:
-            _print(console, f"   its operands come from {', '.join(str(position + 1) for position in origin.of)}")
+            _print(
+                console, f"   its operands come from number {' and '.join(str(position + 1) for position in origin.of)}"
+            )
         if origin.source:
             _print(console, f"   source: {origin.source}")
     if len(shown) < len(nonfinite.origins):

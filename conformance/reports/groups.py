@@ -94,14 +94,14 @@ class Group:
         """The operator, its fault, and when the fault occurs."""
         words = _WORDS.get(self.verdict, self.verdict)
         if self.what == MODEL:
-            said = f"{self.operator} {words} forward"
-            said += "" if self.is_fault or self.verdict not in FAULTS else ", without a wrong gradient"
+            what = "forward pass"
+            beside = "" if self.is_fault or self.verdict not in FAULTS else ", but no gradient is wrong"
         else:
-            said = f"the gradient of {self.operator} {words}"
+            what = "gradient"
             # Only rows with a `side` come from a runner that also ran the operator itself.
             judged = all(row.side == EXECUTOR for row in self.rows)
-            said += ", though the operator itself is right" if judged else ""
-        return f"{said}, {self.when}" if self.when else said
+            beside = ", though the operator itself is right" if judged else ""
+        return f"the {what} of {self.operator} {words}{self.when and f' {self.when}'}{beside}"
 
     @property
     def title(self) -> str:

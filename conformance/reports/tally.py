@@ -8,6 +8,7 @@ from typing import Any
 
 from refgrad.conformance import verdicts
 from refgrad.conformance.judge.running.results import Pair, Results
+from refgrad.errors import beginning
 
 _LONG = 160  # characters of a note in a table
 MARKS = {  # in the order in which they are listed: right, to be mended, unknown
@@ -84,4 +85,4 @@ def marked(count: Counter[str]) -> str:
 
 def shortened(note: str, length: int = _LONG) -> str:
     """The beginning of a long note, for a table; the results have all of it."""
-    return note if len(note) <= length else f"{note[:length].rstrip()} …"
+    return beginning(note, length)

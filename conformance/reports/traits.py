@@ -21,9 +21,10 @@ _AXES = ("axis", "axes", "batch_axis", "time_axis", "batch_dims")
 
 
 def common(some: Collection[Case], others: Collection[Case]) -> str:
-    """The words for what separates some cases from others: "for negative axes", "for empty inputs and float16".
+    """The words for what separates some cases from others: "in every case with negative axes and in no other".
 
-    "only for negative axes" if all of `some` and no more than half of `others` have them. "" where nothing separates them.
+    "only in cases with negative axes, but not in all of them" if all of `some` have them, and no more than half of `others`.
+    "" where nothing separates them.
     """
     if not some or not others:
         return ""
@@ -32,10 +33,11 @@ def common(some: Collection[Case], others: Collection[Case]) -> str:
     for count in (1, 2):
         for chosen in combinations(shared, count):
             if not any(set(chosen) <= known for known in of_others):
-                return f"for {' and '.join(chosen)}"
+                return f"in every case with {' and '.join(chosen)} and in no other"
     among = {trait: sum(trait in known for known in of_others) for trait in shared if trait != _NOT_EMPTY}
     rarest = min(among, key=lambda trait: among[trait], default="")
-    return f"only for {rarest}" if rarest and 2 * among[rarest] <= len(of_others) else ""
+    is_rare = rarest and 2 * among[rarest] <= len(of_others)
+    return f"only in cases with {rarest}, but not in all of them" if is_rare else ""
 
 
 def _shared(cases: Collection[Case]) -> list[str]:
@@ -48,7 +50,7 @@ def _shared(cases: Collection[Case]) -> list[str]:
 
 
 def traits(case: Case) -> Iterator[str]:
-    """The traits of a case, as words that follow "for": the more telling traits first."""
+    """The traits of a case, as words that follow "with": the more telling traits first."""
     node = case.subject
     feeds: Mapping[str, Any] = case.feeds  # among them sequences
     known = {tensor.name: array_of(tensor) for tensor in case.model.graph.initializer}

@@ -109,7 +109,7 @@ def every_command(
             "--import",
             metavar="MODULE",
             help="Import a module that registers operators. "
-            "Also after a command: refgrad grad MODEL --import MODULE. May be repeated.",
+            "It can also follow the command: refgrad grad MODEL --import MODULE. May be repeated.",
         ),
     ] = None,
     version: Annotated[

@@ -65,8 +65,8 @@ Opset = Annotated[
     typer.Option(
         callback=_check_opset,
         metavar="<newest|N|N-M|all>",
-        help="newest: the newest version of each operator. 21 or 13-28: every version in "
-        "these opsets. all: every version.",
+        help="The versions of each operator. newest: the newest one. 21: those in this opset. 13-28: those in these "
+        "opsets. all: every version.",
     ),
 ]
 Dtype = Annotated[
@@ -80,7 +80,9 @@ Dtype = Annotated[
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--case", metavar="PATTERN", help="Only cases whose name matches; * stands for any characters."),
+    typer.Option(
+        "--case", metavar="PATTERN", help="Only cases whose name matches the pattern. * stands for any characters."
+    ),
 ]
 Values = Annotated[
     list[str] | None,
@@ -97,8 +99,8 @@ From = Annotated[
     typer.Option(
         "--source",
         metavar="SOURCE",
-        help="Where cases come from: tables, node-tests, findings, a folder laid out "
-        "like ONNX's backend tests, or an .onnx file.",
+        help="Where cases come from. tables: refgrad's own. node-tests: the onnx package. findings: models that builders "
+        "differentiate wrongly. Or a folder in the layout of ONNX's backend tests, or an .onnx file.",
         autocompletion=lambda: list(SOURCES),
         show_default="tables",
     ),
@@ -108,7 +110,7 @@ Feeds = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A .npz file with the inputs of the .onnx file by name.",
+        help="A .npz file with the inputs by name, if --source is an .onnx file.",
         show_default="random inputs",
     ),
     Files.READ,
@@ -154,12 +156,12 @@ def run(
             oracles,
             several=True,
             metavar="NAMES",
-            help="Oracles to compare with, with commas or repeated.",
+            help="Oracles, each an independent way to know a gradient, with commas or repeated.",
             show_default=",".join(ORACLES),
         ),
     ] = None,
     seed: Seed = 0,
-    seconds: Annotated[float, number("seconds", help="The time limit of each call.")] = SECONDS,
+    seconds: Annotated[float, number("seconds", help="The time limit of each call, in seconds.")] = SECONDS,
     memory: Annotated[
         str,
         typer.Option(
@@ -178,7 +180,7 @@ def run(
         typer.Option(metavar="FILE", help="Append each verdict to this file, so that the run can be resumed."),
         Files.JOURNAL,
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run of the journal.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --journal.")] = False,
     limitations: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A TOML file of known failures, with reasons."), Files.READ
     ] = None,
@@ -195,10 +197,10 @@ def run(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Run the suite: builders' gradients on executors, judged by oracles.
+    """Run the suite: build gradients, run them, and judge the results.
 
-    The exit code is 1 if a fault is no known failure, a known failure no longer holds, every case is undecided, or an
-    oracle's forward pass computes another function than the interpreter.
+    The exit code is 1 if a fault is not in --limitations, an entry of --limitations no longer holds, or every case is
+    undecided. It is also 1 if an oracle computes other outputs of an operator than refgrad's interpreter.
     """
     plan = Plan(
         _listed(builder, "--builder", "builder") or Plan.builders,
@@ -276,7 +278,7 @@ def report(
     output: Annotated[
         list[Path] | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."
+            "--output", "-o", metavar="FILE", help="Write a report: .json, .xml (JUnit), .md or .html. May be repeated."
         ),
         Files.WRITTEN,
     ] = None,
@@ -308,7 +310,7 @@ def report(
 @app.command("export")
 def export_folder(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder to write, or the archive with --zip."), Files.NEW_FOLDER
+        Path, typer.Argument(metavar="DIR", help="The folder to write, or with --zip the archive."), Files.NEW_FOLDER
     ],
     ops: Ops = None,
     opset: Annotated[
@@ -316,7 +318,7 @@ def export_folder(
         typer.Option(
             callback=_check_opset,
             metavar="<newest|N|N-M|all>",
-            help="As for run.",
+            help="As for `conformance run`.",
             show_default="the opset of each case",
         ),
     ] = None,
@@ -325,18 +327,19 @@ def export_folder(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Whole models to export too: a folder of .onnx files, or one; each is fed the .npz file of its name.",
+            help="Also export this .onnx file, or all in this folder. If NAME.npz lies beside NAME.onnx, it has the inputs; "
+            "otherwise they are random.",
         ),
         Files.READ,
     ] = None,
     archive: Annotated[
-        bool, typer.Option("--zip", help="Write one .zip archive, whose bytes are the same in every run.")
+        bool, typer.Option("--zip", help="Write a .zip archive instead of a folder. Every run writes the same bytes.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Write the suite as files, for runtimes without Python.
 
-    They are gradient models with expected values, and models with expected gradients (docs/export.md).
+    Each case becomes a gradient model with its expected outputs, and a model with its expected gradients (docs/export.md).
     """
     from refgrad.conformance.tools.exporting.export import export_suite
 
@@ -365,7 +368,7 @@ def mutants(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Break rules on purpose, and see if the suite notices. The exit code is 1 if it misses one."""
+    """Break refgrad's rules on purpose, and see if the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.tools.mutating.mutants import summary
     from refgrad.conformance.tools.mutating.survey import survey
 
@@ -460,7 +463,7 @@ def cases(
     values: Values = None,
     source: From = None,
     every: Every = 1,
-    show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Also print each model.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the cases that `run` would run."""
@@ -517,7 +520,7 @@ def _cases(
     files = Counter(Path(source).name for source in dict.fromkeys(listed) if Path(source).is_file())
     if same := [name for name, times in files.items() if times > 1]:
         raise OptionError(
-            f"Several models are called {same[0]!r}, and so would their cases be. Give one of them another name."
+            f"Several models are called {same[0]!r}, so their cases would have one name. Rename one of the models."
         )
     operator = (name or "").partition("-")[0]
     if (
@@ -554,7 +557,7 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
 def _require_model(listed: list[str], feeds: Path | None) -> None:
     if feeds is not None and all(source in SOURCES or Path(source).is_dir() for source in listed):
         raise OptionError(
-            "--feeds are the inputs of an .onnx file, and no --source is one. Give it as --source, or leave --feeds out."
+            "--feeds has the inputs of one model. Give that model too, as --source MODEL.onnx, or leave --feeds out."
         )
 
 
@@ -563,7 +566,7 @@ def _none_left(
 ) -> str:
     """Say that no case is left, why, and which names are close."""
     if name is None:
-        return "No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source."
+        return "No case matches all of these options. Change --ops, --opset, --dtype, --case, --values or --source."
     sentence = f"No case matches --case {name!r}."
     listing = "`refgrad conformance cases` lists the names, and takes the same options."
     if SOURCES[0] not in listed:
@@ -574,7 +577,7 @@ def _none_left(
     own = list(sources.tables([operator]))
     if any(sources.select(own, None, opset, dtype, name, values)):
         other = f"--ops {ops}" if ops is not None else "--every"
-        return f"{sentence} There is one of {operator}, which {other} leaves out."
+        return f"{sentence} {operator} has one, but {other} leaves it out."
     option = _other_option(own, opset, dtype, name, values)
     other = f" There is one with {option}." if option else ""
     return f"{sentence}{other} The nearest are {choices(near)}. {listing}"

@@ -90,7 +90,7 @@ def contain(refused: int, complain: Callable[[str], None], suspects: Sequence[st
     if number and code == -signal.SIGKILL:
         complain(
             f"{signal.Signals(number).name} ended this command while a library was running that ignores signals. "
-            "Each file is whole, or was not written."
+            "Each output file is complete, or was not written."
         )
         code = 128 + number
     elif code < 0 or (code == _STOPPED and _TIMEOUT.search(_words(said))):
@@ -159,8 +159,8 @@ def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], 
     if number == signal.SIGKILL:
         own = f", or {choices(suspects)}," if suspects else ""
         complain(
-            "The process of this command was killed. The system does that where memory runs out: "
-            f"a file that it read{own} asks for more than there is."
+            "The process of this command was killed. The system does that when memory runs out: "
+            f"a file that the command read{own} needs more memory than there is."
         )
         return refused
     words = _words(said)
@@ -172,7 +172,7 @@ def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], 
     own = f"The code of {choices(suspects)} may have ended it. Or a" if suspects else "A"
     complain(
         f"The process of this command died{place}: {signal.strsignal(number)}. "
-        f"{own} file that it read is malformed in a way that no check has found, or asks for more than --max-memory."
+        f"{own} file that it read is malformed in a way that no check finds, or needs more memory than --max-memory."
     )
     return refused
 

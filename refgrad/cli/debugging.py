@@ -44,8 +44,8 @@ from refgrad.model.writing import replacing
 from refgrad.tables import plugins
 
 _SIDE = (
-    "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or mine:function@mine:Class; or recorded tensors: a "
-    ".npz, a .safetensors or a folder of .pb."
+    "One of the gradients. Give builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or mine:function@mine:Class. "
+    "Or give recorded tensors: a .npz, a .safetensors or a folder of .pb."
 )
 
 _REPORTS = {".html": comparison_page.page, ".md": comparisons.markdown_of, ".json": comparisons.text_of}
@@ -54,19 +54,19 @@ _REPORTS = {".html": comparison_page.page, ".md": comparisons.markdown_of, ".jso
 def compare(
     a: Annotated[str, typer.Option("--a", metavar="SIDE", help=_SIDE, show_default=False)],
     b: Annotated[
-        str, typer.Option("--b", metavar="SIDE", help="The other side, written like --a.", show_default=False)
+        str, typer.Option("--b", metavar="SIDE", help="The other gradient, written like --a.", show_default=False)
     ],
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="MODEL", help="An .onnx file; or give a --case.", show_default=False),
+        typer.Argument(metavar="MODEL", help="An .onnx file. Leave it out if you give --case.", show_default=False),
         Files.MODEL,
     ] = None,
     case: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A case of the conformance suite, instead of MODEL: `refgrad conformance cases` lists them. --opset, --dtype, "
-            "--values and --source are for --case.",
+            help="A case of the conformance suite, instead of MODEL. `refgrad conformance cases` lists them. --opset, "
+            "--dtype, --values and --source need --case.",
         ),
     ] = None,
     opset: suite.Opset = "newest",
@@ -81,7 +81,7 @@ def compare(
         choice(
             COTANGENTS,
             help="The cotangent of each output.",
-            show_default="random; with a recording its cotangents, or ones if it has none",
+            show_default="random. With a recording: its cotangents, or ones if it has none",
         ),
     ] = None,
     seed: Seed = 0,
@@ -91,12 +91,15 @@ def compare(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two gradients of MODEL, and find the node at fault. Gives a verdict for every tensor, and the proof by repair.
+    """Compare two gradients of MODEL, and find the node at fault. Gives a verdict for every tensor.
 
-    With --case, the gradients are of a case of the conformance suite.
+    To prove that an executor computes a node wrongly, it gives the node the right values, and shows how far the error falls.
 
-    The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink. If --max-seconds stops the
-    search, the command prints the results so far, and the exit code is 2 if nothing is wrong in them.
+    With --case, it compares the gradients of a case of the conformance suite.
+
+    The exit code is 0 if both sides are right in every tensor, or follow a convention at a kink, a point without a derivative.
+    Otherwise it is 1. If --max-seconds stops the search, the command prints the results so far. If none of them is wrong, the
+    exit code is 2.
     """
     require_reports(output or ())
     recordings = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
@@ -106,7 +109,9 @@ def compare(
         raise OptionError("Give either MODEL, an .onnx file, or --case, the name of a case of the conformance suite.")
     case_options = {"--opset": opset != "newest", "--dtype": dtype, "--values": values, "--source": source}
     if meaningless := [option for option, value in case_options.items() if value and model is not None]:
-        raise OptionError(f"{meaningless[0]} chooses a case. MODEL is compared as it is: leave {meaningless[0]} out.")
+        raise OptionError(
+            f"{meaningless[0]} needs --case, and you give MODEL. Leave {meaningless[0]} out: MODEL is compared as it is."
+        )
     dtypes, kinds = suite.dtypes_of(dtype), suite.kinds_of(values)
     with Bar("making the case" if case else "comparing") as bar:
         suite_case = None if case is None else suite.one_case(case, source, feeds, seed, opset, dtypes, kinds)
@@ -165,7 +170,7 @@ def nan(
 
     The command looks in the outputs and in the gradients of MODEL.
 
-    The exit code is 1 if the run makes a NaN or an infinity that neither the inputs nor the weights have. If --max-seconds
+    The exit code is 1 if the run makes a NaN or an infinity. Those in the inputs or the weights do not count. If --max-seconds
     stops the command, it prints what it has found, and says what it has not tried.
     """
     size, sizes = sizes_of(dim)
@@ -202,13 +207,15 @@ def reduce(
         typer.Option(
             "--side",
             metavar="SIDE",
-            help="The gradient that is wrong: builder@executor, as for compare.",
+            help="The gradient that is wrong: builder@executor, as for `compare`.",
             show_default=False,
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="The folder to make.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The folder to make. It must not exist yet.", show_default=False
+        ),
         Files.NEW_FOLDER,
     ],
     feeds: Feeds = None,
@@ -276,15 +283,21 @@ def record(
     ],
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="FILE", help="The exported .onnx file: inputs and outputs get its names."),
+        typer.Option(
+            "--model",
+            metavar="FILE",
+            help="The .onnx file that was exported from the module. Inputs and outputs are recorded under its names.",
+        ),
         Files.MODEL,
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Record the gradients of a torch module, for `compare`. Writes parameters, inputs, outputs and cotangents."""
+    """Record the gradients of a torch module, for `compare`. Also writes its parameters, inputs, outputs and cotangents."""
     from refgrad.conformance.locating.recording_torch import recorded_by  # no other command needs it
 
+    if ":" not in function:
+        raise OptionError(f"{function!r} has no colon. Give MODULE:FUNCTION, such as mine:make for make() of mine.py.")
     proto = None if model is None else load_model(model)
     make_module = imported(function)
     if not callable(make_module):
@@ -297,4 +310,4 @@ def record(
     if as_json:
         print_json({"output": str(output), "tensors": len(tensors), "gradients": gradients})
     else:
-        say(f"{output}: {counted(len(tensors), 'tensor')}, of which gradients or cotangents: {len(gradients)}")
+        say(f"{output}: {counted(len(tensors), 'tensor')}, {len(gradients)} of them gradients or cotangents")

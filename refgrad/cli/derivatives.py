@@ -41,8 +41,9 @@ def grad(
         choice(
             COTANGENTS,
             help="The cotangent of each output. input: you feed it, as <output>_grad. ones: 1 everywhere, for a loss. yield: "
-            "ONNX Runtime's YieldOp takes it (--dialect ort).",
-            show_default="input; with --of, ones",
+            "the model stops at a node YieldOp, where ONNX Runtime hands you the outputs and takes cotangents. It needs "
+            "--dialect ort.",
+            show_default="input, or ones with --of",
         ),
     ] = None,
     keep_outputs: Keep = False,
@@ -57,8 +58,8 @@ def grad(
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Recompute only the values of these nodes: names or patterns such as "
-            "'/layers.3/*', written like --wrt. Each pattern is one segment.",
+            help="Recompute only the values of these nodes: names, or patterns such as "
+            "'/layers.3/*', written like --wrt. The nodes of a pattern are recomputed together.",
         ),
     ] = None,
     memory: Annotated[
@@ -75,8 +76,8 @@ def grad(
         str,
         choice(
             WEIGHTS,
-            help="overridable: weights in --wrt become inputs with their value as default. inputs: without a default. "
-            "constants: no weight becomes an input, which ONNX Runtime runs faster.",
+            help="What the weights in --wrt become. overridable: inputs that have a default. inputs: inputs that you have to "
+            "feed. constants: initializers only, which ONNX Runtime runs faster.",
         ),
     ] = "overridable",
     verbose: Verbose = False,
@@ -214,18 +215,21 @@ _DATA = (
 jvp = _of_outputs(
     refgrad.jvp,
     "Write the forward-mode derivative of MODEL as a model.\n\n"
-    "It reads NAME_tangent for each input and returns OUTPUT_tangent for each output.",
+    "The new model reads NAME_tangent for each NAME in --wrt, and returns OUTPUT_tangent for each output.",
 )
 hvp = _of_one_output(
     refgrad.hvp,
-    "Write the Hessian of an output of MODEL times a vector. It reads NAME_vector and returns NAME_hvp.",
+    "Write the Hessian of an output of MODEL times a vector. For each NAME in --wrt, the new model reads NAME_vector "
+    "and returns NAME_hvp.",
 )
 jacobian = _of_outputs(
     refgrad.jacobian,
-    "Write the Jacobian of MODEL. Each OUTPUT_by_NAME has the shape of the output followed by the shape of the input.",
+    "Write the Jacobian of MODEL. The new model returns OUTPUT_by_NAME for each NAME in --wrt, with the shape of OUTPUT "
+    "followed by the shape of NAME.",
 )
 hessian = _of_one_output(
-    refgrad.hessian, "Write the Hessian of an output of MODEL. It returns every OUTPUT_by_NAME_by_NAME."
+    refgrad.hessian,
+    "Write the Hessian of an output of MODEL. The new model returns OUTPUT_by_NAME_by_OTHER for each NAME and OTHER in --wrt.",
 )
 lower = _rewritten(
     refgrad.lower,
@@ -235,6 +239,6 @@ lower = _rewritten(
 expand = _rewritten(
     refgrad.expand_gradients,
     "operator Gradient",
-    "Replace ONNX's operator Gradient by the derivative's graph.\n\n"
+    "Replace ONNX's operator Gradient by nodes that compute it.\n\n"
     "The operator is in the domain ai.onnx.preview.training.",
 )

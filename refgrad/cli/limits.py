@@ -32,7 +32,7 @@ _OPTIONS = {
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Refuse a model whose feeds, weights and values need more memory: a number of bytes, or 500M, 8G.",
+            help="Refuse a model whose feeds, weights and values need more memory than SIZE: a number of bytes, or 500M, 8G.",
         ),
     ],
     "max_seconds": Annotated[
@@ -40,7 +40,7 @@ _OPTIONS = {
     ],
     "data_folder": Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="Also follow links to external data in this folder. May be repeated."),
+        typer.Option(metavar="DIR", help="Follow links to external data that lead into this folder. May be repeated."),
     ],
 }
 

@@ -39,8 +39,9 @@ def preflight(
 ) -> None:
     """List the operators of MODEL, and how each is differentiated.
 
-    Each has a rule, a derivative of zero, or a reason for refusal. Below the table are the gradients that are 0 for every
-    input, and those that only leak through rounding, with a remedy for each.
+    Each has a rule, a derivative of zero, or a reason for refusal. Below the table are notices about gradients that are right
+    but useless, with a remedy. Some are 0 for every input. Others are blocked by rounding, and only the scales of a
+    quantization let a part through.
 
     The exit code is 2 if an operator is refused.
     """
@@ -60,7 +61,7 @@ def weights(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A .npz or .safetensors file with the tensors that MODEL was exported from, by name.",
+            help="The state_dict of the module that MODEL was exported from: a .npz or .safetensors file.",
             show_default=False,
         ),
         Files.READ,
@@ -70,8 +71,8 @@ def weights(
 ) -> None:
     """List the initializers of MODEL, and what each is for.
 
-    Each is a parameter, a running statistic, a mask, a scalar, a shape or another constant. With --state-dict, it says of
-    which of its tensors an initializer is made, and how.
+    Each is a parameter, a running statistic, a mask, a scalar, a shape or another constant. With --state-dict, the list also
+    says where each initializer comes from: it names the tensors of the file, and says how they were changed.
     """
     found = refgrad.weights(model, None if state_dict is None else read_state_dict(state_dict))
     rows = found.table(None if verbose or as_json else _NODES)
@@ -87,7 +88,7 @@ def weights(
     counts = Counter(weight.kind for weight in found.values())
     say("By kind:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "no initializers")
     if found.missing:
-        print_names("Of the state_dict, no initializer is made of", found.missing, verbose)
+        print_names("Tensors of the state_dict that no initializer is made from:", found.missing, verbose)
 
 
 def list_backends(as_json: Json = False) -> None:
@@ -111,7 +112,7 @@ def explain(
         str,
         typer.Argument(
             metavar="OPERATOR",
-            help="An operator, such as Mul or, with its domain, ai.onnx.ml.Scaler.",
+            help="An operator, such as Mul. With a domain: ai.onnx.ml.Scaler.",
             show_default=False,
         ),
     ],

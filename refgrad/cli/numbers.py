@@ -8,6 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from refgrad.errors import OptionError, counted
 from refgrad.ranges import RANGES, checked
 
 _MARK = "range_of"  # the attribute of a callback that checks
@@ -38,6 +39,10 @@ def refuse_text(param: Any, value: Any) -> None:
     :raises OptionError: the option, the text, and the range.
     """
     name = getattr(param.callback, _MARK, None)
+    if name and isinstance(value, tuple) and any(str(text).startswith("-") and text[1:2].isalpha() for text in value):
+        several = " ".join(map(str, value))
+        due = f"{counted(param.nargs, 'number')}, {param.metavar}"
+        raise OptionError(f"{max(param.opts, key=len)} takes {due}, not {several!r}.")
     for text in value if isinstance(value, list | tuple) else (value,):
         if name and isinstance(text, str) and not _is_number(text, RANGES[name].whole):
             checked(name, text, max(param.opts, key=len))

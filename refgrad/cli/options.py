@@ -24,8 +24,8 @@ from refgrad.tables.kinks import CONVENTIONS as KINKS
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False), Files.MODEL]
 WRT = (
-    "Inputs and initializers to differentiate by: names or patterns such as 'head.*', separated by commas (\\, for a comma in "
-    "a name). May be repeated."
+    "Inputs and initializers to differentiate with respect to: names, or patterns such as 'head.*', separated by commas. Write "
+    "\\, for a comma in a name. May be repeated."
 )
 Wrt = Annotated[
     list[str] | None,
@@ -62,10 +62,15 @@ Dim = Annotated[
 ]
 Seed = Annotated[int, number("seed", help="The seed of all random numbers.")]
 Quantization = Annotated[
-    str, choice(QUANTIZATION, help="How to differentiate quantization (the gradient of Round is always 0).")
+    str,
+    choice(
+        QUANTIZATION,
+        help="The derivative of quantization. zero: 0. straight-through: as if nothing were rounded or clipped. clipped: the "
+        "same, but 0 where something is clipped. The derivative of Round is always 0.",
+    ),
 ]
 Keep = Annotated[bool, typer.Option("--keep-outputs", help="The new model also returns the outputs of MODEL.")]
-Kinks = Annotated[str, choice(KINKS, help="Whose value to take where no derivative exists.")]
+Kinks = Annotated[str, choice(KINKS, help="Whose value to take at a point without a derivative, such as Relu at 0.")]
 Backend = Annotated[
     str,
     choice(
@@ -73,7 +78,7 @@ Backend = Annotated[
         "--backend",
         others="package.module:Class",
         metavar="NAME",
-        help="The executor: a name, or a class of yours.",
+        help="The executor: one of these names, or your own class.",
     ),
 ]
 StrongZero = Annotated[
@@ -96,8 +101,8 @@ Reports = Annotated[
     Files.WRITTEN,
 ]
 OF = (
-    "What to differentiate: an output, or the sum of the elements that an index selects, as in NumPy: 'logits[3]', "
-    "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input."
+    "The output to differentiate, or the sum of some of its elements, selected as in NumPy: 'logits[3]', 'logits[:, 3]'. An "
+    "index can be a name: for 'logits[:, target]' you feed an integer, target."
 )
 Of = Annotated[
     str | None,

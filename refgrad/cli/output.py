@@ -46,7 +46,7 @@ _WIDTH = 160  # of a table outside a terminal
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list
 _REPORTS = (".html", ".md", ".json")
-_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code says the rest.")]
+_QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing except errors.")]
 
 _is_quiet = False
 

@@ -25,7 +25,7 @@ Input = Annotated[
     typer.Option(
         "--wrt",
         metavar="NAME",
-        help="The input to differentiate by.",
+        help="The input to differentiate with respect to.",
         show_default="the only float input",
     ),
 ]
@@ -33,8 +33,8 @@ Score = Annotated[
     str | None,
     choice(
         recipes.RECIPE_SCORES,
-        help="Add a loss that compares the output with a new input label: cross_entropy for logits, log_loss for "
-        "probabilities.",
+        help="First add a loss to the model. It compares the output with the expected values, which you feed as label. Use "
+        "cross_entropy for logits, log_loss for probabilities.",
         show_default="the output is the loss",
     ),
 ]
@@ -89,7 +89,7 @@ def write_fgsm(
     of: Of = None,
     score: Score = None,
     eps: Annotated[
-        float, number("eps", help="How far each element moves. It becomes the default of a new input eps.")
+        float, number("eps", help="How far each element moves. To change it later, feed eps to the new model.")
     ] = 0.007,
     clip: Annotated[
         tuple[float, float] | None,
@@ -101,7 +101,7 @@ def write_fgsm(
 ) -> None:
     """Write an adversarial input: x + eps * sign(gradient).
 
-    It is input + eps * sign(d loss / d input), the fast gradient sign method.
+    This is the fast gradient sign method. The gradient is d loss / d x.
     """
     made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip, **conventions)
     save(made, output, model, as_json, verbose)
@@ -118,7 +118,7 @@ def write_forces(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write the forces, -d energy / d positions. The model also returns the outputs of MODEL."""
+    """Write the forces, -d energy / d positions. The new model also returns the outputs of MODEL."""
     save(recipes.forces(model, wrt, of, **conventions), output, model, as_json, verbose)
 
 
@@ -134,7 +134,9 @@ def rank_weights(
     feeds: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A .npz file with the inputs by name: print the ranking.", show_default=False
+            metavar="FILE",
+            help="Print the ranking for these inputs: a .npz file with the inputs by name.",
+            show_default=False,
         ),
         Files.READ,
     ] = None,
@@ -144,10 +146,10 @@ def rank_weights(
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Rank the weights by their effect on a loss. Writes a model, or runs it with --feeds and prints the ranking.
+    """Rank the weights by their effect on a loss. Give -o to write a model that computes the numbers, or --feeds to print them.
 
-    norm is the length of the gradient; effect is the mean of |weight * gradient|: how much, to first order, the loss changes
-    if one element is set to 0.
+    Each weight has two numbers. norm is the norm of its gradient. effect is the mean of |weight * gradient|, which is about how
+    much the loss changes if one element is set to 0.
     """
     if output is not None and feeds is not None:
         raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")

@@ -38,7 +38,7 @@ class RunProgress:
 def kept_in(journal: Path | None) -> str:
     """The remark on what an interrupted run keeps, and how to go on."""
     if journal is None:
-        return "Nothing is kept: with --journal FILE a run can be resumed."
+        return "Nothing is kept. A run with --journal FILE can be resumed."
     if not journal.exists():
         return "Nothing is kept: the journal begins with the first verdict."
     count = max(journal.read_bytes().count(b"\n") - 1, 0)  # the first line has the settings
@@ -68,7 +68,7 @@ def _of_forward(case: Case, worker: Worker) -> str:
     try:
         return worker.call(forwards.fault, case) or ""
     except WorkerError as error:
-        return f"{case.operator}: its independent forward cannot be compared in {case}: {error}"
+        return f"The independent forward pass of {case.operator} cannot be compared in {case}: {error}"
 
 
 def show(
@@ -109,7 +109,7 @@ def remarks(
     for entry, why in stale:
         yield f"The known failure {entry} {why}. Remove it from the file."
     if unverified := sorted(_doubtful(results, operators) - _decided(results, operators)):
-        yield f"No case of {abridged(unverified)} was verified: none got a verdict."
+        yield f"No case of these operators got a verdict: {abridged(unverified)}."
     if uncompared := [row for row in results.rows if row.forward_note and not row.forward]:
         first = uncompared[0]
         yield (

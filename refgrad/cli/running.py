@@ -59,13 +59,13 @@ def run(
         Files.WRITTEN,
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Return every intermediate value too (executor numpy).")
+        bool, typer.Option("--trace", help="Also return every intermediate value (--backend numpy only).")
     ] = False,
     precision: Annotated[
         str | None,
         choice(
             ("float64",),
-            help="Compute every float in float64 (executor numpy).",
+            help="Compute every float in float64 (--backend numpy only).",
             show_default="the model's types",
         ),
     ] = None,
@@ -76,7 +76,7 @@ def run(
 ) -> None:
     """Run MODEL and print its outputs.
 
-    With --json the values of an output are printed too, up to 10,000 elements of each. -o writes all of them.
+    --json also prints the values of each output that has at most 10,000 elements. -o writes all outputs, of any size.
     """
     with Bar("preparing"):
         prepared = get_executor(backend).prepare(model, **({} if precision is None else {"precision": precision}))
@@ -152,7 +152,7 @@ def check(
             DIALECTS,
             several=True,
             help="Dialects of the gradient, with commas or repeated.",
-            show_default="onnx and ort, each where the executor has its kernels",
+            show_default="all that the executor has kernels for",
         ),
     ] = None,
     wrt: Wrt = None,
@@ -164,7 +164,7 @@ def check(
         number(
             "tolerance",
             help="The relative error that is allowed.",
-            show_default="from the type and the number of nodes",
+            show_default="depends on the type and the number of nodes",
         ),
     ] = None,
     directions: Annotated[
@@ -174,15 +174,15 @@ def check(
         int | None,
         number(
             "random_weights",
-            help="First replace constant weights, such as 0.02 everywhere, by random numbers of this seed.",
+            help="First replace each weight whose elements are all equal by random numbers. N is their seed.",
         ),
     ] = None,
     output: Reports = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences, and every executor
-    with the gradient in float64.
+    """Check that the gradient of MODEL is right, on every executor. Compares it with finite differences, and the result of each
+    executor with the gradient in float64.
 
     The exit code is 1 only if a gradient is wrong, or an executor crashes or takes too long or too much memory. It is 2 for
     wrong use, and if --max-seconds stops the check before it finds anything wrong. Errors of ONNX Runtime's own builder do

@@ -24,22 +24,24 @@ def teach(
         list[Path] | None,
         typer.Argument(
             metavar="ANSWER",
-            help="Your answer, a Python file. refgrad runs it: use only files that you wrote or have read. Of several "
-            "answers, each gets a line.",
+            help="Your answer, a Python file. refgrad runs it, so give only files that you wrote or have read. If you give "
+            "several answers, each gets one line.",
         ),
         Files.READ,
     ] = None,
     begin: Annotated[
         Path | None,
         typer.Option(
-            "--start", metavar="FILE", help="Write an answer to begin with. An existing file is not overwritten."
+            "--start",
+            metavar="FILE",
+            help="Write a file to fill in with your answer. An existing file is not overwritten.",
         ),
         Files.WRITTEN,
     ] = None,
-    formula: Annotated[bool, typer.Option("--formula", help="Print the right derivative, too.")] = False,
+    formula: Annotated[bool, typer.Option("--formula", help="Also print the right derivative.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge an answer to an exercise of the course. Says which mistake it makes.
+    """Judge an answer to an exercise of the course. If it is wrong, says which mistake it makes.
 
     The exit code is 1 if an answer is not right.
     """
@@ -120,7 +122,7 @@ def _ask(asked: Chapter, formula: bool, as_json: bool) -> None:
         print_json({"chapter": asked.number, "title": asked.title, "exercise": asked.formula, "page": asked.page})
         return
     say(f"Chapter {asked.number}: {asked.title} ({asked.page})")
-    say(f"Write the derivative of {asked.formula} by {' and '.join(asked.floats)}.")
+    say(f"Write the derivative of {asked.formula} with respect to {' and '.join(asked.floats)}.")
     if formula:
         say(f"Right: {asked.derivative}")
     say(f"Begin with: refgrad teach {asked.number} --start answer.py")

@@ -78,18 +78,33 @@ class ObjectiveOptions:
         str,
         choice(
             (*LOSSES, "none"),
-            help="What compares the output with the label. cross_entropy: logits and class numbers. log_loss: probabilities "
-            "and class numbers. log: the probability of the second of two classes, and 0 or 1. l1 and l2: other names of "
-            "absolute_error and squared_error. elastic: the mean of both. none: the output is the loss.",
+            help="The loss, which compares the output with the label. cross_entropy takes logits and class numbers. log_loss "
+            "takes probabilities and class numbers. log takes the probability of the second of two classes, and labels 0 or "
+            "1. l1 and l2 are short names of absolute_error and squared_error, and elastic is the mean of both. none: the "
+            "output is the loss.",
         ),
     ] = "squared_error"
     label: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The array with the expected values.", show_default="label or y"),
+        typer.Option(metavar="NAME", help="The array of --data with the expected values.", show_default="label or y"),
     ] = None
     of: Annotated[
         str | None,
-        typer.Option("--of", metavar="NAME", help="The output to compare with the label; with --loss none, the loss."),
+        typer.Option(
+            "--of",
+            metavar="NAME",
+            help="The output to compare with the label. With --loss none, the output that is the loss.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StepObjectiveOptions(ObjectiveOptions):
+    """The same options for a model of one step, whose label is an input."""
+
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The input of the new model for the expected values.", show_default="label"),
     ] = None
 
 
@@ -103,15 +118,17 @@ class WeightOptions:
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Train low-rank adapters for these weights, written like --trainable, and merge them at the end. --trainable "
-            "adds weights that are trained as well.",
+            help="Train low-rank adapters of these weights, written like --trainable, and merge them at the end. Other weights "
+            "are trained only if --trainable names them.",
         ),
     ] = None
-    rank: Annotated[int | None, number("rank", help="The size of the adapters.", show_default=f"{_RANK}")] = None
+    rank: Annotated[int | None, number("rank", help="The rank of the adapters.", show_default=f"{_RANK}")] = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and not self.lora:
-            raise OptionError(f"--rank {self.rank} is the size of adapters. Give --lora NAMES too, or leave it out.")
+            raise OptionError(
+                f"--rank {self.rank} needs --lora NAMES: it is the rank of the adapters. Give both, or leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -129,7 +146,9 @@ class RateOptions:
             "invscaling: rate / (epoch + 1)^0.25. adaptive: divided by 5 when the loss no longer falls.",
         ),
     ] = "constant"
-    warmup: Annotated[int, number("warmup", help="Steps in which the learning rate rises.")] = 0
+    warmup: Annotated[
+        int, number("warmup", help="The number of steps at the start in which the learning rate rises.")
+    ] = 0
 
     def of(self, optimizer: Optimizer, epochs: int) -> Schedule:
         """The schedule of a training of so many epochs."""
@@ -144,7 +163,11 @@ class UpdateOptions:
 
     momentum: Annotated[
         float | None,
-        number("momentum", help=f"Of {_listed(_taking('momentum'), 'and')}.", show_default="0.9 for nesterov, else 0"),
+        number(
+            "momentum",
+            help=f"The momentum, for {_listed(_taking('momentum'), 'and')}.",
+            show_default="0.9 for nesterov, else 0",
+        ),
     ] = None
     weight_decay: Annotated[
         list[str] | None,
@@ -157,17 +180,23 @@ class UpdateOptions:
     penalty: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN=L1,L2", help="l1·Σ|w| + l2·Σw² of the weights that the pattern matches. May be repeated."
+            metavar="PATTERN=L1,L2",
+            help="Add L1·Σ|w| + L2·Σw² to the loss, for the weights w that the pattern matches. May be repeated.",
         ),
     ] = None
-    clip_norm: Annotated[float | None, number("clip_norm", help="Scale the gradient down if its norm is larger.")] = (
-        None
-    )
+    clip_norm: Annotated[
+        float | None, number("clip_norm", help="Scale the gradient down to this norm if its norm is larger.")
+    ] = None
     clip_value: Annotated[
-        float | None, number("clip_value", help="Clip each element of the gradient to this size.")
+        float | None, number("clip_value", help="Clip each element of the gradient to between -NUMBER and NUMBER.")
     ] = None
     accumulate: Annotated[
-        int, number("accumulate", metavar="STEPS", help="Update once per STEPS batches, by their mean gradient.")
+        int,
+        number(
+            "accumulate",
+            metavar="STEPS",
+            help="Update the weights once per STEPS batches, by the mean of their gradients.",
+        ),
     ] = 1
 
     def by(self, name: str) -> Optimizer:
@@ -181,7 +210,7 @@ class UpdateOptions:
         for setting in settings:
             if name not in (those := _taking(setting)):
                 option = setting.replace("_", "-")
-                raise OptionError(f"--{option} is not for {name}; it is for {_listed(those, 'and')}.")
+                raise OptionError(f"--{option} does not work with {name}, only with {_listed(those, 'and')}.")
         return kind(**settings)
 
     @property
@@ -197,7 +226,7 @@ class UpdateOptions:
                 found[pattern] = float(amount)
             except ValueError as error:
                 raise OptionError(
-                    f"--weight-decay {one!r}: give a number, or a pattern and one, as in '*.bias=0'."
+                    f"--weight-decay {one!r}: give a number, or a pattern and a number, as in '*.bias=0'."
                 ) from error
             checked("weight_decay", found[pattern], "--weight-decay")
         return found
@@ -233,7 +262,9 @@ class LayerOptions:
             "and update the running statistics.",
         ),
     ] = "frozen"
-    dropout: Annotated[str, choice(DROPOUTS, help="training: each Dropout drops anew in every step.")] = "off"
+    dropout: Annotated[
+        str, choice(DROPOUTS, help="off: nothing is dropped. training: each step drops different elements.")
+    ] = "off"
 
 
 @dataclass(frozen=True)
@@ -243,7 +274,9 @@ class ValidationOptions:
     validation: Annotated[
         str | None,
         typer.Option(
-            metavar="DATA", help="Data to evaluate on after each epoch, or the part to keep back, such as 0.1."
+            metavar="DATA",
+            help="Evaluate on these data after each epoch: files as for --data, or the part of --data to set aside, such as "
+            "0.1.",
         ),
         Files.READ,
     ] = None
@@ -297,14 +330,15 @@ class CheckpointOptions:
         Files.JOURNAL,
     ] = None
     checkpoint_every: Annotated[
-        int | None, number("checkpoint_every", metavar="STEPS", help="Write it also after every STEPS steps.")
+        int | None,
+        number("checkpoint_every", metavar="STEPS", help="Also write the checkpoint after every STEPS steps."),
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint, if there is one.")] = False
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
             raise OptionError(
-                f"The checkpoint {str(self.checkpoint)!r} exists. Go on with --resume, or name another file."
+                f"The checkpoint {str(self.checkpoint)!r} exists. Continue from it with --resume, or name another file."
             )
 
 
@@ -317,7 +351,7 @@ def train(
         Path,
         typer.Option(
             metavar="DATA",
-            help="A .npz file with the inputs and the expected values by name, or a folder of such files, or of .npy files.",
+            help="The inputs and the expected values by name: a .npz file, a folder of .npz files, or a folder of .npy files.",
         ),
         Files.READ,
     ],
@@ -390,7 +424,7 @@ def training_model(
     model: Model,
     output: Result,
     *,
-    objective: ObjectiveOptions,
+    objective: StepObjectiveOptions,
     trainable: _Trainable = None,
     freeze: _Freeze = None,
     optimizer: _Optimizer = "adamw",
@@ -401,16 +435,16 @@ def training_model(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the feeds of the first step to an .npz file: the weights and the optimizer's state.",
+            help="Also write the feeds of the first step, an .npz file: the weights and the state of the optimizer.",
         ),
         Files.WRITTEN,
     ] = None,
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
-    """Write one step of training as a model, for any runtime. It has the forward, the loss, the gradient and the update.
+    """Write one step of training as a model, for any runtime. It computes the loss, the gradient and the new weights.
 
-    The metadata key `refgrad.training` says which output to feed to which input of the next step.
+    Feed its outputs to the inputs of the next step. The metadata key `refgrad.training` says which output goes to which input.
     """
     label = "label" if objective.label is None else objective.label
     step = _step(
@@ -462,7 +496,7 @@ def _step(
 def _left(run: Run) -> str:
     """The remark on what a run keeps that ends early."""
     if run.checkpoint is None:
-        return "There is no checkpoint; --checkpoint FILE writes one after each epoch."
+        return "There is no checkpoint. --checkpoint FILE writes one after each epoch."
     if not Path(run.checkpoint).exists():
         return f"The checkpoint {str(run.checkpoint)!r} was not written yet."
     return f"The checkpoint {str(run.checkpoint)!r} has the last good weights; --resume goes on with them."

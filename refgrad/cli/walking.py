@@ -33,8 +33,8 @@ def walk(
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="What to differentiate: an output or an inner result, or one element of it, 'logits[0, 3]'.",
-            show_default="the only float output; if it has several elements, the largest one",
+            help="What to differentiate: an output, an inner result, or one element of either, such as 'logits[0, 3]'.",
+            show_default="the only float output, or its largest element if it has several",
         ),
     ] = None,
     wrt: Annotated[
@@ -47,7 +47,7 @@ def walk(
         str | None,
         typer.Option(
             metavar="STEP",
-            help="Print one step alone: its number, where 1 is the last forward node, or its node's name.",
+            help="Print only this step: its number in the walk, or the name of its node.",
         ),
     ] = None,
     differences: Annotated[bool, typer.Option(help="Compare each step with a finite difference, in float64.")] = True,
@@ -67,27 +67,30 @@ def walk(
             "--output",
             "-o",
             metavar="PAGE.html",
-            help="Write the walk as a page for a browser, which loads nothing: step by step, with the terms of each number.",
+            help="Write the walk as an HTML page that works offline. It also shows the terms of each sum.",
         ),
         Files.WRITTEN,
     ] = None,
     quiz: Annotated[
-        bool, typer.Option("--quiz", help="Hide the contributions of a step on the page until you guess them.")
+        bool,
+        typer.Option(
+            "--quiz", help="On the page, hide what a step contributes until you have answered a question about it."
+        ),
     ] = False,
     as_json: Json = False,
     **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Walk through the gradient of MODEL with its numbers.
 
-    It goes backwards, and prints for each node the formula, what it reads, and what it adds to which cotangent.
-    Inputs that --feeds does not have are random.
+    The walk goes backwards. For each node it prints the formula of the derivative, the values that the formula reads, and the
+    cotangents that the results are added to. Inputs that are not in --feeds are random.
     """
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise OptionError(f"{str(html)!r}: the page is HTML. Give it a name that ends in .html.")
+        raise OptionError(f"{str(html)!r}: the page is HTML. Give a name that ends in .html.")
     seeds = _seeds(seed)
     is_class = ":" in seed
     if html is None and (quiz or is_class):
-        raise OptionError(f"{'--quiz' if quiz else f'--seed {seed}'} is about pages. Give --html PAGE.html.")
+        raise OptionError(f"{'--quiz' if quiz else f'--seed {seed}'} needs --html PAGE.html. Give it, too.")
     if html is not None and step is not None:
         raise OptionError("--step prints one step, and a page has them all. Leave out --step or --html.")
     size, sizes = sizes_of(dim)
@@ -165,11 +168,13 @@ def _seeds(given: str) -> range:
     found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", given)
     if found is None:
         raise OptionError(
-            f"--seed {reprlib.repr(given)}: give a whole number of at least 0, or two with a colon, 1:30."
+            f"--seed {reprlib.repr(given)}: give a whole number from 0 on, or the first and the last of several, as in 1:30."
         )
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first or last - first >= _MOST:
-        raise OptionError(f"--seed {given}: the second number is at least the first, and at most {_MOST - 1} above it.")
+        raise OptionError(
+            f"--seed {given}: the last seed must be at least the first, and at most {_MOST - 1} above it."
+        )
     return range(first, last + 1)
 
 

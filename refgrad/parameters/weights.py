@@ -97,7 +97,11 @@ class Weights(dict[str, Weight]):
     def _repr_html_(self) -> str:
         """The table for a notebook, parameters first."""
         rows = sorted(self.table(), key=lambda row: list(KINDS).index(row["kind"]))
-        missing = [f"Of the state_dict, no initializer is made of {abridged(self.missing)}."] if self.missing else []
+        missing = (
+            [f"Tensors of the state_dict that no initializer is made from: {abridged(self.missing)}."]
+            if self.missing
+            else []
+        )
         return html_table(rows, f"Initializers: {len(self)}, trainable: {len(self.trainable)}", missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -215,7 +219,7 @@ def write_back(
     for name, weight in expected.items():
         if name not in tensors or tuple(tensors[name].dims) != weight.shape:
             raise InvalidModelError(
-                f"The model has no initializer {name!r} of the shape that weights has: it is another one."
+                f"The model has no initializer {name!r} of shape {list(weight.shape)}, so `weights` is of another model."
             )
     arrays = _arrays_of("values", values)
     state = expected._state
@@ -236,12 +240,13 @@ def write_back(
     apart = [name for name, one in expected.items() if one.source is None and one.kind in ("parameter", "unexplained")]
     if written and (stale := [name for name in apart if name not in arrays]):
         raise OptionError(
-            f"The initializers {choices(stale)} are not made of the state_dict. The exporter may have computed them of "
-            "parameters: then export the model again. If they are constants, give their values too."
+            f"The initializers {choices(stale)} are not made from the state_dict. If the exporter computed them from "
+            "parameters, export the model again. If they are constants, give their values too."
         )
     for name in written.keys() & (arrays.keys() - of_state.keys()):
         raise OptionError(
-            f"values has {name!r} itself and {choices(expected[name].names)}, of which it is made: give one."
+            f"values has the initializer {name!r} and also {choices(expected[name].names)}, from which it is made. Give only "
+            "one of the two."
         )
     for name, value in ({name: value for name, value in arrays.items() if name not in of_state} | written).items():
         if not _has_value(held[name].tensor, value):
@@ -354,22 +359,23 @@ def _of_state(
             )
         if absent := [key for key in weight.names if key not in arrays and weight.how not in _TIED]:
             raise OptionError(
-                f"The initializer {name!r} ({weight.how}) is made of {choices(weight.names)}: give {choices(absent)} too."
+                f"The initializer {name!r} ({weight.how}) is made from {choices(weight.names)}: give {choices(absent)} too."
             )
         own = {key: arrays[key] for key in weight.names if key in arrays}
         if weight.how in _TIED:
             first, *others = own.values()
             if any(other.tobytes() != first.tobytes() for other in others):
                 raise OptionError(
-                    f"{choices(own)} are one tensor, the initializer {name!r}, and have different values."
+                    f"{choices(own)} have different values, but the model has one initializer for them, {name!r}. Give equal "
+                    "values."
                 )
             own = dict.fromkeys(weight.names, first)
         dtype = dtype_of(tensors[name])
         written[name] = weight.source.make({key: value.astype(dtype) for key, value in own.items()})
     if lost := [name for name in arrays if name in changed - placed and _is_float(state[name][0])]:
         raise OptionError(
-            f"No initializer is made of {choices(lost)}, which changed: the model does not use it, or the exporter computed "
-            "something else of it. Export the model again."
+            f"{choices(lost)} changed, but no initializer is made from it: the model does not use it, or the exporter computed "
+            "something else from it. Export the model again."
         )
     return written
 

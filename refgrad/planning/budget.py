@@ -44,7 +44,7 @@ def peak_and_operations(model: ModelProto, sizes: Mapping[str, int]) -> tuple[in
         refuse_unknown(planned)
     except InvalidModelError as error:
         raise OptionError(
-            f"memory= cannot be kept: no memory can be predicted for this gradient. {error} Or choose nodes by name."
+            f"memory= cannot be used: no memory can be predicted for this gradient. {error} Or name the nodes to recompute."
         ) from error
     except OptionError as error:
         if not error.unknown_size:
@@ -85,8 +85,8 @@ def _best(budget: Budget, planned: PlannedGradient) -> _Candidate:
         if complete.peak <= budget.limit:
             return _with_fewest_segments(segments, complete, budget.limit, candidate_of)
     raise OptionError(
-        f"memory={readable(budget.limit)!r} is too little: even with recomputation the peak is {readable(smallest.peak)}, "
-        f"without it {readable(unsegmented.peak)}, besides weights and feeds. "
+        f"memory={readable(budget.limit)!r} is too little. The peak is {readable(smallest.peak)} with recomputation and "
+        f"{readable(unsegmented.peak)} without, weights and feeds not counted. "
         f"Allow {readable(smallest.peak * 1.001)}, or feed less at a time."
     )
 

@@ -83,7 +83,7 @@ def fitting(step: CostStep) -> Iterator[None]:
         shapes = ", ".join("unknown" if one is None else str(list(one.shape)) for one in step.given) or "none"
         raise InvalidModelError(
             f"The cost of node {step.name!r} ({operator}) cannot be computed ({type(error).__name__}: {error}). Its inputs "
-            f"have the shapes {shapes}. Check that these and its attributes fit together: a run would tell."
+            f"have the shapes {shapes}. Check that its attributes fit these shapes: a run of the model would fail, too."
         ) from error
 
 
@@ -183,8 +183,8 @@ def _known_sizes(graph: GraphProto, sizes: Any) -> dict[str, int]:
     for value in graph.input:
         if is_container(value.type) or not value.type.HasField("tensor_type"):
             raise OptionError(
-                f"Input {value.name!r} is not a tensor: how many elements it holds is known in a run alone, and so is the "
-                "cost of the model."
+                f"Input {value.name!r} is not a tensor. Only a run knows how many elements it has, so the cost of the model "
+                "cannot be computed."
             )
         if (kind := value.type.tensor_type.elem_type) not in _KINDS:
             raise InvalidModelError(
@@ -554,7 +554,7 @@ def refuse_unknown(found: Program) -> None:
     """
     for name, label in found.unknown.items():
         raise InvalidModelError(
-            f"What {label!r} costs is not known before a run: {name!r} depends on values that are fed, or no inference knows "
-            "the operator. Declare its shape in the value_info of the graph, or leave that part out with "
-            "refgrad.select_model_inputs_outputs."
+            f"The cost of {label!r} is not known before a run: the shape of {name!r} depends on values that are fed, or shape "
+            "inference does not know the operator. Declare its shape in the value_info of the graph, or leave that part out "
+            "with refgrad.select_model_inputs_outputs."
         )

@@ -60,10 +60,12 @@ class LeakedGradient(UselessGradient):
     def __str__(self) -> str:
         several = len(self.names) > 1
         [stop] = self.stops
+        gradients = (
+            f"gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'}"
+        )
         return (
-            f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} nothing "
-            f"but what leaks through rounding: {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) has the derivative "
-            f"0, so only the scales of the rounded values pass a derivative. {self.advice}"
+            f"The {gradients} only what leaks through rounding: {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) "
+            f"has the derivative 0, so only the scales of the rounded values pass a derivative. {self.advice}"
         )
 
 

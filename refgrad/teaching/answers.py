@@ -15,6 +15,7 @@ from refgrad.errors import (
     NoGradientError,
     RefgradError,
     RuleError,
+    beginning,
     choices,
     did_you_mean,
 )
@@ -166,7 +167,7 @@ def _refused(error: RefgradError, chapter: Chapter, line: int | None) -> tuple[s
 def short(error: BaseException) -> str:
     """The message of an exception on one line."""
     said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+    return beginning(said, _LONGEST)
 
 
 def _line(error: BaseException, path: Path) -> int | None:

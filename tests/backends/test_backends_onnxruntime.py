@@ -66,7 +66,7 @@ def test_entries_of_the_configuration_reach_the_session(ort):
     config = {"session.intra_op.allow_spinning": "0"}
     prepared = ort.prepare(parse(NEG), config=config)
     assert prepared._session.get_session_options().get_session_config_entry(*config) == "0"
-    with pytest.raises(OptionError, match=r"config=\{'a': 1\} has strings alone"):
+    with pytest.raises(OptionError, match=r"config=\{'a': 1\}: every name and every value must be a string"):
         ort.prepare(parse(NEG), config={"a": 1})
 
 
@@ -85,7 +85,9 @@ def test_cuda_computes_in_float32_unless_tf32_is_asked_for(monkeypatch):
     CudaBackend().prepare(parse(NEG), provider_options={"use_tf32": "1", "device_id": "1"})
     first, second = ({"use_tf32": "0"}, {"use_tf32": "1", "device_id": "1"})
     assert asked == [[("CUDAExecutionProvider", chosen), "CPUExecutionProvider"] for chosen in (first, second)]
-    with pytest.raises(OptionError, match=r"provider_options=\{'use_tf32': 1\} has strings alone"):
+    with pytest.raises(
+        OptionError, match=r"provider_options=\{'use_tf32': 1\}: every name and every value must be a string"
+    ):
         CudaBackend().prepare(parse(NEG), provider_options={"use_tf32": 1})
 
 

@@ -123,7 +123,7 @@ def _command(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("death", "said"),
     [
         ("import os; os.abort()", "died in normalise of <string>: Aborted"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed. The system does that where memory"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed. The system does that when memory"),
     ],
 )
 def test_a_crash_is_exit_2_with_a_message(tmp_path, death, said):

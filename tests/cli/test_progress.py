@@ -94,7 +94,7 @@ def test_cases_are_counted_while_they_are_made(tmp_path):
         command(*RUN, seconds=1), until="making cases: Neg", number=signal.SIGINT, cwd=tmp_path
     )
     assert code == 130, text
-    assert "Interrupted. Nothing is kept: with --journal FILE a run can be resumed." in text
+    assert "Interrupted. Nothing is kept. A run with --journal FILE can be resumed." in text
 
 
 @terminal

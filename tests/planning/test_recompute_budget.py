@@ -82,9 +82,7 @@ def test_the_values_are_the_same():
 
 
 def test_a_budget_that_is_too_small():
-    with pytest.raises(
-        OptionError, match=r"memory='1.* KiB' is too little: even with recomputation the peak is .* MiB"
-    ):
+    with pytest.raises(OptionError, match=r"memory='1.* KiB' is too little. The peak is .* MiB with recomputation"):
         refgrad.gradient(layers(4), memory="1 KiB")
 
 

@@ -134,7 +134,7 @@ def test_a_leak_is_said(name: str) -> None:
     [text] = said(refgrad.gradient, made, list(names))
     assert text.startswith("The gradient")
     assert all(repr(one) in text for one in names)
-    assert f"nothing but what leaks through rounding: {operator} (node " in text
+    assert f"only what leaks through rounding: {operator} (node " in text
     assert ("Use quantization='straight-through' or" in text) == is_helped
     assert (f"{operator} has the derivative zero in any case" in text) == (not is_helped)
     [leak] = refgrad.preflight(made, list(names)).leaks
@@ -219,7 +219,7 @@ def norm(made: ModelProto, quantization: str) -> float:
 def test_a_network_that_is_quantised_dynamically(layers: int, most: float, tmp_path: Path) -> None:
     made = quantised(perceptron(layers, 48), tmp_path, "dynamic")
     by_x, *others = said(refgrad.gradient, made)
-    assert "The gradient of 'x' is nothing but" in by_x
+    assert "The gradient of 'x' is only what leaks" in by_x
     assert len(others) == layers - 1  # the biases and scales of each layer but the last leak through what follows
     assert not any(repr(f"b{layers - 1}") in text for text in others)
     assert said(refgrad.gradient, made, quantization="straight-through") == []
@@ -230,7 +230,7 @@ def test_a_network_that_is_quantised_dynamically(layers: int, most: float, tmp_p
 
 def test_a_convolution_that_is_quantised_dynamically(tmp_path: Path) -> None:
     made = quantised(convolution(), tmp_path, "dynamic")
-    assert [text.split(" nothing")[0] for text in said(refgrad.gradient, made)] == [
+    assert [text.split(" only")[0] for text in said(refgrad.gradient, made)] == [
         "The gradient of 'x' is",
         "The gradients of 'b', 'w_scale' are",
     ]

@@ -57,7 +57,7 @@ def test_the_commands_take_it(tmp_path, monkeypatch, capsys):
     assert main([*words.split(), "sign"]) == 2
     assert "--optimizer 'sign' is not known. Did you mean 'signs'? There are 'sgd'" in capsys.readouterr().err
     assert main([*words.split(), "signs", "--momentum", "0.9"]) == 2
-    assert "--momentum is not for signs; it is for sgd, nesterov and rmsprop" in capsys.readouterr().err
+    assert "--momentum does not work with signs, only with sgd, nesterov and rmsprop" in capsys.readouterr().err
 
 
 def made(update, states: Mapping[str, float] | None = None) -> Optimizer:

@@ -325,7 +325,7 @@ def refused() -> dict[str, tuple[dict[str, object], str]]:
         "shape": ({"w": normal(4, 3)}, r"float32\[4, 3\], and the tensor of the state_dict is float32\[3, 4\]"),
         "dtype": ({"b": normal(3, dtype=np.float64)}, r"'b' in values is float64\[3\]"),
         "initializer": ({"val_1": normal(3, 4)}, r"the initializer is float32\[4, 3\]"),
-        "both": ({"val_1": normal(4, 3), "w": normal(3, 4)}, "'val_1' itself and 'w', of which it is made"),
+        "both": ({"val_1": normal(4, 3), "w": normal(3, 4)}, "'val_1' and also 'w', from which it is made"),
         "text": ({"b": "three"}, "'b' in values is no array of numbers"),
     }
 
@@ -343,11 +343,11 @@ def test_parts_of_what_belongs_together_are_refused() -> None:
     state = STATES["folded"]
     made = exported("folded", state)
     found = refgrad.weights(made, state)
-    with pytest.raises(OptionError, match=r"'conv.weight' \(folded\) is made of .*: give 'norm.weight', 'norm.bias'"):
+    with pytest.raises(OptionError, match=r"'conv.weight' \(folded\) is made from .*: give 'norm.weight', 'norm.bias'"):
         refgrad.write_back(made, {"conv.weight": state["conv.weight"] + 1}, found)
     tied = STATES["tied"]
     made = exported("tied", tied)
-    with pytest.raises(OptionError, match=r"'embed\.weight', 'head\.weight' are one tensor.* different values"):
+    with pytest.raises(OptionError, match=r"'embed\.weight', 'head\.weight' have different values.* one initializer"):
         refgrad.write_back(made, {**tied, "head.weight": normal(7, 4)}, refgrad.weights(made, tied))
 
 
@@ -357,7 +357,7 @@ def test_a_trained_tensor_without_a_place_is_refused() -> None:
     found = refgrad.weights(made, state)
     assert found.missing == ["unused"]
     refgrad.write_back(made, state, found)
-    with pytest.raises(OptionError, match="No initializer is made of 'unused', which changed"):
+    with pytest.raises(OptionError, match="'unused' changed, but no initializer is made from it"):
         refgrad.write_back(made, {**state, "unused": normal(5)}, found)
 
 
@@ -379,7 +379,7 @@ def test_what_the_exporter_computed_in_another_way_cannot_become_stale() -> None
     assert found["norms"].source is None
     refgrad.write_back(made, state, found)
     trained = {**state, "log": state["log"] + 1}
-    with pytest.raises(OptionError, match=r"'norms', 'total' are not made of the state_dict.*give their values too"):
+    with pytest.raises(OptionError, match=r"'norms', 'total' are not made from the state_dict.*give their values too"):
         refgrad.write_back(made, trained, found)
     written = values(refgrad.write_back(made, {**trained, "norms": norms, "total": trained["log"].sum()}, found))
     assert written["total"] == trained["log"].sum()
@@ -392,7 +392,7 @@ def test_what_is_no_state_of_this_model_is_refused() -> None:
         refgrad.weights(made, {"w": normal(3, 4)})
     with pytest.raises(OptionError, match="state_dict is a mapping of names to arrays"):
         refgrad.weights(made, [normal(3, 4)])  # type: ignore[arg-type]
-    with pytest.raises(InvalidModelError, match="no initializer 'val_1' of the shape"):
+    with pytest.raises(InvalidModelError, match="no initializer 'val_1' of shape"):
         refgrad.write_back(exported("qkv", STATES["qkv"]), {}, refgrad.weights(made))
     with pytest.raises(OptionError, match=r"what refgrad\.weights returned, not dict"):
         refgrad.write_back(made, {}, {})  # type: ignore[arg-type]
@@ -458,7 +458,7 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert set(json.loads(capsys.readouterr().out)["initializers"][0]) == {"initializer", "kind", "type", "read by"}
     assert main([*words, "--state-dict", str(tmp_path / "s.npz")]) == 0
     out = capsys.readouterr().out
-    assert "no initializer is made of unused" in out
+    assert "no initializer is made from: unused" in out
     for name, content, said in (
         ("none.npz", None, "There is no file"),
         ("text.npz", b"text", "cannot be read as the state_dict() of a module"),

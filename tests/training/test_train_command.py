@@ -110,7 +110,7 @@ def test_training_goes_on_from_a_checkpoint(folder, capsys):
     Path("c.safetensors").unlink()
     assert main([*words.split(), "2", "-o", "part.onnx"]) == 0
     assert main([*words.split(), "6", "-o", "going.onnx"]) == 2
-    assert "exists. Go on with --resume" in capsys.readouterr().err
+    assert "exists. Continue from it with --resume" in capsys.readouterr().err
     assert main([*words.split(), "6", "-o", "going.onnx", "--resume"]) == 0
     for name, value in weights("whole.onnx").items():
         np.testing.assert_array_equal(weights("going.onnx")[name], value)
@@ -142,8 +142,8 @@ WRONG = {
     "--trainable ,": "--trainable '' trains nothing. Leave it out to train every parameter.",
     "--freeze c": "'c' in --freeze is no float initializer. There are: 'a', 'b'.",
     "--freeze *": "--freeze '*' leaves nothing to train. Without it these are: 'a', 'b'.",
-    "--rank 4": "--rank 4 is the size of adapters. Give --lora NAMES too, or leave it out.",
-    "--momentum 0.9": "is not for adamw",
+    "--rank 4": "--rank 4 needs --lora NAMES: it is the rank of the adapters. Give both, or leave it out.",
+    "--momentum 0.9": "does not work with adamw",
     "--penalty a": "give a pattern and two numbers",
     "--data nowhere.npz": "There is no file 'nowhere.npz'",
     "--label z": "There is no array 'z'; there are 'X', 'y'",
@@ -309,6 +309,8 @@ def test_weight_decay_by_pattern(folder, capsys):
     common = "training-model line.onnx -o step.onnx --optimizer sgd --weight-decay"
     assert main([*common.split(), "0.5", "--weight-decay", "a=0.25"]) == 0
     assert main([*common.split(), "half"]) == 2
-    assert "--weight-decay 'half': give a number, or a pattern and one" in " ".join(capsys.readouterr().err.split())
+    assert "--weight-decay 'half': give a number, or a pattern and a number" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert main([*common.split(), "zz=0.5"]) == 2
     assert "zz" in capsys.readouterr().err

@@ -291,10 +291,13 @@ def test_pages_that_differentiate_different_elements_say_so(model, capsys):
     [
         (["--html", "m.onnx"], "'m.onnx' is the model itself. Write to another file."),
         (["--html", "no/p.html"], "There is no folder 'no' to write 'p.html' into. Make it first."),
-        (["--quiz"], "--quiz is about pages. Give --html PAGE.html."),
-        (["--seed", "1:3"], "--seed 1:3 is about pages. Give --html PAGE.html."),
-        (["--seed", "x"], "--seed 'x': give a whole number of at least 0, or two with a colon, 1:30."),
-        (["--html", "p.html", "--seed", "3:1"], "--seed 3:1: the second number is at least the first"),
+        (["--quiz"], "--quiz needs --html PAGE.html. Give it, too."),
+        (["--seed", "1:3"], "--seed 1:3 needs --html PAGE.html. Give it, too."),
+        (
+            ["--seed", "x"],
+            "--seed 'x': give a whole number from 0 on, or the first and the last of several, as in 1:30.",
+        ),
+        (["--html", "p.html", "--seed", "3:1"], "--seed 3:1: the last seed must be at least the first"),
         (["--html", "p.html", "--step", "0"], "--step prints one step, and a page has them all."),
         (["--html", "p.html", "--seed", "1:2", "--feeds", "f.npz"], "Every page would be the same"),
     ],

@@ -48,8 +48,8 @@ def cured(
     remaining = sum(int((~np.isfinite(new[name])).sum()) for name in left)
     if remaining >= elements:
         return (
-            f"{OPTION} does not help. With the option, {abridged(left)} {_is(left)} as before: "
-            "a cotangent of 0 is not the cause."
+            f"{OPTION} does not help. With the option, {abridged(left)} {_is(left)} as before, "
+            "so the cause is not a cotangent of 0."
         )
     changed = max(float(np.max(np.abs(new[n][~lost[n]] - old[n][~lost[n]]), initial=0)) for n in names)
     lost_elements = counted(elements, "element that was not finite is", "elements that were not finite are")

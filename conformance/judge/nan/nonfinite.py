@@ -88,11 +88,12 @@ class Origin:
     def __str__(self) -> str:
         side = f", in the gradient of {self.forward!r}" if self.forward else ""
         body = f", in {self.within!r}, round {self.step}" if self.within else ""
-        more = f" and {counted(self.count - 1, 'more element')}" if self.count > 1 else ""
+        others = counted(self.count - 1, "more element becomes", "more elements become")
+        more = f" ({others} NaN or infinite here)" if self.count > 1 else ""
         told = ", ".join(f"{name!r} = {value:.6g}" for name, value in self.operands.items())
         of = f", from {told}" if told else ""
-        what = f"{self.output!r} is {self.value:.6g} at {list(self.at)}{more}{of}"
-        return f"{self.operator} {self.node!r}{side}{body}: {what}: {self.cause}"
+        what = f"{self.output!r} is {self.value:.6g} at {list(self.at)}{of}"
+        return f"{self.operator} {self.node!r}{side}{body}: {what}: {self.cause}{more}"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ from refgrad.model.external import array_of
 from refgrad.model.values import array_in, read_value
 from refgrad.protos.inputs import read_bytes
 from refgrad.protos.traverse import graphs, versions_of
+from refgrad.tables.operators import classify
+from refgrad.tables.registry import NO_DERIVATIVE, ZERO
 from refgrad.tables.schemas import find_schema, schemas
 
 OLDEST = 7  # the oldest opset of ai.onnx that there are cases of
@@ -291,7 +293,10 @@ def select(
             known = sorted((known_operators | covered()) - {name})
             elsewhere = [other for other in known if other.endswith(f".{name}")]
             hint = f" Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known)
-            raise UnknownNameError(f"There is no case of an operator {name!r}.{hint} There are {choices(known)}.")
+            reason = no_derivative(name)
+            raise UnknownNameError(
+                reason or f"There is no case of an operator {name!r}.{hint} There are {choices(known)}."
+            )
         cases = [case for case in cases if case.operator in wanted]
 
     def chosen() -> Iterator[Case]:
@@ -338,6 +343,16 @@ def near(
         return common, SequenceMatcher(None, wanted, name.lower()).ratio()
 
     return operator, sorted(names, key=likeness, reverse=True)[:NEAR]
+
+
+def no_derivative(operator: str) -> str:
+    """A sentence that says that an operator has no case for it has no derivative to test; "" for any other name."""
+    domain, _, op_type = operator.rpartition(".")
+    found = classify(domain, op_type) if (domain, op_type) in {*ZERO, *NO_DERIVATIVE} else None
+    if found is None:
+        return ""
+    why = "its derivative is 0" if found.derivative == "zero" else "it has no derivative"
+    return f"{operator!r} has no cases, because {why}: {found.text}."
 
 
 def opsets(opset: str, shown: str = "opset=") -> tuple[int, int]:

@@ -327,8 +327,8 @@ def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], pro
     made = function(*asked)
     if not isinstance(made, ModelProto):
         raise AnswerError(
-            f"it returned {of_type(made)} instead of a ModelProto: it must return a model with an input <output>_grad for each "
-            "output, and an output <name>_grad for each name in wrt"
+            f"it returned {of_type(made)} instead of a ModelProto. Return a model with an input <output>_grad for each output, "
+            "and an output <name>_grad for each name in wrt"
         )
     inputs = graph_inputs(made.graph)
     cotangents = {name: f"{name}_grad" for name in problem.cotangents}

@@ -244,6 +244,8 @@ def imported(name: str, known: Iterable[str] = ()) -> Any:
     :raises OptionError: there is no such module or attribute, or it cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise OptionError(f"{name!r} lacks a module or a name. Give package.module:name, such as 'mine:make'.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

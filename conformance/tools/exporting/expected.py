@@ -17,7 +17,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import covered
 from refgrad.conformance.judge.judge import ENOUGH, GradientCheck
 from refgrad.conformance.judge.running.runner import examine, observe
-from refgrad.conformance.judge.running.sources import tables
+from refgrad.conformance.judge.running.sources import no_derivative, tables
 from refgrad.conformance.oracles import Built, NotApplicable, Observation, Property, get_oracle
 from refgrad.conformance.oracles.comparison import FLOAT64_BITS, SENSITIVE
 from refgrad.conformance.problems.kinked import kinks_of
@@ -260,8 +260,9 @@ def chosen(operators: Iterable[str] | None = None) -> dict[str, Case]:
     for name in wanted:
         if all(case.operator != name for case in found.values()):
             known = sorted(covered() - {name})
+            meant = did_you_mean(name, known)
             raise UnknownNameError(
-                f"There is no case of an operator {name!r}.{did_you_mean(name, known)} There are {choices(known)}."
+                no_derivative(name) or f"There is no case of an operator {name!r}.{meant} There are {choices(known)}."
             )
     return found
 

@@ -28,17 +28,17 @@ SIZES = ((8, 7), (8, 3), (64, 5))
 @pytest.mark.parametrize(
     ("got", "expected"),
     [
-        (DUE / 8, "(1/8), as a mean over 8"),
-        (DUE / 56, "(1/56), as a mean over 56"),
-        (DUE * 7, "a sum over 7 in place of a mean makes it, or 7 steps"),
+        (DUE / 8, "(1/8), as from a mean over 8"),
+        (DUE / 56, "(1/56), as from a mean over 56"),
+        (DUE * 7, "a sum over 7 instead of a mean or 7 steps"),
         (DUE * 4, "4 steps without zero_grad"),
         (DUE * 2, "2 steps without zero_grad"),
-        (DUE * 65536, "as a scale of the loss makes it that is not taken back"),
-        (DUE / 65536, "(1/65536), as a scale of the loss makes it that is taken back twice"),
-        (DUE * 64, "as a sum over 64 in place of a mean makes it, or a scale of the loss makes it that is not"),
-        (DUE / 64, "(1/64), as a mean over 64 in place of a sum makes it, or a scale of the loss"),
-        (DUE * 128, "as a scale of the loss"),
-        (DUE * -64, "it is -64 times the right one, as a sum over 64"),
+        (DUE * 65536, "as from a loss scale that is not undone"),
+        (DUE / 65536, "(1/65536), as from a loss scale that is undone twice"),
+        (DUE * 64, "as from a sum over 64 instead of a mean or a loss scale that is not"),
+        (DUE / 64, "(1/64), as from a mean over 64 instead of a sum or a loss scale"),
+        (DUE * 128, "as from a loss scale"),
+        (DUE * -64, "it is -64 times the right one, as from a sum over 64"),
         (TURNED.swapaxes(0, 1) * 64, "of 'u', and its axes are in the order [1, 0, 2, 3], and it is 64 times"),
         (TURNED.swapaxes(0, 1), "it is the gradient of 'u', and its axes are in the order [1, 0, 2, 3]"),
         (DUE * 1.001, "it is 1.001 times the right one"),
@@ -203,7 +203,7 @@ def test_a_cause_of_several_tensors_is_said_once():
     show(found, console)
     told = console.export_text()
     assert told.count("it is 0.5 times the right one") == 2  # once in the list, once in the sentence
-    assert "2 tensors (b) have one cause: it is 0.5 times the right one (1/2), as a mean over 2" in told
+    assert "x, w (b) have one cause: it is 0.5 times the right one (1/2), as from a mean over 2" in told
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.model.", "params/"])
@@ -249,4 +249,4 @@ def test_two_gradients_that_are_exchanged_and_transposed_are_named():
     scaled = {name: value / np.float32(64) for name, value in right.items()}
     found = compare(model, "refgrad@numpy", feeds | scaled, wrt=["w1", "w2"], search=False)
     for tensor in found.tensors:
-        assert "(1/64), as a mean over 64 in place of a sum makes it" in tensor.b.cause
+        assert "(1/64), as from a mean over 64 instead of a sum" in tensor.b.cause

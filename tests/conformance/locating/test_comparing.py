@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from refgrad.conformance.locating.windows import NodeGroup
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.point import rounding
 from refgrad.conformance.problems.problem import Problem, ask
-from refgrad.conformance.problems.systems.builders import BUILDERS
+from refgrad.conformance.problems.systems.builders import BUILDERS, CrashError
 from refgrad.conformance.reports import comparison_page, comparisons
 from refgrad.errors import BackendError, BuilderError, FeedError, OptionError
 
@@ -188,7 +189,7 @@ def test_an_adjoint_is_named_at_its_place_among_rules() -> None:
     side = Sided("x", rules=Bisected(tuple(faults), 3, {}))
     tensor = Tensor("t", "gradient", ("t",), "", Seen("right"), Seen("wrong"))
     found = Comparison((tensor,), Sided("y"), side, "given", 0, "judge")
-    assert comparisons.sentence(found).endswith("for the cotangent of 'v', the rule of c.")
+    assert comparisons.sentence(found).endswith("because of the cotangent of 'v', the rule of c.")
 
 
 def test_a_side_that_fails_says_where() -> None:
@@ -446,7 +447,7 @@ def test_what_a_recording_lacks_is_said() -> None:
     found = compare(model, "refgrad@numpy", values, wrt=["x", "w2"])
     assert not found.ok
     assert verdicts(found)["w2 gradient"] == "b: missing"
-    with pytest.raises(FeedError, match="it lacks 'x'"):
+    with pytest.raises(FeedError, match="it does not have 'x'"):
         compare(model, "refgrad@numpy", {"w1_grad": values["w1_grad"]})
 
 
@@ -513,6 +514,8 @@ def test_recordings_are_read_from_files_and_folders(tmp_path: Path) -> None:
         ("@numpy", "neither a side nor a file"),
         ("nobody@numpy", "There is no builder 'nobody'"),
         ("refgrad@nobody", "There is no executor 'nobody'"),
+        ("refgrad@numpy:int8", "ends in 'int8', which is not a precision. Give one of 'float16', 'bfloat16'"),
+        ("refgrad@mine:Class:double", "ends in 'double', which is not a precision"),
     ],
 )
 def test_a_side_that_is_none_is_refused(text: str, said: str) -> None:
@@ -782,6 +785,28 @@ def test_the_sentence_says_which_nodes_a_builder_refuses() -> None:
     assert not any("at fault" in line or "formula" in line for line in lines)
 
 
+@pytest.mark.parametrize("error", [BuilderError("refused", "opset 21: no"), CrashError("opset 21: no")])
+def test_what_a_builder_says_of_every_node_is_said_once(error: Exception) -> None:
+    def fails(problem: Problem) -> Built:
+        raise error
+
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", Live(fails, "numpy"), feeds)
+    deed = "refuses" if isinstance(error, BuilderError) else "fails on"
+    [line] = [line for line in comparisons.lines_of(found.b) if "opset 21" in line]
+    assert re.fullmatch(rf"it {deed} \w+ '\w+' and \d+ more nodes: opset 21: no", line)
+    assert comparisons.sentence(found).endswith(f"(b) has no gradient: {line}.")
+    short = comparisons.sentence(found, with_messages=False)
+    assert short.endswith(f"(b) has no gradient: {line.partition(':')[0]}.")
+
+
+def test_a_long_reason_is_cut_between_words() -> None:
+    reason = " ".join(f"word{k}" for k in range(200))
+    shown = comparisons._shortened(reason).split()
+    assert "…" in shown
+    assert {*shown} - {"…"} <= {*reason.split()}
+
+
 @pytest.mark.parametrize("builder", ["onnx-ad", "onnxruntime:raw", "onnxruntime:module"])
 def test_a_builder_that_is_not_installed_is_wrong_use(builder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = replace(BUILDERS[builder], missing=lambda: "it is not installed (pip install it)")
@@ -800,7 +825,7 @@ def test_groups_of_the_same_operators_are_told_together() -> None:
     seen = Seen("wrong", "off")
     tensor = Tensor("x", "gradient", ("x",), "name", Seen("right"), seen)
     found = Comparison((tensor,), Sided("a"), Sided("b", kernels=located), "random", 0, "refgrad in double")
-    assert comparisons.sentence(found).endswith("for MatMul 'a0', Gemm 'b0' together (and 2 more such groups).")
+    assert comparisons.sentence(found).endswith("because of MatMul 'a0', Gemm 'b0' together (and 2 more such groups).")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -36,9 +36,7 @@ def built_by(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 NO_GRADIENTS = {
-    "it returned None instead of a ModelProto: it must return a model with an input <output>_grad": lambda m, w, o: (
-        None
-    ),
+    "it returned None instead of a ModelProto. Return a model with an input <output>_grad": lambda m, w, o: None,
     "it returned a dict instead of a ModelProto": lambda m, w, o: {"x": np.zeros(3)},
     "it cannot be called as function(model, wrt, outputs): too many positional": lambda m: refgrad.gradient(m),
 }

@@ -427,7 +427,7 @@ def test_equal_contributions_are_named_together() -> None:
     [one] = bisect(model, feeds, builder_with(summing("v", keep_first)), wrt=["x"]).faults
     assert one.value == "v"
     assert one.message == (
-        "the equal contributions of Mul 'q' and Mul 'o' to the cotangent of 'v' are counted 1 times in place of 2"
+        "the equal contributions of Mul 'q' and Mul 'o' to the cotangent of 'v' are counted 1 times instead of 2"
     )
 
 

@@ -44,6 +44,12 @@ KINDS = {
 }  # fmt: skip
 
 
+def test_elements_of_another_kind_are_not_said_to_have_the_value() -> None:
+    found = origins_of("(float[4] x) => (float[4] y) { [n] y = Log (x) }", [0, -1, -2, 2], forward=True)
+    said = "Log 'n': 'y' is -inf at [0], from 'x' = 0: log 0 = −∞ (2 more elements become NaN or infinite here)"
+    assert [str(origin) for origin in found.origins] == [said]
+
+
 @pytest.mark.parametrize("executor", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_origin_is_named_with_its_cause(kind: str, executor: str) -> None:

@@ -87,7 +87,7 @@ def test_nodes_that_were_seen_before_the_stop_are_kept(stop: type[BaseException]
     assert "Tanh_1" in [node.name for node in kernels.suspects]
     assert list(found.b.unsearched) == ["the kernels of the gradient", "the kernels of the model"]
     [line] = [line for line in comparisons.lines_of(found.b) if "'Tanh_1'" in line]
-    assert line.startswith("wrong by itself, and not proved to be at fault: Tanh 'Tanh_1' is wrong")
+    assert line.startswith("wrong by itself, but not proved to be at fault: Tanh 'Tanh_1' is wrong")
     assert "right for its inputs" not in "".join(comparisons.lines_of(found.b))
     assert {one.verdict for one in found.tensors} >= {"b is wrong"}
 

@@ -34,27 +34,43 @@ def softmax(shape=(2, 3), dtype=np.float32, shapes="static", **attributes):
 @pytest.mark.parametrize(
     ("some", "others", "expected"),
     [
-        ([softmax(axis=-1), softmax()], [softmax(axis=0), softmax(axis=1)], "for negative axes"),  # -1 is the default
-        ([softmax(axis=-1)], [softmax(axis=0), softmax(axis=-2), softmax(axis=1)], "for axis=-1"),
-        ([softmax((0, 3)), softmax((2, 0))], [softmax(), softmax(axis=-1)], "for empty inputs"),
-        ([softmax(), softmax(axis=-1)], [softmax((0, 3))], "for non-empty inputs"),
+        (
+            [softmax(axis=-1), softmax()],
+            [softmax(axis=0), softmax(axis=1)],
+            "in every case with negative axes and in no other",
+        ),  # -1 is the default
+        (
+            [softmax(axis=-1)],
+            [softmax(axis=0), softmax(axis=-2), softmax(axis=1)],
+            "in every case with axis=-1 and in no other",
+        ),
+        (
+            [softmax((0, 3)), softmax((2, 0))],
+            [softmax(), softmax(axis=-1)],
+            "in every case with empty inputs and in no other",
+        ),
+        ([softmax(), softmax(axis=-1)], [softmax((0, 3))], "in every case with non-empty inputs and in no other"),
         (  # the shape of a scalar is an empty tensor, and no input of the operator
             [node_case("Tanh", X), node_case("Tanh", np.array(0.5, np.float32), shapes="unknown")],
             [node_case("Tanh", X[:0])],
-            "for non-empty inputs",
+            "in every case with non-empty inputs and in no other",
         ),
-        ([softmax(dtype=np.float16)], [softmax(), softmax(axis=0)], "for float16"),
-        ([softmax(shapes="unknown")], [softmax(), softmax(shapes="symbolic")], "for unknown shapes"),
-        ([softmax((2, 3, 4))], [softmax(), softmax((4,))], "for inputs of rank 3"),
+        ([softmax(dtype=np.float16)], [softmax(), softmax(axis=0)], "in every case with float16 and in no other"),
+        (
+            [softmax(shapes="unknown")],
+            [softmax(), softmax(shapes="symbolic")],
+            "in every case with unknown shapes and in no other",
+        ),
+        ([softmax((2, 3, 4))], [softmax(), softmax((4,))], "in every case with inputs of rank 3 and in no other"),
         (
             [softmax((2, 3), np.float16, axis=0)],
             [softmax((2, 3), np.float16), softmax(axis=0)],
-            "for axis=0 and float16",
+            "in every case with axis=0 and float16 and in no other",
         ),
         (
             [softmax(axis=0), softmax(axis=1)],
             [softmax(axis=0, dtype=np.float16), softmax((4,), np.float16)],
-            "for float32",
+            "in every case with float32 and in no other",
         ),
         ([softmax()], [], ""),
         ([], [softmax()], ""),
@@ -65,16 +81,20 @@ def softmax(shape=(2, 3), dtype=np.float32, shapes="static", **attributes):
                 node_case("ReduceSum", X, np.array([0]), opset=13, constant=["axes"]),
                 node_case("ReduceSum", X, opset=13),
             ],
-            "for negative axes",
+            "in every case with negative axes and in no other",
         ),
         (
             [node_case("Clip", X, None, np.float32(1))],
             [node_case("Clip", X, np.float32(0), np.float32(1)), node_case("Clip", X, np.float32(0))],
-            "for input 1 left out",
+            "in every case with input 1 left out and in no other",
         ),
-        ([node_case("Exp", -X)], [node_case("Exp", X)], "for negative inputs"),
-        ([node_case("Exp", X[0, 0])], [node_case("Exp", X)], "for scalar inputs"),
-        ([node_case("Mul", X, X[0])], [node_case("Mul", X, X)], "for inputs of different shapes"),
+        ([node_case("Exp", -X)], [node_case("Exp", X)], "in every case with negative inputs and in no other"),
+        ([node_case("Exp", X[0, 0])], [node_case("Exp", X)], "in every case with scalar inputs and in no other"),
+        (
+            [node_case("Mul", X, X[0])],
+            [node_case("Mul", X, X)],
+            "in every case with inputs of different shapes and in no other",
+        ),
     ],
 )
 def test_what_some_cases_have_in_common_is_named(some, others, expected):
@@ -83,7 +103,10 @@ def test_what_some_cases_have_in_common_is_named(some, others, expected):
 
 def test_what_some_of_the_others_have_too_is_named_as_such():
     others = [softmax(axis=0), softmax(axis=1), softmax(axis=-1)]
-    assert common([softmax(axis=-1, dtype=np.float32), softmax(axis=-2)], others) == "only for negative axes"
+    assert (
+        common([softmax(axis=-1, dtype=np.float32), softmax(axis=-2)], others)
+        == "only in cases with negative axes, but not in all of them"
+    )
 
 
 def test_every_case_has_traits():
@@ -111,7 +134,7 @@ def test_a_wrong_model_is_one_group_whoever_wrote_the_gradient():
     )
     [group] = found
     assert (group.side, group.name, group.what, group.cases, group.asked) == ("executor", "e", "forward", 2, 3)
-    assert group.title == "the executor e: Exp is wrong forward: 2 of 3 cases"
+    assert group.title == "the executor e: the forward pass of Exp is wrong: 2 of 3 cases"
     assert (group.smallest.case, group.note) == ("a", "f")
     assert group.command == "refgrad compare --case a --a refgrad@numpy --b one@e"
 
@@ -138,7 +161,7 @@ def test_both_sides_may_be_at_fault():
 
 def test_a_wrong_model_with_a_right_gradient_is_told():
     [group] = groups.faults(results(("a", "b", "e", RIGHT, "", WRONG)))
-    assert group.title == "the executor e: Exp is wrong forward, without a wrong gradient: 1 case"
+    assert group.title == "the executor e: the forward pass of Exp is wrong, but no gradient is wrong: 1 case"
     assert not group.is_fault
 
 
@@ -263,6 +286,6 @@ def test_what_has_no_answer_is_a_line_for_each_side():
 )
 def test_a_fault_is_a_sentence(verdict, words):
     [forward] = groups.faults(results(("a", "b", "e", verdict, "executor", verdict)))
-    assert forward.fault == f"Exp {words} forward"
+    assert forward.fault == f"the forward pass of Exp {words}"
     [gradient] = groups.faults(results(("a", "b", "e", verdict, "builder", "")))
     assert gradient.fault == f"the gradient of Exp {words}"

@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.slow]
 OPERATORS = (toys.WRONG, toys.MISSING, toys.RAISING, toys.LOST)
 SCREEN = 40  # lines
 SAID = (
-    f"the executor toys:Runtime: {toys.WRONG} is wrong forward, only for negative axes: ",
-    f"the executor toys:Runtime: {toys.RAISING} crashes forward, for empty inputs: ",
+    f"the executor toys:Runtime: the forward pass of {toys.WRONG} is wrong only in cases with negative axes, but not in all of "
+    "them: ",
+    f"the executor toys:Runtime: the forward pass of {toys.RAISING} crashes in every case with empty inputs and in no other: ",
     f"the builder toys:gradient: the gradient of {toys.LOST} is wrong",
     f"not supported: the executor toys:Runtime does not support {toys.MISSING} (",
 )
@@ -104,8 +105,8 @@ def test_the_reports_name_them_too(folder):
     assert any(SAID[3] in line for line in page["without"])
     text = (folder / "r.md").read_text().replace("\\", "")
     for who, what in (
-        ("the executor toys:Runtime", f"{toys.WRONG} is wrong forward"),
-        ("the executor toys:Runtime", f"{toys.RAISING} crashes forward"),
+        ("the executor toys:Runtime", f"the forward pass of {toys.WRONG} is wrong"),
+        ("the executor toys:Runtime", f"the forward pass of {toys.RAISING} crashes"),
         ("the builder toys:gradient", f"the gradient of {toys.LOST} is wrong"),
     ):
         assert f"| {who} | {what}" in text
@@ -131,8 +132,8 @@ def test_the_command_of_a_group_shows_the_fault(screen, folder, capsys, monkeypa
     [
         (["--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Give either MODEL"),
         (["m.onnx", "--case", "x", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Give either MODEL"),
-        (["m.onnx", "--source", "tables", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "leave --source out"),
-        (["m.onnx", "--opset", "13", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "leave --opset out"),
+        (["m.onnx", "--source", "tables", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Leave --source out"),
+        (["m.onnx", "--opset", "13", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Leave --opset out"),
         (["--case", "nothing", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "No case matches"),
         (["--case", "Tanh-*", "--a", "refgrad@numpy", "--b", "refgrad@numpy"], "Several cases match"),
     ],
