@@ -71,10 +71,10 @@ def fitting_feeds(
     first: RefgradError | None = None
     some: Fitted[T] | None = None
     tried: list[int] = []
-    for batch, other in _tries(declared, size, sizes or {}):
+    for batch, other, inner in _tries(declared, size, sizes or {}):
         if some is not None and other > _FINITE:
             break
-        shaped = [_of_size(value, batch, other, sizes or {}, declared) for value in declared]
+        shaped = [_of_size(value, batch, other, inner, sizes or {}, declared) for value in declared]
         try:
             for domain in domains:
                 drawn = dict(random_feeds(shaped, seed=seed, domain=domain))
@@ -109,23 +109,40 @@ def _described(domain: str, inputs: Sequence[Value], feeds: Mapping[str, Any], s
     return ", ".join([domain, *(f"{dim}={n}" for dim, n in sizes.items() if n != size and dim.isidentifier())])
 
 
-def _tries(inputs: Sequence[Value], size: int, sizes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """The sizes to try: of the first axes, which count samples, and of the others."""
-    yield size, size
+def _tries(inputs: Sequence[Value], size: int, sizes: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+    """The sizes to try: of the first axes, which count samples, of the others, and of unknown axes between numbers.
+
+    An axis between numbers counts steps as often as samples: (1, steps, features), or the state (layers, samples, hidden).
+    """
+    yield size, size, size
     dims = [dim for value in inputs if not value.has_default for dim in value.shape or ()]
     if size != SIZE or all(isinstance(dim, int) or dim in sizes for dim in dims):
         return
-    yield 1, size
-    for other in _LADDER:
-        if sum(_elements(_of_size(value, 1, other, sizes, inputs)) for value in inputs) <= _MOST:
-            yield 1, other
+    has_inner = any(_is_inner(value, axis) for value in inputs for axis in range(len(value.shape or ())))
+    for other in (size, *_LADDER):
+        for inner in (other, 1) if has_inner else (other,):
+            if sum(_elements(_of_size(value, 1, other, inner, sizes, inputs)) for value in inputs) <= _MOST:
+                yield 1, other, inner
 
 
 def _elements(value: Value) -> int:
     return math.prod(dim for dim in value.shape or () if isinstance(dim, int))
 
 
-def _of_size(value: Value, batch: int, other: int, sizes: Mapping[str, int], inputs: Sequence[Value]) -> Value:
+def _is_inner(value: Value, axis: int) -> bool:
+    """True if the axis has no size and no name, and stands between two numbers."""
+    shape = value.shape or ()
+    return (
+        0 < axis < len(shape) - 1
+        and shape[axis] is None
+        and isinstance(shape[axis - 1], int)
+        and isinstance(shape[axis + 1], int)
+    )
+
+
+def _of_size(
+    value: Value, batch: int, other: int, inner: int, sizes: Mapping[str, int], inputs: Sequence[Value]
+) -> Value:
     """The input with numbers for its sizes."""
     if value.shape is None:
         return value
@@ -139,7 +156,11 @@ def _of_size(value: Value, batch: int, other: int, sizes: Mapping[str, int], inp
         if isinstance(dim, str):
             formula = None if dim in sizes else size_of(dim, plain)
             return known[dim] if formula is None else formula
-        return dim if dim is not None else batch if axis == 0 and len(value.shape or ()) > 1 else other
+        if dim is not None:
+            return dim
+        if _is_inner(value, axis):
+            return inner
+        return batch if axis == 0 and len(value.shape or ()) > 1 else other
 
     return replace(value, shape=tuple(number(axis, dim) for axis, dim in enumerate(value.shape)))
 

@@ -55,6 +55,13 @@ FORMULA = model_of(
 )
 FORMULA.graph.initializer.append(numpy_helper.from_array(np.array([2]), "axes"))
 
+STATE = model_of(
+    """(float[?,?] x, float[2,?,3] state) => (float[3,?,3] y) {
+    a = MatMul(x, w) b = Unsqueeze(a, first) y = Concat<axis=0>(b, state) }""",
+    w=(8, 3),
+)
+STATE.graph.initializer.append(numpy_helper.from_array(np.array([0]), "first"))
+
 
 @pytest.mark.parametrize(
     ("model", "shape"), [(SKIPS, (1, 3, 8, 8)), (WINDOWS, (1, 3, 32, 32)), (RESHAPE, (1, 8)), (FORMULA, (4, 4, 2))]
@@ -65,6 +72,12 @@ def test_sizes_are_tried_until_the_model_runs(model: ModelProto, shape: tuple[in
     assert check(model, backends=["numpy"], dialects=["onnx"]).ok
     assert walk(model).steps
     assert nonfinite(model).ok
+
+
+def test_an_unknown_axis_of_a_state_counts_samples_if_it_cannot_count_steps() -> None:
+    assert {name: array.shape for name, array in fed(STATE).items()} == {"x": (1, 8), "state": (2, 1, 3)}
+    steps = model_of("(float[1,?,3] x) => (float[1,?,3] y) { y = Relu(x) }")
+    assert fed(steps)["x"].shape == (1, 4, 3)
 
 
 def test_sizes_that_are_given_are_kept() -> None:
