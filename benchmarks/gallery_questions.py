@@ -13,9 +13,9 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Subject:
 
     @property
     def feeds(self) -> Arrays:
+        """Feeds with which ONNX Runtime runs the model."""
         prepared = get_backend("ort-cpu").prepare(str(self.path))
         return fitting_feeds(
             self.model,
@@ -140,7 +141,7 @@ def weights(subject: Subject, seconds: float) -> dict[str, Answer]:
 
 def _checked(subject: Subject, seconds: float, *options: str) -> tuple[Answer, list[dict[str, Any]]]:
     """The verdict of `refgrad check`, and its rows."""
-    code, found, complaint = command("check", str(subject.path), "--max-seconds", str(int(seconds)), *options)
+    _, found, complaint = command("check", str(subject.path), "--max-seconds", str(int(seconds)), *options)
     if not found:
         return answer("stopped" if "--max-seconds" in complaint else REFUSED, complaint), []
     word = "stopped" if found["stopped"] else found["answer"].partition(":")[0]
@@ -191,6 +192,9 @@ def onnxruntime(subject: Subject, seconds: float) -> dict[str, Answer]:
             found[key] = answer(NONE, f"the model has no float {kind}")
             continue
         gradient = refgrad.gradient(subject.model, wrt=list(moved), outputs=subject.outputs)
+        for value in gradient.graph.input:  # a model may declare another shape of an output than it computes
+            if value.name.endswith("_grad"):
+                value.type.tensor_type.ClearField("shape")
         plain = _run(subject.model, feeds)
         cotangents = {name: rng.standard_normal(plain[name].shape) for name in subject.outputs}
         taken = {value.name for value in gradient.graph.input}
@@ -198,7 +202,7 @@ def onnxruntime(subject: Subject, seconds: float) -> dict[str, Answer]:
         slopes = _run(gradient, {n: x for n, x in (feeds | seeds).items() if n in taken})
         direction = {n: rng.standard_normal(x.shape) * _size(x) for n, x in moved.items()}
         told = sum(float(np.vdot(slopes[f"{n}_grad"].astype(np.float64), d)) for n, d in direction.items())
-        found[key] = _compared(told, lambda step, d=direction, k=kind: _forward(subject, feeds, d, step, k, cotangents))
+        found[key] = _compared(told, partial(_forward, subject, feeds, direction, kind, cotangents))
     return found
 
 
@@ -213,7 +217,7 @@ def _run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Arrays:
 
 
 def _forward(
-    subject: Subject, feeds: Arrays, direction: Arrays, step: float, kind: str, cotangents: Arrays
+    subject: Subject, feeds: Arrays, direction: Arrays, kind: str, cotangents: Arrays, step: float
 ) -> tuple[float, float]:
     """The outputs times their cotangents at a step along the direction, and the rounding error of this number."""
     if kind == "inputs":
