@@ -503,8 +503,8 @@ def _on_backend(
         return rows
     if why := undefined(point.model, point.forward, point.wide):
         return [_settled(row, why) for row in rows]
-    error = max(row.relative or 0.0 for row in rows if row.verdict == WRONG)
-    if known_deviation := deviation(truth, backend, error):
+    largest_error = max(row.relative or 0.0 for row in rows if row.verdict == WRONG)
+    if known_deviation := deviation(truth, backend, largest_error):
         why = f"{known_deviation.what}; {known_deviation.reason}"
         return [_settled(row, why) if known_deviation.reason else _noted(row, known_deviation.what) for row in rows]
     return rows

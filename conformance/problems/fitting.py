@@ -213,18 +213,17 @@ class _Meaning:
             return rng.integers(0, min(rows), shape) if rows and min(rows) > 0 else None
         if "mask" in name.lower():
             return np.ones(shape)
-        compared = [self._number(read.inputs[1 - read.input]) for read in reads if read.op_type == "Equal"]
-        known = [number for number in compared if number is not None]
-        return np.full(shape, known[0]) if known and math.prod(shape) == 1 else None
+        compared = [self._constants.get(read.inputs[1 - read.input]) for read in reads if read.op_type == "Equal"]
+        known = [value for value in compared if value is not None and value.size]
+        classes = [value for value in known if value.size > 1]  # of a comparison that makes one-hot vectors
+        if classes:
+            return rng.choice(np.unique(classes[0]), shape)
+        return np.full(shape, known[0].item()) if known and math.prod(shape) == 1 else None
 
     def _rows(self, read: Read) -> int | None:
         """The number of rows of the table that a Gather reads; None if the table is computed."""
         table = self._constants.get(read.inputs[0])
         return len(table) if table is not None and table.ndim else None
-
-    def _number(self, name: str) -> int | None:
-        value = self._constants.get(name)
-        return int(value.item()) if value is not None and value.size == 1 else None
 
     def _length(self, name: str, reads: Sequence[Read], feeds: Mapping[str, Any]) -> int:
         """The length of the sequences whose lengths the input `name` has."""

@@ -369,7 +369,7 @@ def with_computed_sizes(gradient: ModelProto, point: Point) -> ModelProto:
     wrong = []
     for at, value in sorted(enumerate(gradient.graph.input), key=lambda one: one[1].name in named.cotangents):
         dims = value.type.tensor_type.shape.dim
-        for axis, (dim, size) in enumerate(zip(dims, np.shape(fed.get(value.name)), strict=False)):
+        for axis, (dim, size) in enumerate(zip(dims, np.shape(fed.get(value.name, 0)), strict=False)):
             if size != (sizes.setdefault(dim.dim_param, size) if dim.dim_param else dim.dim_value or size):
                 wrong.append((at, axis))
     wrong = [(at, axis) for at, axis in wrong if gradient.graph.input[at].name in named.cotangents]

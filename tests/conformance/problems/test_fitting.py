@@ -119,11 +119,16 @@ def test_a_model_that_runs_at_no_size_says_what_to_give() -> None:
             lambda feeds: feeds["rate"] == 16000,
         ),
         (
+            model_of("""(int64[N,T] bytes) => (float[N,T,5] y) <int64[1] last = {-1}, int64[5] all = {0, 1, 2, 3, 4}> {
+            u = Unsqueeze(bytes, last) c = Equal(u, all) y = Cast<to=1>(c) }"""),
+            lambda feeds: set(feeds["bytes"].ravel().tolist()) >= {2, 3, 4},
+        ),
+        (
             model_of("(float[N] x, int64[N] labels) => (float[N] y) { m = Cast<to=1>(labels) y = Mul(x, m) }"),
             lambda feeds: set(feeds["labels"].tolist()) <= {0, 1},
         ),
     ],
-    ids=["ids", "positions", "mask", "lengths", "rate", "others"],
+    ids=["ids", "positions", "mask", "lengths", "rate", "classes", "others"],
 )  # fmt: skip
 def test_integers_are_what_the_model_takes_them_for(model: ModelProto, expected: Any) -> None:
     feeds = fed(model)
