@@ -144,7 +144,8 @@ def test_a_fault_of_a_backend_that_is_known_is_not_held_against_the_gradient():
 def test_a_size_that_the_model_declares_and_does_not_compute_is_unknown():
     """As an exporter writes it: the output has 2 elements for a sample, and is declared to have one for each sample."""
     squeezed = model(
-        "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> { a = MatMul(x, w)  b = Squeeze(a)  y = Tanh(b) }", outputs="float[N] y"
+        "<float[3, 2] w = {0.1, 0.2, -0.3, 0.4, 0.5, 0.6}> { a = MatMul(x, w)  b = Squeeze(a)  y = Tanh(b) }",
+        outputs="float[N] y",
     )
     found = check(squeezed, {"x": np.float32([[1, 2, 3]])}, backends=["numpy"])
     assert verdicts(found) == {"right"}
