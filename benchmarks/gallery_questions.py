@@ -192,14 +192,10 @@ def onnxruntime(subject: Subject, seconds: float) -> dict[str, Answer]:
             found[key] = answer(NONE, f"the model has no float {kind}")
             continue
         gradient = refgrad.gradient(subject.model, wrt=list(moved), outputs=subject.outputs)
-        for value in gradient.graph.input:  # a model may declare another shape of an output than it computes
-            if value.name.endswith("_grad"):
-                value.type.tensor_type.ClearField("shape")
         plain = _run(subject.model, feeds)
         cotangents = {name: rng.standard_normal(plain[name].shape) for name in subject.outputs}
-        taken = {value.name for value in gradient.graph.input}
         seeds = {f"{name}_grad": x.astype(plain[name].dtype) for name, x in cotangents.items()}
-        slopes = _run(gradient, {n: x for n, x in (feeds | seeds).items() if n in taken})
+        slopes = _run(_of_any_size(gradient), feeds | seeds)
         told, direction = _direction({n: slopes[f"{n}_grad"].astype(np.float64) for n in moved}, moved, rng)
         found[key] = _compared(told, partial(_forward, subject, feeds, direction, kind, cotangents))
     return found
@@ -222,7 +218,8 @@ def _size(x: np.ndarray) -> float:
 
 
 def _run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Arrays:
-    results: Arrays = get_backend("ort-cpu").prepare(model).run(feeds)
+    taken = {value.name for value in model.graph.input}
+    results: Arrays = get_backend("ort-cpu").prepare(model).run({n: x for n, x in feeds.items() if n in taken})
     return results
 
 
@@ -309,13 +306,17 @@ def cost(subject: Subject, seconds: float) -> dict[str, Answer]:
 
 
 def train(subject: Subject, seconds: float) -> dict[str, Answer]:
-    """Ten updates of a layer, the last one that moves the output: does the squared error to half of the output fall?"""
+    """Ten updates of the last layer that moves the output: does the squared error to half of the output fall?"""
     feeds = subject.feeds
     results = get_backend("ort-cpu").prepare(str(subject.path)).run(feeds)
     of = subject.outputs[0]
     data = feeds | {"label": (results[of] / 2).astype(results[of].dtype)}
     tried = []
-    for layer, rate in itertools.product(subject.layers[:LAYERS], RATES):
+    moving = _moving(subject, feeds, of, results[of])
+    layers = [layer for layer in subject.layers if not moving.isdisjoint(layer)]
+    if not layers:
+        return {"train": answer(ZERO, f"no weight moves {of!r} at these feeds")}
+    for layer, rate in itertools.product(layers[:LAYERS], RATES):
         step = step_model(subject.model, "squared_error", Adam(), trainable=layer, output=of)
         training = Training(step, rate)
         taken = {value.name: data[value.name] for value in step.model.graph.input if value.name in data}
@@ -324,6 +325,21 @@ def train(subject: Subject, seconds: float) -> dict[str, Answer]:
         if curve[-1] < curve[0]:
             return {"train": answer(RIGHT, tried[-1])}
     return {"train": answer("wrong", "; ".join(tried)[:NOTE])}
+
+
+def _moving(subject: Subject, feeds: Arrays, of: str, cotangent: np.ndarray) -> set[str]:
+    """The parameters by which an output has a gradient that is not 0: a branch that is not taken has none."""
+    gradient = refgrad.gradient(subject.model, wrt=list(subject.parameters), outputs=[of])
+    slopes = _run(_of_any_size(gradient), feeds | {f"{of}_grad": cotangent})
+    return {name for name in subject.parameters if np.any(slopes[f"{name}_grad"])}
+
+
+def _of_any_size(gradient: onnx.ModelProto) -> onnx.ModelProto:
+    """The gradient, which takes cotangents of any shape: a model may declare another shape than it computes."""
+    for value in gradient.graph.input:
+        if value.name.endswith("_grad"):
+            value.type.tensor_type.ClearField("shape")
+    return gradient
 
 
 def saliency(subject: Subject, seconds: float) -> dict[str, Answer]:
