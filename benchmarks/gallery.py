@@ -33,6 +33,21 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = Path(__file__).with_name("gallery.toml")
 FILE = "gallery.json"  # of reports/results
 QUESTIONS = ("preflight", "check", "onnxruntime", "walk", "cost", "train", "saliency")  # of each model
+WORDS = (  # of the answers
+    *(
+        "right",
+        "wrong",
+        "refused",
+        "undecided",
+        "convention",
+        "stopped",
+        "crashed",
+        "out of memory",
+        "timed out",
+        "zero",
+    ),
+    *("not supported", "does not apply"),
+)
 PARTS = ("inputs", "weights")  # are asked for alone if `check` has nothing about them when its time is over
 MEMORY = 10 << 30  # bytes that a question may take
 GRACE = 10.0  # seconds that a question has to end by itself
@@ -180,15 +195,23 @@ def main() -> None:
     known: dict[str, dict[str, Any]] = {}
     if (RESULTS / FILE).exists():
         known = {row["name"]: row for row in json.loads((RESULTS / FILE).read_text(encoding="utf-8"))}
+    missing: list[str] = []
     for entry in entries:
         if given.models and entry["name"] not in given.models:
             continue
-        row = measure(entry, given.folder, given.seconds, given.question or QUESTIONS)
+        try:
+            row = measure(entry, given.folder, given.seconds, given.question or QUESTIONS)
+        except (subprocess.CalledProcessError, KeyError) as error:  # a registry, or an archive, does not have it
+            missing.append(entry["name"])
+            print(f"{entry['name']}: not there: {error}", flush=True)
+            continue
         before = known.get(entry["name"], {}) if given.question else {}
         row["answers"] = before.get("answers", {}) | row["answers"]
         known[entry["name"]] = row
         write(FILE, [known[one["name"]] for one in entries if one["name"] in known], depth=4)
     print(summary([known[one["name"]] for one in entries if one["name"] in known]))
+    if missing:
+        sys.exit(f"not there, so nothing was asked about: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

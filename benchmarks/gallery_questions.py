@@ -258,6 +258,8 @@ def _compared(told: float, forward: Callable[[float], tuple[float, float]]) -> A
                 RIGHT, f"{told:.4g} along the direction, the difference is {difference:.4g} with steps of {step:g}"
             )
     numbers = ", ".join(f"{difference:.4g} ± {doubt:.1g}" for difference, doubt in seen)
+    if not told and not any(difference for difference, _ in seen):
+        return answer(ZERO, "the gradient and every difference are 0")
     settled = any(  # two differences agree with each other, and not with the gradient
         abs(one - other) + doubt + more <= AGREED * max(abs(one), abs(other)) and abs(told - other) > 0.1 * abs(other)
         for (one, doubt), (other, more) in itertools.pairwise(seen)

@@ -33,7 +33,10 @@ COLUMNS = {  # of the table of models: the answers in them
     "train": ("train",),
     "saliency": ("saliency",),
 }
-WORDS = ("right", "wrong", "refused", "undecided", "convention", "stopped", "crashed", "zero", "does not apply")
+WORDS = (
+    *("right", "wrong", "refused", "not supported", "undecided", "convention", "zero"),
+    *("stopped", "crashed", "timed out", "out of memory", "does not apply"),
+)
 SHORT = {"does not apply": "–"}
 TOLD = 220  # characters of a reason
 
@@ -42,8 +45,10 @@ def page(rows: Rows, table: Table) -> str:
     """docs/gallery.md: the counts of each question, and a row for each model."""
     packages, producers = (len({row[key] for row in rows}) for key in ("package", "producer"))
     judged = [row["answers"]["check"]["answer"] for row in rows]
+    every = Counter(one["answer"] for row in rows for one in row["answers"].values())
+    words = [word for word in WORDS if every[word]]
     counts = [
-        (question, text, *(str(found[word]) if found[word] else "" for word in WORDS))
+        (question, text, *(str(found[word]) if found[word] else "" for word in words))
         for question, text in QUESTIONS.items()
         if (found := Counter(row["answers"][question]["answer"] for row in rows if question in row["answers"]))
     ]
@@ -55,7 +60,7 @@ def page(rows: Rows, table: Table) -> str:
         f"models. `nox -s gallery` downloads {packages} packages, and\nasks refgrad about {len(rows)} models of {producers} "
         "producers, as their authors exported them.\n\n"
         f"`refgrad check MODEL`, without any option, is right about {judged.count('right')} of {len(judged)}.\n\n"
-        + table(("question", "in words", *WORDS), counts)
+        + table(("question", "in words", *words), counts)
         + "\n- Each question has a process of its own, with 120 s on 2 cores. Without an answer it is stopped.\n"
         "- The inputs are random, as `refgrad check` draws them.\n"
         "- ONNX Runtime's forward model knows neither the rules of refgrad nor its interpreter. It computes in float32, so a "
