@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 LAYERS = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["" : 18]>
     layers (float[N, 3] x) => (float[N, 2] y)
-    <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, -9, 1, -2, 3}, float[4, 2] v = {1, -1, 2, 1, 0, 1, 3, 2}> { a = MatMul(x, w)  h = Tanh(a)  y = MatMul(h, v) }
+    <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, -9, 1, -2, 3}, float[4, 2] v = {1, -1, 2, 1, 0, 1, 3, 2}> {
+    a = MatMul(x, w)  h = Tanh(a)  y = MatMul(h, v) }
 """)
 
 
