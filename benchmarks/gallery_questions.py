@@ -129,14 +129,17 @@ def check(subject: Subject, seconds: float) -> dict[str, Answer]:
 
 def inputs(subject: Subject, seconds: float) -> dict[str, Answer]:
     """The gradient by the float inputs alone, with a size of 1 wherever the model leaves it open."""
-    return _by_executor(subject, _checked(subject, seconds, "--wrt", names(subject.floats), "--dim", "1")[1], "inputs")
+    return _alone(subject, seconds, "inputs", subject.floats)
 
 
 def weights(subject: Subject, seconds: float) -> dict[str, Answer]:
     """The gradient by the weights of the last layer alone, with a size of 1 wherever the model leaves it open."""
-    return _by_executor(
-        subject, _checked(subject, seconds, "--wrt", names(subject.layers[0]), "--dim", "1")[1], "weights"
-    )
+    return _alone(subject, seconds, "weights", subject.layers[0])
+
+
+def _alone(subject: Subject, seconds: float, kind: str, wrt: Sequence[str]) -> dict[str, Answer]:
+    found, rows = _checked(subject, seconds, "--wrt", names(wrt), "--dim", "1")
+    return {f"{kind} on {executor}": found for executor in EXECUTORS} | _by_executor(subject, rows, kind)
 
 
 def _checked(subject: Subject, seconds: float, *options: str) -> tuple[Answer, list[dict[str, Any]]]:
