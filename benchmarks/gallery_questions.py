@@ -72,8 +72,8 @@ class Subject:
 
     @property
     def feeds(self) -> Arrays:
-        """Feeds with which ONNX Runtime runs the model."""
-        prepared = get_backend("ort-cpu").prepare(str(self.path))
+        """Feeds with which the interpreter runs the model: ONNX Runtime makes numbers of the largest element of nothing."""
+        prepared = get_backend("numpy").prepare(str(self.path))
         return fitting_feeds(
             self.model,
             prepared.run,
@@ -283,7 +283,8 @@ def walk(subject: Subject, seconds: float) -> dict[str, Answer]:
     of = subject.outputs[0]
     at = np.unravel_index(int(np.argmax(result[of])), np.shape(result[of]))
     chosen = f"{of}[{', '.join(map(str, at))}]" if at else of
-    walked = refgrad.walk(subject.model, feeds, of=chosen, wrt=subject.floats or subject.layers[0])
+    wrt = subject.floats or sorted(_moving(subject, feeds, of, np.ones_like(result[of])))
+    walked = refgrad.walk(subject.model, feeds, of=chosen, wrt=wrt)
     seen = [(step, step.difference) for step in walked.steps if step.difference is not None]
     scale = max((abs(d.gradient) for _, d in seen), default=0.0)
     off = [(step, d) for step, d in seen if d.error > OF_WALK * max(abs(d.gradient), abs(d.difference)) + 1e-6 * scale]
@@ -292,6 +293,8 @@ def walk(subject: Subject, seconds: float) -> dict[str, Answer]:
     if len(off) > len(at_kinks):
         step, d = next(pair for pair in off if not pair[0].kinks)
         return {"walk": answer("wrong", f"{step.node}: {d.of} has {d.gradient:g}, the difference is {d.difference:g}")}
+    if not seen:
+        return {"walk": answer(UNDECIDED, f"{summary}: each of them would take long")}
     return {"walk": answer(RIGHT, f"{summary}, {len(at_kinks)} of steps at kinks" if at_kinks else summary)}
 
 
