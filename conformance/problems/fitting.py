@@ -29,6 +29,7 @@ from refgrad.protos.traverse import nested
 T = TypeVar("T")
 _LADDER = (1, 8, 16, 32, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 4096, 16000)
 _MOST = 1 << 19  # elements of all feeds together
+_LARGE = 1 << 14  # elements of all feeds of one sample
 _FINITE = 64  # the largest size that is tried to make results finite, once the model runs
 _LENGTH = re.compile(r"(?:.*[_.])?(?:len|lens|length|lengths)\d*", re.IGNORECASE)
 _ENDLESS = "the loop still goes on"  # of a model that other sizes do not end
@@ -112,9 +113,11 @@ def _described(domain: str, inputs: Sequence[Value], feeds: Mapping[str, Any], s
 def _tries(inputs: Sequence[Value], size: int, sizes: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
     """The sizes to try: of the first axes, which count samples, of the others, and of unknown axes between numbers.
 
+    Of large samples there is one: with more, a check takes as many times as long and says the same.
     An axis between numbers counts steps as often as samples: (1, steps, features), or the state (layers, samples, hidden).
     """
-    yield size, size, size
+    sample = sum(_elements(_of_size(value, 1, size, size, sizes, inputs)) for value in inputs)
+    yield 1 if size == SIZE and sample > _LARGE else size, size, size
     dims = [dim for value in inputs if not value.has_default for dim in value.shape or ()]
     if size != SIZE or all(isinstance(dim, int) or dim in sizes for dim in dims):
         return

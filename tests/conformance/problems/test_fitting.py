@@ -80,6 +80,14 @@ def test_an_unknown_axis_of_a_state_counts_samples_if_it_cannot_count_steps() ->
     assert fed(steps)["x"].shape == (1, 4, 3)
 
 
+def test_of_large_samples_one_is_drawn() -> None:
+    image = model_of("(float[N,3,100,100] x) => (float[N,3,100,100] y) { y = Relu(x) }")
+    assert fed(image)["x"].shape == (1, 3, 100, 100)
+    assert fed(image, size=2)["x"].shape == (2, 3, 100, 100)
+    small = model_of("(float[N,3,10,10] x) => (float[N,3,10,10] y) { y = Relu(x) }")
+    assert fed(small)["x"].shape == (4, 3, 10, 10)
+
+
 def test_sizes_that_are_given_are_kept() -> None:
     assert fed(SKIPS, sizes={"H": 16, "W": 24, "N": 2})["x"].shape == (2, 3, 16, 24)
     assert fed(SKIPS, sizes={"H": 16, "W": 16})["x"].shape == (4, 3, 16, 16)
