@@ -128,17 +128,17 @@ def check(subject: Subject, seconds: float) -> dict[str, Answer]:
 
 
 def inputs(subject: Subject, seconds: float) -> dict[str, Answer]:
-    """The gradient by the float inputs alone, with a size of 1 wherever the model leaves it open."""
+    """The gradient by the float inputs alone."""
     return _alone(subject, seconds, "inputs", subject.floats)
 
 
 def weights(subject: Subject, seconds: float) -> dict[str, Answer]:
-    """The gradient by the weights of the last layer alone, with a size of 1 wherever the model leaves it open."""
+    """The gradient by the weights of the last layer alone."""
     return _alone(subject, seconds, "weights", subject.layers[0])
 
 
 def _alone(subject: Subject, seconds: float, kind: str, wrt: Sequence[str]) -> dict[str, Answer]:
-    found, rows = _checked(subject, seconds, "--wrt", names(wrt), "--dim", "1")
+    found, rows = _checked(subject, seconds, "--wrt", names(wrt))
     return {f"{kind} on {executor}": found for executor in EXECUTORS} | _by_executor(subject, rows, kind)
 
 

