@@ -106,7 +106,8 @@ def command(*arguments: str) -> tuple[int, dict[str, Any], str]:
         document = json.loads(done.stdout)
     except ValueError:
         document = {}
-    return done.returncode, document, done.stderr.strip().removeprefix("refgrad: ")
+    lines = [line.removeprefix("refgrad: ") for line in done.stderr.splitlines()]
+    return done.returncode, document, " ".join(line for line in lines if not line.startswith("notice: "))
 
 
 def preflight(subject: Subject, seconds: float) -> dict[str, Answer]:
