@@ -74,8 +74,8 @@ def page(rows: Rows, table: Table) -> str:
         + table(("answer", "models", "what helps"), told)
         + "\n## The answers\n\n"
         + table(("question", "in words", *words), counts)
-        + "\n- Each question has a process of its own, and at most 120 s on 2 cores that other programs used as well. Without an "
-        "answer it is\n  stopped.\n"
+        + "\n- Each question has a process of its own, and at most 120 s on 2 cores that other programs used as well. Without "
+        "an answer it is\n  stopped.\n"
         "- The inputs are random, as `refgrad check` draws them.\n"
         "- ONNX Runtime's forward model knows neither the rules of refgrad nor its interpreter. It computes in float32, so a "
         "difference is\n  right within 2 %. It is undecided if rounding or kinks hide more.\n"
