@@ -412,6 +412,14 @@ def deployed(session: nox.Session) -> None:
     session.run("python", "docs/generate.py")
 
 
+@nox.session(venv_backend="none")
+def gallery(session: nox.Session) -> None:
+    """Trained models that packages ship, and what refgrad says about each (docs/gallery.md): an hour. `-- MODEL`: one."""
+    run = environment(session, "stock", *STOCK)
+    run("python", "benchmarks/gallery.py", *session.posargs)
+    run("python", "docs/generate.py")
+
+
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and reports/benchmarks.md."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import gallery_page
 import kink_pages
 import numpy as np
 import onnx
@@ -607,6 +608,15 @@ def _of_form(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def gallery() -> dict[Path, str]:
+    """Return reports/gallery.md and docs/gallery.md, from the results that `nox -s gallery` wrote."""
+    rows = json.loads((RESULTS / "gallery.json").read_text())
+    return {
+        REPORTS / "gallery.md": gallery_page.report(rows, table),
+        ROOT / "docs" / "gallery.md": gallery_page.page(rows, table),
+    }
+
+
 def special_points() -> dict[Path, str]:
     """Return reports/special_points.md and docs/special_points.md, from the results that `nox -s jets` compares with."""
     found = json.loads((RESULTS / "special_points.json").read_text())
@@ -795,6 +805,7 @@ def generated() -> dict[Path, str]:
         REPORTS / "deployed.md": deployed()[0],
         deployed_page: fill(deployed_page.read_text(), "results", deployed()[1]),
         **models(),
+        **gallery(),
         **mutants(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),

@@ -55,6 +55,7 @@ from refgrad.conformance.problems.point import (
     in_float64,
     inputs_of,
     rounding,
+    with_computed_sizes,
     with_values,
     without,
 )
@@ -322,6 +323,7 @@ def check(
             if "the loop still goes on" not in str(error):
                 raise
             raise FeedError(f"With random feeds {error} Give feeds with which it ends: feeds={{...}}.") from error
+        gradients = {dialect: with_computed_sizes(written, point) for dialect, written in gradients.items()}
         found = _checked(point, gradients, executors, seed, directions, tolerance, seconds, progress or _quietly)
         return found if dialects else _without_skipped(found)
 
@@ -501,7 +503,8 @@ def _on_backend(
         return rows
     if why := undefined(point.model, point.forward, point.wide):
         return [_settled(row, why) for row in rows]
-    if known_deviation := deviation(truth, backend):
+    largest_error = max(row.relative or 0.0 for row in rows if row.verdict == WRONG)
+    if known_deviation := deviation(truth, backend, largest_error):
         why = f"{known_deviation.what}; {known_deviation.reason}"
         return [_settled(row, why) if known_deviation.reason else _noted(row, known_deviation.what) for row in rows]
     return rows

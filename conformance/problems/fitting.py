@@ -29,6 +29,7 @@ from refgrad.protos.traverse import nested
 T = TypeVar("T")
 _LADDER = (1, 8, 16, 32, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 4096, 16000)
 _MOST = 1 << 19  # elements of all feeds together
+_LARGE = 1 << 14  # elements of all feeds of one sample
 _FINITE = 64  # the largest size that is tried to make results finite, once the model runs
 _LENGTH = re.compile(r"(?:.*[_.])?(?:len|lens|length|lengths)\d*", re.IGNORECASE)
 _ENDLESS = "the loop still goes on"  # of a model that other sizes do not end
@@ -71,10 +72,10 @@ def fitting_feeds(
     first: RefgradError | None = None
     some: Fitted[T] | None = None
     tried: list[int] = []
-    for batch, other in _tries(declared, size, sizes or {}):
+    for batch, other, inner in _tries(declared, size, sizes or {}):
         if some is not None and other > _FINITE:
             break
-        shaped = [_of_size(value, batch, other, sizes or {}, declared) for value in declared]
+        shaped = [_of_size(value, batch, other, inner, sizes or {}, declared) for value in declared]
         try:
             for domain in domains:
                 drawn = dict(random_feeds(shaped, seed=seed, domain=domain))
@@ -109,23 +110,42 @@ def _described(domain: str, inputs: Sequence[Value], feeds: Mapping[str, Any], s
     return ", ".join([domain, *(f"{dim}={n}" for dim, n in sizes.items() if n != size and dim.isidentifier())])
 
 
-def _tries(inputs: Sequence[Value], size: int, sizes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """The sizes to try: of the first axes, which count samples, and of the others."""
-    yield size, size
+def _tries(inputs: Sequence[Value], size: int, sizes: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+    """The sizes to try: of the first axes, which count samples, of the others, and of unknown axes between numbers.
+
+    Of large samples there is one: with more, a check takes as many times as long and says the same.
+    An axis between numbers counts steps as often as samples: (1, steps, features), or the state (layers, samples, hidden).
+    """
+    sample = sum(_elements(_of_size(value, 1, size, size, sizes, inputs)) for value in inputs)
+    yield 1 if size == SIZE and sample > _LARGE else size, size, size
     dims = [dim for value in inputs if not value.has_default for dim in value.shape or ()]
     if size != SIZE or all(isinstance(dim, int) or dim in sizes for dim in dims):
         return
-    yield 1, size
-    for other in _LADDER:
-        if sum(_elements(_of_size(value, 1, other, sizes, inputs)) for value in inputs) <= _MOST:
-            yield 1, other
+    has_inner = any(_is_inner(value, axis) for value in inputs for axis in range(len(value.shape or ())))
+    for other in (size, *_LADDER):
+        for inner in (other, 1) if has_inner else (other,):
+            if sum(_elements(_of_size(value, 1, other, inner, sizes, inputs)) for value in inputs) <= _MOST:
+                yield 1, other, inner
 
 
 def _elements(value: Value) -> int:
     return math.prod(dim for dim in value.shape or () if isinstance(dim, int))
 
 
-def _of_size(value: Value, batch: int, other: int, sizes: Mapping[str, int], inputs: Sequence[Value]) -> Value:
+def _is_inner(value: Value, axis: int) -> bool:
+    """True if the axis has no size and no name, and stands between two numbers."""
+    shape = value.shape or ()
+    return (
+        0 < axis < len(shape) - 1
+        and shape[axis] is None
+        and isinstance(shape[axis - 1], int)
+        and isinstance(shape[axis + 1], int)
+    )
+
+
+def _of_size(
+    value: Value, batch: int, other: int, inner: int, sizes: Mapping[str, int], inputs: Sequence[Value]
+) -> Value:
     """The input with numbers for its sizes."""
     if value.shape is None:
         return value
@@ -139,7 +159,11 @@ def _of_size(value: Value, batch: int, other: int, sizes: Mapping[str, int], inp
         if isinstance(dim, str):
             formula = None if dim in sizes else size_of(dim, plain)
             return known[dim] if formula is None else formula
-        return dim if dim is not None else batch if axis == 0 and len(value.shape or ()) > 1 else other
+        if dim is not None:
+            return dim
+        if _is_inner(value, axis):
+            return inner
+        return batch if axis == 0 and len(value.shape or ()) > 1 else other
 
     return replace(value, shape=tuple(number(axis, dim) for axis, dim in enumerate(value.shape)))
 
@@ -192,18 +216,17 @@ class _Meaning:
             return rng.integers(0, min(rows), shape) if rows and min(rows) > 0 else None
         if "mask" in name.lower():
             return np.ones(shape)
-        compared = [self._number(read.inputs[1 - read.input]) for read in reads if read.op_type == "Equal"]
-        known = [number for number in compared if number is not None]
-        return np.full(shape, known[0]) if known and math.prod(shape) == 1 else None
+        compared = [self._constants.get(read.inputs[1 - read.input]) for read in reads if read.op_type == "Equal"]
+        known = [value for value in compared if value is not None and value.size]
+        classes = [value for value in known if value.size > 1]  # of a comparison that makes one-hot vectors
+        if classes:
+            return rng.choice(np.unique(classes[0]), shape)
+        return np.full(shape, known[0].item()) if known and math.prod(shape) == 1 else None
 
     def _rows(self, read: Read) -> int | None:
         """The number of rows of the table that a Gather reads; None if the table is computed."""
         table = self._constants.get(read.inputs[0])
         return len(table) if table is not None and table.ndim else None
-
-    def _number(self, name: str) -> int | None:
-        value = self._constants.get(name)
-        return int(value.item()) if value is not None and value.size == 1 else None
 
     def _length(self, name: str, reads: Sequence[Read], feeds: Mapping[str, Any]) -> int:
         """The length of the sequences whose lengths the input `name` has."""

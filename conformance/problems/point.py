@@ -358,6 +358,30 @@ def with_values(model: ModelProto, feeds: Mapping[str, Any]) -> tuple[ModelProto
     return changed, {name: value for name, value in feeds.items() if name in inputs}
 
 
+def with_computed_sizes(gradient: ModelProto, point: Point) -> ModelProto:
+    """The gradient; a cotangent's size that the model declares, and contradicts at the point, is unknown.
+
+    Exporters write such sizes: an output of 2 elements is declared to have as many as there are samples.
+    """
+    named = point.named_by(gradient)
+    fed = {**named.feeds, **named.cotangents}
+    sizes: dict[str, int] = {}
+    wrong = []
+    for at, value in sorted(enumerate(gradient.graph.input), key=lambda one: one[1].name in named.cotangents):
+        dims = value.type.tensor_type.shape.dim
+        for axis, (dim, size) in enumerate(zip(dims, np.shape(fed.get(value.name, 0)), strict=False)):
+            if size != (sizes.setdefault(dim.dim_param, size) if dim.dim_param else dim.dim_value or size):
+                wrong.append((at, axis))
+    wrong = [(at, axis) for at, axis in wrong if gradient.graph.input[at].name in named.cotangents]
+    if not wrong:
+        return gradient
+    changed = ModelProto()
+    changed.CopyFrom(gradient)
+    for at, axis in wrong:
+        changed.graph.input[at].type.tensor_type.shape.dim[axis].Clear()
+    return changed
+
+
 def by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The gradients in `results` by what they are gradients of."""
     return {name: np.asarray(results[gradient]) for name, gradient in names.items()}

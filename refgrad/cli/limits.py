@@ -56,7 +56,10 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
         data_folder: list[str] | None = None,
         **given: Any,
     ) -> Any:
-        with _within(max_memory, max_seconds, _hanging(command.__name__, given)), _links_into(data_folder):
+        with (
+            _within(max_memory, max_seconds, _less(given) + _hanging(command.__name__, given)),
+            _links_into(data_folder),
+        ):
             return command(**given)
 
     signature = inspect.signature(command, eval_str=True)
@@ -69,12 +72,19 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _within(max_memory: str | None, max_seconds: float | None, hanging: str) -> Iterator[None]:
+def _within(max_memory: str | None, max_seconds: float | None, remedy: str) -> Iterator[None]:
     size = None if max_memory is None else _limit(max_memory)
     if size is not None:
         limit_memory(size)
-    with at_most(size), _for_seconds(max_seconds, hanging):
+    with at_most(size), _for_seconds(max_seconds, remedy):
         yield
+
+
+def _less(given: Mapping[str, Any]) -> str:
+    """The ways to ask a command for less, each with its option."""
+    options = {"dim": "small random inputs (--dim 1)", "wrt": "some gradients (--wrt NAMES)"}
+    known = ", ".join(text for name, text in options.items() if name in given)
+    return f"{known} or a part of the model." if known else "a part of the model."
 
 
 def _hanging(command: str, given: Mapping[str, Any]) -> str:
@@ -105,17 +115,14 @@ def _links_into(folders: list[str] | None) -> Iterator[None]:
 
 
 @contextmanager
-def _for_seconds(seconds: float | None, hanging: str) -> Iterator[None]:
+def _for_seconds(seconds: float | None, remedy: str) -> Iterator[None]:
     """Raise `OutOfTime` where this is still going on after so many seconds."""
     if seconds is None:
         yield
         return
     if not hasattr(signal, "setitimer"):
         raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
-    said = (
-        f"This did not finish within --max-seconds {seconds:g}. Give it more time, or ask for less, "
-        f"such as a part of the model.{hanging}"
-    )
+    said = f"This did not finish within --max-seconds {seconds:g}. Give it more time, or ask for less, such as {remedy}"
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise OutOfTime(said)

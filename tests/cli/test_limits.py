@@ -240,6 +240,8 @@ def test_a_loop_without_end_ends(tmp_path, program):
     done = _command(program, "check" if program else "run", str(tmp_path / "m.onnx"), "--max-seconds", "1")
     assert done.returncode == 2
     assert "refgrad: This did not finish within --max-seconds 1. Give it more time" in done.stderr
+    less = "small random inputs (--dim 1), some gradients (--wrt NAMES) or a part of the model."
+    assert ("such as " + (less if program else "small random inputs (--dim 1) or a part of the model.")) in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -141,6 +141,39 @@ def test_a_fault_of_a_backend_that_is_known_is_not_held_against_the_gradient():
     assert "aligns corners by the rounded length" in row[1]
 
 
+def test_a_size_that_the_model_declares_and_does_not_compute_is_unknown():
+    """As an exporter writes it: the output has 2 elements for a sample, and is declared to have one for each sample."""
+    squeezed = model(
+        "<float[3, 2] w = {0.1, 0.2, -0.3, 0.4, 0.5, 0.6}> { a = MatMul(x, w)  b = Squeeze(a)  y = Tanh(b) }",
+        outputs="float[N] y",
+    )
+    found = check(squeezed, {"x": np.float32([[1, 2, 3]])}, backends=["numpy"])
+    assert verdicts(found) == {"right"}
+
+
+def test_an_imprecise_kernel_that_is_known_is_not_held_against_the_gradient(monkeypatch):
+    """ONNX Runtime's Sigmoid is off by 4e-8, so the gradient of a classifier that is sure of its answer is off too."""
+    pytest.importorskip("onnxruntime")
+    from refgrad.backends.onnxruntime import _Session
+
+    sure = model("{ a = Add(x, b)  y = Sigmoid(a) }", "float[4] x, float[4] b", "float[4] y")
+    feeds = {"x": np.float32([0.1, -0.2, 0.6, 0.3]), "b": np.float32([-10, -10, -10, -10])}
+    found = check(sure, feeds, wrt=["x"], backends=["ort-cpu"])
+    assert found.ok
+    [row] = {(r.verdict, r.note) for r in found.rows if r.backend == "ort-cpu" and r.dialect == "onnx"}
+    assert row[0] == "undecided"
+    assert "known of it: Sigmoid is off by 4e-8" in row[1]
+
+    run = _Session.run
+
+    def off(self, feeds, outputs=None):
+        results = run(self, feeds, outputs)
+        return {name: value * np.float32(1.01) if name == "x_grad" else value for name, value in results.items()}
+
+    monkeypatch.setattr(_Session, "run", off)
+    assert verdicts(check(sure, feeds, wrt=["x"], backends=["ort-cpu"]), "float64") == {"wrong"}
+
+
 @pytest.mark.parametrize(
     ("body", "inputs", "feeds", "message"),
     [

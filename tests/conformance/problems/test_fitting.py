@@ -55,6 +55,13 @@ FORMULA = model_of(
 )
 FORMULA.graph.initializer.append(numpy_helper.from_array(np.array([2]), "axes"))
 
+STATE = model_of(
+    """(float[?,?] x, float[2,?,3] state) => (float[3,?,3] y) {
+    a = MatMul(x, w) b = Unsqueeze(a, first) y = Concat<axis=0>(b, state) }""",
+    w=(8, 3),
+)
+STATE.graph.initializer.append(numpy_helper.from_array(np.array([0]), "first"))
+
 
 @pytest.mark.parametrize(
     ("model", "shape"), [(SKIPS, (1, 3, 8, 8)), (WINDOWS, (1, 3, 32, 32)), (RESHAPE, (1, 8)), (FORMULA, (4, 4, 2))]
@@ -65,6 +72,20 @@ def test_sizes_are_tried_until_the_model_runs(model: ModelProto, shape: tuple[in
     assert check(model, backends=["numpy"], dialects=["onnx"]).ok
     assert walk(model).steps
     assert nonfinite(model).ok
+
+
+def test_an_unknown_axis_of_a_state_counts_samples_if_it_cannot_count_steps() -> None:
+    assert {name: array.shape for name, array in fed(STATE).items()} == {"x": (1, 8), "state": (2, 1, 3)}
+    steps = model_of("(float[1,?,3] x) => (float[1,?,3] y) { y = Relu(x) }")
+    assert fed(steps)["x"].shape == (1, 4, 3)
+
+
+def test_of_large_samples_one_is_drawn() -> None:
+    image = model_of("(float[N,3,100,100] x) => (float[N,3,100,100] y) { y = Relu(x) }")
+    assert fed(image)["x"].shape == (1, 3, 100, 100)
+    assert fed(image, size=2)["x"].shape == (2, 3, 100, 100)
+    small = model_of("(float[N,3,10,10] x) => (float[N,3,10,10] y) { y = Relu(x) }")
+    assert fed(small)["x"].shape == (4, 3, 10, 10)
 
 
 def test_sizes_that_are_given_are_kept() -> None:
@@ -106,11 +127,16 @@ def test_a_model_that_runs_at_no_size_says_what_to_give() -> None:
             lambda feeds: feeds["rate"] == 16000,
         ),
         (
+            model_of("""(int64[N,T] bytes) => (float[N,T,5] y) <int64[1] last = {-1}, int64[5] all = {0, 1, 2, 3, 4}> {
+            u = Unsqueeze(bytes, last) c = Equal(u, all) y = Cast<to=1>(c) }"""),
+            lambda feeds: set(feeds["bytes"].ravel().tolist()) >= {2, 3, 4},
+        ),
+        (
             model_of("(float[N] x, int64[N] labels) => (float[N] y) { m = Cast<to=1>(labels) y = Mul(x, m) }"),
             lambda feeds: set(feeds["labels"].tolist()) <= {0, 1},
         ),
     ],
-    ids=["ids", "positions", "mask", "lengths", "rate", "others"],
+    ids=["ids", "positions", "mask", "lengths", "rate", "classes", "others"],
 )  # fmt: skip
 def test_integers_are_what_the_model_takes_them_for(model: ModelProto, expected: Any) -> None:
     feeds = fed(model)
