@@ -46,7 +46,8 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
     >>> in_the_shell("refgrad.select_model_inputs_outputs(model, ['h']) makes it an output.", {})
     'refgrad cut MODEL --outputs h -o PART.onnx makes it an output.'
     """
-    message = _CUT.sub(_as_cut, message)
+    for call in reversed(list(_outside_quotes(_CUT, message))):
+        message = message[: call.start()] + _as_cut(call) + message[call.end() :]
     own = {name: flag for name, flag in flags.items() if flag.startswith("--") and name not in _OTHERWISE}
     known = set(flags.values())
     named = own | {name: flag for name, options in _OTHERWISE.items() for flag in options[::-1] if flag in known}
@@ -70,7 +71,10 @@ def in_the_shell(message: str, flags: Mapping[str, str]) -> str:
 
 def _as_cut(call: re.Match[str]) -> str:
     """The command line that does what this call does."""
-    chosen = [ast.literal_eval(text or "None") for text in call.groups()]
+    try:
+        chosen = [ast.literal_eval(text or "None") for text in call.groups()]
+    except (ValueError, SyntaxError):  # it is no list of names
+        return call[0]
     options = [
         f" {flag} {_words(value)}" for flag, value in zip(("--outputs", "--inputs"), chosen, strict=True) if value
     ]

@@ -15,6 +15,9 @@ KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 FLOAT_DTYPES = frozenset(map(helper.tensor_dtype_to_np_dtype, FLOATS))
 _FORMULA = re.compile(r"(?=.*[^\W\d])(?=.*[-+*/(])[\w\s.,()*/%^+-]+")  # such as "2*N + 1", "floor(N/2)"
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
+SIZE_OF = (
+    "refgrad_size_"  # begins the name that a body gives to a size without a name, which no dimension of a model has
+)
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 Type = tuple[int, int | None]  # an element type, 0 where it is unknown, and a rank

@@ -21,7 +21,7 @@ from refgrad.model.graph import Graph, Node, needed_nodes
 from refgrad.model.inlining.kept import Functions
 from refgrad.model.normalise import normalise
 from refgrad.protos.traverse import captured, graphs, names_of, nested, subgraphs
-from refgrad.protos.types import Dim, is_unnamed, type_of, unname
+from refgrad.protos.types import SIZE_OF, Dim, is_unnamed, type_of, unname
 from refgrad.reverse.edits import edited
 from refgrad.reverse.path import ControlFlowRules, Path, complete_path
 from refgrad.reverse.sweep import Sweep
@@ -356,5 +356,5 @@ def formal(declared: ValueInfoProto, given: TypeProto | None) -> ValueInfoProto:
 
 def _named(dim: Dim, name: str, axis: int) -> Dim:
     if dim is None:
-        return f"size_{name}_{axis}"
-    return f"size_{dim}" if is_unnamed(dim) else dim
+        return f"{SIZE_OF}{name}_{axis}"
+    return f"{SIZE_OF}{dim}" if is_unnamed(dim) else dim

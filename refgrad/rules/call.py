@@ -16,7 +16,7 @@ from onnx import FunctionProto, TypeProto, ValueInfoProto, helper
 from refgrad.builder.op import Emitter
 from refgrad.model.graph import Graph, Node
 from refgrad.protos.traverse import names_of
-from refgrad.protos.types import Dim, Shape, unname
+from refgrad.protos.types import SIZE_OF, Dim, Shape, unname
 from refgrad.reverse.bodies import Body, known_integers
 from refgrad.reverse.path import ControlFlowRules
 from refgrad.tables.registry import ControlFlowRule, Route, VaryingValues, control_flow_rule
@@ -63,7 +63,7 @@ class _Arguments:
 
     def _named(self, size: Dim) -> str:
         known = (name for name, here in self.sizes.items() if here == size and size is not None)
-        name = next(known, f"size_{len(self.sizes)}")
+        name = next(known, f"{SIZE_OF}{len(self.sizes)}")
         self.sizes[name] = size
         return name
 

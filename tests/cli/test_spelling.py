@@ -61,6 +61,28 @@ def test_the_same_refusal_in_both(tmp_path, capsys):
     assert "=" not in said
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("use refgrad.select_model_inputs_outputs.", "use refgrad cut."),
+        (
+            "refgrad.select_model_inputs_outputs(model, None, ['a b', \"c'd\"], keep_inputs=True) makes",
+            "refgrad cut MODEL --inputs 'a b,c'\"'\"'d' -o PART.onnx makes",
+        ),
+        (
+            "'refgrad.select_model_inputs_outputs(model, [a b])' is",
+            "'refgrad.select_model_inputs_outputs(model, [a b])' is",
+        ),
+        (
+            "'refgrad.select_model_inputs_outputs(model, [f()])' is",
+            "'refgrad.select_model_inputs_outputs(model, [f()])' is",
+        ),
+    ],
+)
+def test_a_selection_is_the_command_cut_except_in_a_name(message, expected):
+    assert in_the_shell(message, {}) == expected
+
+
 OWN = ("refgrad/cli/", "refgrad/teaching/", "conformance/tools/", "conformance/reports/", "refgrad/tables/plugins.py")
 
 

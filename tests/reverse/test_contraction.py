@@ -257,3 +257,70 @@ def test_a_loop_that_its_condition_ends() -> None:
         shapes = {"X": (5, count, 2), "h": (count, 3), "W": (2, 3), "R": (3, 3), "b": (3,)}
         feeds = {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
         assert_gradient(Case("a condition", model, feeds, tuple(shapes)))
+
+
+HEAD = '<ir_version: 10, opset_import: ["": 21]> g '
+SCAN_SUM = (
+    "q = Scan<num_scan_inputs = 1, body = p (float[2] xj) => (float[2] r) "
+    "{ k = MatMul(xj, w) k1 = Add(k, b) r = Tanh(k1) }>"
+)
+READ_TWICE = {
+    # the same value as weight and as C, or as the other factor; the scanned tensor as weight; a state that a Scan within reads
+    "Gemm(a, w, w)": (
+        '(float[2,2] s, float[2,2] w, int64 n) => (float[2,2] y) { y = Loop(n, "", s)<body = q (int64 i, bool c, float[2,2] a) '
+        "=> (bool d, float[2,2] e) { d = Identity(c) g = Gemm(a, w, w) e = Tanh(g) }> }"
+    ),
+    "Gemm(w, a, w)": (
+        '(float[2,2] s, float[2,2] w, int64 n) => (float[2,2] y) { y = Loop(n, "", s)<body = q (int64 i, bool c, float[2,2] a) '
+        "=> (bool d, float[2,2] e) { d = Identity(c) g = Gemm<transA = 1>(w, a, w) e = Tanh(g) }> }"
+    ),
+    "Gemm with a row as weight and C": (
+        "(float[3,3,1] x, float[1,2] w) => (float[3,3,2] y) { y = Scan<num_scan_inputs = 1, body = q (float[3,1] a) => "
+        "(float[3,2] e) { g = Gemm(a, w, w) e = Tanh(g) }>(x) }"
+    ),
+    "the scanned tensor is the weight": (
+        "(float[3,2] x) => (float[3,3] y) { y = Scan<num_scan_inputs = 1, body = q (float[2] xi) => (float[3] r) "
+        "{ xt = Transpose(x) r = MatMul(xi, xt) }>(x) }"
+    ),
+    "a Scan in a Loop": (
+        '(float[3,2] s, float[2,2] w, float[2] b, int64 n) => (float[3,2] y) { y = Loop(n, "", s)<body = o (int64 i, bool c, '
+        f"float[3,2] a) => (bool d, float[3,2] e) {{ d = Identity(c) {SCAN_SUM}(a) t = MatMul(a, w) "
+        "u = Add(t, q) e = Tanh(u) }> }"
+    ),
+    "a Scan over a computed value in a Loop": (
+        '(float[3,2] s, float[2,2] w, float[2] b, int64 n) => (float[3,2] y) { y = Loop(n, "", s)<body = o (int64 i, bool c, '
+        f"float[3,2] a) => (bool d, float[3,2] e) {{ d = Identity(c) v = Sin(a) {SCAN_SUM}(v) m = Mul(q, v) e = Tanh(m) }}> }}"
+    ),
+    "a size that a body names": (
+        "(float[3,A,2] x, float[size_xi_0,2] f, float[2,2] w) => (float[3,B,2] z, float[3,A,2] y) { z = Mul(x, f) "
+        "y = Scan<num_scan_inputs = 1, body = q (float[C,2] xi) => (float[C,2] r) { r = MatMul(xi, w) }>(x) }"
+    ),
+    "a state's size that a body names": (
+        '(float[A,2] s, float[size_a_0,2] f, int64 n) => (float[A,2] y) { y = Loop(n, "", s)<body = q (int64 i, bool c, '
+        "float[?,2] a) => (bool d, float[?,2] e) { d = Identity(c) t = Mul(a, f) zero = Constant<value_ints = [0]>() "
+        "u = ReduceSum<keepdims = 1>(t, zero) e = Tanh(u) }> }"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_TWICE)
+def test_values_that_are_read_in_two_ways(name: str) -> None:
+    model = onnx.parser.parse_model(HEAD + READ_TWICE[name])
+    rng = np.random.default_rng(6)
+    sizes = {"A": 1, "size_xi_0": 4, "size_a_0": 4}
+    feeds = {}
+    for value in model.graph.input:
+        shape = [d.dim_value or sizes[d.dim_param] for d in value.type.tensor_type.shape.dim]
+        feeds[value.name] = np.asarray(rng.normal(size=shape) * 0.5, np.float32)
+    feeds |= {"n": np.array(3)} if "n" in feeds else {}
+    wrt = tuple(name for name in feeds if name != "n")
+    assert_gradient(Case(name, model, feeds, wrt))
+
+
+def test_a_scanned_tensor_keeps_its_shape() -> None:
+    """Its gradient outside of the Scan is summed along the axes that are known, not at run time."""
+    model = onnx.parser.parse_model(
+        HEAD + "(float[3,1,2] x, float[3,4,2] f, float[2,2] w) => (float[3,4,2] z, float[3,1,2] y) { z = Mul(x, f) "
+        "y = Scan<num_scan_inputs = 1, body = q (float[1,2] xi) => (float[1,2] r) { r = MatMul(xi, w) }>(x) }"
+    )
+    assert not {"Equal", "NonZero"} & {node.op_type for node in refgrad.gradient(model).graph.node}

@@ -144,7 +144,7 @@ class _Search:
         """The contributions to the weight of a product, and to the biases that are added to it."""
         for place, name in enumerate(node.inputs[:2]):
             target, other = self._targets.get(name), node.inputs[1 - place]
-            if target is None or len(self._op.static(target.name) or ()) != 2:
+            if target is None or len(self._op.static(target.name) or ()) != 2 or node.inputs.count(name) != 1:
                 continue
             result = node.outputs[0]
             if other not in changing or not (self._is_stackable(other) and self._is_stackable(result)):

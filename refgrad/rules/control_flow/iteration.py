@@ -13,7 +13,7 @@ from refgrad.builder.op import Emitter
 from refgrad.builder.values import tensor_type
 from refgrad.errors import InvalidModelError
 from refgrad.model.graph import Graph, Node
-from refgrad.protos.types import Dim, held_by, is_container, is_unnamed, type_of
+from refgrad.protos.types import SIZE_OF, Dim, held_by, is_container, is_unnamed, type_of
 from refgrad.reverse.bodies import Body, Swept
 from refgrad.reverse.path import ControlFlowRules, Path
 from refgrad.rules.control_flow.contraction import Contractions
@@ -274,7 +274,12 @@ class Iteration(ControlFlowRule):
         inner = swept.op.shape(slices.inner) or ()
         if axis:
             stack = op.Transpose(stack, perm=[axis, *(k for k in range(len(inner) + 1) if k != axis)])
-        return op.values.record(stack, swept.op.type(slices.inner), (None, *inner))
+        if stack == slices.outer:
+            if op.shape(stack) is not None:
+                return stack
+            stack = op.Identity(stack)
+        sizes = (dim if isinstance(dim, int) else None for dim in inner)  # the names of others hold in the body alone
+        return op.values.record(stack, swept.op.type(slices.inner), (None, *sizes))
 
     def whole(self, op: Emitter, stacked: str, element: Slices, count: str) -> str:
         """The cotangent of the sliced tensor, from the cotangents of the slices; `count` is the number of steps."""
@@ -410,7 +415,7 @@ def _size(name: str, axis: int, before: Dim, after: Dim) -> Dim:
     """
     if before is None or before == after or is_unnamed(after):
         return before
-    return None if isinstance(before, int) and isinstance(after, int) else f"size_{name}_{axis}"
+    return None if isinstance(before, int) and isinstance(after, int) else f"{SIZE_OF}{name}_{axis}"
 
 
 def name_outputs(op: Emitter, node: Node, count: int) -> None:
