@@ -19,7 +19,7 @@ QUESTIONS = {  # the answers of a row: the question in words
     "inputs against ONNX Runtime": "the inputs, against differences of ONNX Runtime's forward model",
     "weights against ONNX Runtime": "the weights, against differences of ONNX Runtime's forward model",
     "walk": "does each step of `refgrad walk` agree with its finite difference?",
-    "cost": "is the peak of memory that `refgrad.cost` predicts the measured one, within 10 %?",
+    "cost": "is the predicted peak of memory (`refgrad.cost`) within 10 % of the measured one?",
     "train": "does the loss fall when the last layer alone is trained?",
     "saliency": "is the saliency map the same on both executors?",
 }
@@ -78,8 +78,8 @@ def page(rows: Rows, table: Table) -> str:
         "an answer it is\n  stopped.\n"
         "- The inputs are random, as `refgrad check` draws them.\n"
         "- ONNX Runtime's forward model knows neither the rules of refgrad nor its interpreter. It computes in float32, so a "
-        "difference is\n  right within 2 %. It is undecided if rounding or kinks hide more.\n"
-        "- zero: the gradient is 0 at these inputs, such as a classifier's that is sure of its answer.\n\n"
+        "gradient\n  counts as right within 2 % of the difference. It is undecided if rounding or kinks hide more than that.\n"
+        "- zero: the gradient is 0 at these inputs, as for a classifier that is sure of its answer.\n\n"
         "[The report](../reports/gallery.md) has every answer with its reason. `benchmarks/gallery.toml` has the packages, and "
         "`benchmarks/gallery_questions.py`\nthe questions. Nothing of a package is in this repository.\n\n## The models\n\n"
         "A cell has one answer, or two: of the interpreter and of ONNX Runtime, or by the inputs and by the weights. – does "

@@ -668,7 +668,7 @@ def _said(reduced: Reduced, system: str) -> str:
     if reduced.failure.disputed:
         return f"{system} and {_other(reduced)} compute different results. Rounding does not explain the difference."
     return (
-        f"{system} computes another result than the formula of the operator in ONNX's specification gives in double precision. "
+        f"{system} differs from the formula of the operator in ONNX's specification, computed in double. "
         "Rounding does not explain the difference."
     )
 

@@ -144,7 +144,9 @@ class Work:
         bad = ~np.isfinite(theirs.astype(np.float64)) & ~open_
         if bad.any():
             first = tuple(map(int, np.argwhere(bad)[0]))
-            said = f"{np.count_nonzero(bad)} of {counted(bad.size, 'element')} are not finite, and are in double"
+            said = (
+                f"{np.count_nonzero(bad)} of {counted(bad.size, 'element')} are not finite; in double they are finite"
+            )
             return Seen(WRONG, f"{said}; {list(first)} is {theirs[first]} instead of {due[first]:.6g}")
         seen = self._judged(np.where(open_, 0, theirs), np.where(open_, 0.0, due), match, open_)
         if open_.any():
@@ -260,7 +262,9 @@ class Work:
         if verdicts == {CONVENTION}:
             return Seen(UNDECIDED, f"{said}; the point is at a kink", *numbers)
         if computed := self.matched.computed:
-            why = f"the exporter may have computed {choices(computed, 3)} from weights, which then get no gradient here"
+            why = (
+                f"the exporter may have computed {choices(computed, 3)} from weights, which then have no gradient here"
+            )
             return Seen(UNDECIDED, f"{said}; {why}", *numbers)
         return Seen(WRONG, said, *numbers, self._cause(wide, due, match))
 

@@ -44,7 +44,7 @@ def show(found: Check, console: Console, verbose: bool = False) -> None:
     _print(console, compared(found))
     if found.ok and found.unsettled:
         named = abridged(found.unsettled, None if verbose else _NAMES)
-        _print(console, f"Finite differences could not decide {named}: give other --feeds, or --random-weights.")
+        _print(console, f"Finite differences could not decide {named}: give other --feeds.")
     if not verbose:
         _print(console, "Every gradient by itself: --verbose.")
 

@@ -35,7 +35,7 @@ def choice(
     """A Typer option whose value is one of a few names, which its help lists and the shell completes.
 
     :param known: the names, or a function that returns them. They are read when they are needed: plug-ins add to them.
-    :param several: the option takes several names, with commas or repeated.
+    :param several: the option takes several names, separated by commas or repeated.
     :param others: what else the option takes, such as "package.module:Class". The command then checks the value itself.
     :param hint: how to add a name, for the message about an unknown one.
     """

@@ -74,7 +74,7 @@ Dtype = Annotated[
     choice(
         sources.DTYPES,
         several=True,
-        help="Float types, with commas or repeated.",
+        help="Float types, separated by commas. May be repeated.",
         show_default="the type of each case",
     ),
 ]
@@ -126,7 +126,7 @@ def run(
             several=True,
             others="package.module:function",
             metavar="NAMES",
-            help="Gradient builders, with commas or repeated.",
+            help="Gradient builders, separated by commas. May be repeated.",
             show_default=",".join(Plan.builders),
         ),
     ] = None,
@@ -138,7 +138,7 @@ def run(
             several=True,
             others="package.module:Class",
             metavar="NAMES",
-            help="Executors, with commas or repeated.",
+            help="Executors, separated by commas. May be repeated.",
             show_default=",".join(Plan.executors),
         ),
     ] = None,
@@ -156,7 +156,7 @@ def run(
             oracles,
             several=True,
             metavar="NAMES",
-            help="Oracles, each an independent way to know a gradient, with commas or repeated.",
+            help="Oracles, each an independent way to know a gradient, separated by commas. May be repeated.",
             show_default=",".join(ORACLES),
         ),
     ] = None,
@@ -200,7 +200,7 @@ def run(
     """Run the suite: build gradients, run them, and judge the results.
 
     The exit code is 1 if a fault is not in --limitations, an entry of --limitations no longer holds, or every case is
-    undecided. It is also 1 if an oracle computes other outputs of an operator than refgrad's interpreter.
+    undecided. It is also 1 if an oracle and refgrad's interpreter compute different outputs of an operator.
     """
     plan = Plan(
         _listed(builder, "--builder", "builder") or Plan.builders,

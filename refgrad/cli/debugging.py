@@ -93,7 +93,8 @@ def compare(
 ) -> None:
     """Compare two gradients of MODEL, and find the node at fault. Gives a verdict for every tensor.
 
-    To prove that an executor computes a node wrongly, it gives the node the right values, and shows how far the error falls.
+    To prove that an executor computes a node wrongly, the command gives the node the right values, and shows how far the
+    error falls.
 
     With --case, it compares the gradients of a case of the conformance suite.
 

@@ -68,7 +68,8 @@ def grad(
             "--memory",
             "--recompute-within",
             metavar="BUDGET",
-            help="Recompute as little as this memory budget allows: '2 GiB', or '2 GiB for N=32' if the size N is symbolic. "
+            help="Recompute values to stay within this memory budget, and no more: '2 GiB', or '2 GiB for N=32' if the size N "
+            "is symbolic. "
             "Weights and feeds are not counted.",
         ),
     ] = None,
@@ -194,9 +195,9 @@ def cut(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Write a part of MODEL: from other inputs, to other outputs.
+    """Write the part of MODEL between the values that you name.
 
-    Every other command then takes this part, for example the floats behind token ids.
+    The other commands take this part as a model, for example to begin at embeddings instead of token ids.
     """
     with Bar("cutting"):
         made = refgrad.select_model_inputs_outputs(model, names(outputs), names(inputs), keep_inputs=True)

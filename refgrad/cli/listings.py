@@ -40,8 +40,8 @@ def preflight(
     """List the operators of MODEL, and how each is differentiated.
 
     Each has a rule, a derivative of zero, or a reason for refusal. Below the table are notices about gradients that are right
-    but useless, with a remedy. Some are 0 for every input. Others are blocked by rounding, and only the scales of a
-    quantization let a part through.
+    but useless, with a remedy. Some are 0 for every input. Rounding blocks others, except for what flows
+    through the scales of a quantization.
 
     The exit code is 2 if an operator is refused.
     """

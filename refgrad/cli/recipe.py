@@ -148,8 +148,8 @@ def rank_weights(
 ) -> None:
     """Rank the weights by their effect on a loss. Give -o to write a model that computes the numbers, or --feeds to print them.
 
-    Each weight has two numbers. norm is the norm of its gradient. effect is the mean of |weight * gradient|, which is about how
-    much the loss changes if one element is set to 0.
+    Each weight has two numbers. norm is the norm of its gradient. effect is the mean of |weight * gradient|, roughly the
+    change of the loss if one element is set to 0.
     """
     if output is not None and feeds is not None:
         raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")

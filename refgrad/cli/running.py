@@ -142,7 +142,7 @@ def check(
             several=True,
             others="package.module:Class",
             metavar="NAMES",
-            help="Executors, with commas or repeated.",
+            help="Executors, separated by commas. May be repeated.",
             show_default="every available one",
         ),
     ] = None,
@@ -151,7 +151,7 @@ def check(
         choice(
             DIALECTS,
             several=True,
-            help="Dialects of the gradient, with commas or repeated.",
+            help="Dialects of the gradient, separated by commas. May be repeated.",
             show_default="all that the executor has kernels for",
         ),
     ] = None,
@@ -174,7 +174,7 @@ def check(
         int | None,
         number(
             "random_weights",
-            help="First replace each weight whose elements are all equal by random numbers. N is their seed.",
+            help="First give random values to each weight whose elements are all equal. N is their seed.",
         ),
     ] = None,
     output: Reports = None,

@@ -59,7 +59,7 @@ _Trainable = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Weights to train: names, or patterns such as 'head.*', with commas or repeated.",
+        help="Weights to train: names, or patterns such as 'head.*', separated by commas. May be repeated.",
         show_default="every parameter that `refgrad weights` lists",
     ),
 ]

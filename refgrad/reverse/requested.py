@@ -54,7 +54,7 @@ def _floats_before(graph: Graph) -> str:
         return " It computes no float from which they come."
     name = next(iter(found))
     return (
-        f" They are computed from {choices(found, limit=_FEW)}: make an output of it, with "
+        f" They are computed from {choices(found, limit=_FEW)}. Make one of these an output, with "
         f"refgrad.select_model_inputs_outputs(model, [{name!r}])."
     )
 

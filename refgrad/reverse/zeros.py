@@ -99,9 +99,9 @@ def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection
     if not before and behind:
         name = next(iter(behind))
         return (
-            f"Differentiate by {choices(behind, limit=_FEW)}, which the model computes behind "
-            f"{'it' if len(nodes) == 1 else 'them'}: refgrad.select_model_inputs_outputs(model, None, [{name!r}], "
-            "keep_inputs=True) makes an input of it."
+            f"Differentiate by {choices(behind, limit=_FEW)}, which the model computes from "
+            f"{'its result' if len(nodes) == 1 else 'their results'}: "
+            f"refgrad.select_model_inputs_outputs(model, None, [{name!r}], keep_inputs=True) makes an input of it."
         )
     if not before:
         return _OTHERS

@@ -88,7 +88,10 @@ class Arrays(Data):
         count = len(self)
         held = round(count * part)
         if not 0 < held < count:
-            raise FeedError(f"A part {part:g} of {count} samples leaves one side empty. Choose it between 0 and 1.")
+            raise FeedError(
+                f"A part {part:g} of {count} samples leaves none for training or none for validation. "
+                "Choose another part between 0 and 1."
+            )
         order = np.random.default_rng(seed).permutation(count)
         made = []
         for chosen in (np.sort(order[held:]), np.sort(order[:held])):

@@ -74,7 +74,7 @@ def _positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
     if classes is None:
         if array.dtype.kind not in "iu":
             raise FeedError(
-                f"The label has classes by position, and y is an array of {array.dtype}. Give the classes too."
+                f"The label is the position of a class, but y is an array of {array.dtype}. Give the classes too."
             )
         return array
     known = np.asarray(classes)

@@ -207,7 +207,7 @@ def _of_classes(
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
     maker = next((node.op_type for node in reversed(makers_of(made, compared))), "")
     if loss == "cross_entropy":
-        refuse_no_logits(made, compared, shape)
+        refuse_no_logits(source, compared, shape)  # `made` may have other names
     else:
         check_probabilities(made, compared, loss)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)

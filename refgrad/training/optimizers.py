@@ -123,7 +123,9 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dampening and (self.rate_in_velocity or self.nesterov or not self.momentum):
-            raise OptionError("dampening needs momentum, and neither nesterov nor rate_in_velocity. Leave it at 0.")
+            raise OptionError(
+                "dampening works only with momentum, and without nesterov and rate_in_velocity. Leave it at 0."
+            )
         if self.nesterov and not self.momentum:
             raise OptionError("nesterov needs a momentum above 0.")
 

@@ -43,7 +43,7 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise OptionError(f"unit={self.unit!r} of {type(self).__name__}; there are {choices(UNITS)}.")
+            raise OptionError(f"{type(self).__name__} has no unit={self.unit!r}. There are {choices(UNITS)}.")
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name in _RANGED:

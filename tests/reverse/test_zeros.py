@@ -307,5 +307,7 @@ def test_the_floats_behind_token_ids_and_before_an_index_are_named() -> None:
         refgrad.gradient(tokens, wrt=["one"])
     with pytest.raises(UnknownNameError, match=r"'rows' is not a float input .* \['rows'\], keep_inputs=True\) makes"):
         recipes.saliency(ids, wrt="rows")
-    with pytest.raises(UnknownNameError, match=r"computed from 's': .*select_model_inputs_outputs\(model, \['s'\]\)"):
+    with pytest.raises(
+        UnknownNameError, match=r"computed from 's'\. Make .*select_model_inputs_outputs\(model, \['s'\]\)"
+    ):
         refgrad.gradient(label)

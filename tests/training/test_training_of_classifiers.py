@@ -134,6 +134,18 @@ def test_probabilities_are_no_logits(kind: str) -> None:
         step_model(model, "cross_entropy")
 
 
+@pytest.mark.parametrize("opset", [11, 13])
+def test_the_logits_are_named_as_in_the_model(opset: int) -> None:
+    """Before opset 13 Softmax is written anew where the number of axes is not known, with other names."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 7, opset_import: ["": {opset}]> net (float[N, 4] x, int64[R] s) => (float[N, 2] prob)
+        <float[4,2] w = {{1, 0, -1, 2, 1, 0, 1, 1}}>
+        {{ a = Reshape(x, s)  z = MatMul(a, w)  prob = Softmax<axis = 1>(z) }}"""
+    )
+    with pytest.raises(OptionError, match=r"cut the model at the logits, 'z' \("):
+        step_model(model, "cross_entropy")
+
+
 def test_maps_are_left_out_and_the_only_output_of_floats_is_taken() -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

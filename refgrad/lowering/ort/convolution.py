@@ -24,7 +24,8 @@ def conv_grad(
     """
     if op.type(dY) not in SINGLE or 0 in (op.shape(X) or ()):
         return None
-    if attributes["group"] not in (None, 1) and _IMAGES not in map(op.rank, (X, dY, W)):
+    is_image = _IMAGES in map(op.rank, (X, dY, W)) or len(attributes["kernel_shape"] or ()) == _IMAGES - 2
+    if attributes["group"] not in (None, 1) and not is_image:
         return None
     if auto_pad in SAME:
         kernel = attributes["kernel_shape"] or spatial(op, W)
