@@ -14,7 +14,7 @@ OUT_OF_MEMORY = "out of memory"
 
 VERDICTS = {
     RIGHT: "rounding explains the difference from the true gradient",
-    WRONG: "the difference from the true gradient is larger than rounding explains, or it is no gradient at all",
+    WRONG: "the difference from the true gradient is larger than rounding explains, or the result is no gradient at all",
     CONVENTION: "there is no derivative at this point, which is a kink, and the answer is a valid choice",
     UNDECIDED: "nobody can say: rounding or the range of the type hides the answer, the oracles disagree, or none applies",
     REFUSED: "the builder says that it does not make this gradient",
