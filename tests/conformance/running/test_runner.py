@@ -227,6 +227,8 @@ def test_an_interruption_while_a_verdict_is_kept_ends_the_workers_at_once():
     with pytest.raises(KeyboardInterrupt) as caught:
         run_suite([relu()], Plan(("refgrad",)), lanes=2, progress=interrupt)
     assert caught.tb is not None  # it is still held
+    for thread in set(threading.enumerate()) - before:  # a timer that was cancelled needs a moment to end
+        thread.join(10)
     assert set(threading.enumerate()) <= before
 
 
