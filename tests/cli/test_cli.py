@@ -187,7 +187,7 @@ def test_a_special_file_is_not_replaced():
     assert not Path(os.devnull).is_file()
 
 
-@pytest.mark.parametrize("command", ["grad", "lower", "expand"])
+@pytest.mark.parametrize("command", ["grad", "lower", "expand", "cut"])
 @pytest.mark.parametrize("output", [".", "/", ".."])
 def test_a_folder_is_no_result(command, output, regression, capsys):
     assert main([command, str(regression), "-o", output]) == 2

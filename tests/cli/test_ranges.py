@@ -90,7 +90,7 @@ NEEDED = {
     "conformance export": ("out",),
     "recipe sensitivity": ("m.onnx", "-o", "out.onnx"),
 }
-WRITES = ("grad", "jvp", "hvp", "jacobian", "hessian", "lower", "expand", *(f"recipe {name}" for name in (
+WRITES = ("grad", "jvp", "hvp", "jacobian", "hessian", "lower", "expand", "cut", *(f"recipe {name}" for name in (
     "saliency", "integrated-gradients", "fgsm", "forces")))  # fmt: skip
 
 

@@ -28,6 +28,7 @@ WRITING = [
     ["hessian", "--of", "loss"],
     ["lower"],
     ["expand"],
+    ["cut"],
     ["recipe", "saliency", "--of", "loss", "--wrt", "x"],
     ["recipe", "integrated-gradients", "--of", "loss", "--wrt", "x"],
     ["recipe", "fgsm", "--of", "loss", "--wrt", "x"],

@@ -36,6 +36,7 @@ jacobian MODEL -o made.onnx
 hessian MODEL -o made.onnx
 lower MODEL -o made.onnx
 expand MODEL -o made.onnx
+cut MODEL -o made.onnx --inputs x
 preflight MODEL
 preflight MODEL --json
 weights MODEL
