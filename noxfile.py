@@ -414,7 +414,7 @@ def deployed(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gallery(session: nox.Session) -> None:
-    """Trained models that packages ship, and what refgrad says about each (docs/gallery.md): an hour. `-- MODEL`: one."""
+    """Ask refgrad about trained models that packages ship (docs/gallery.md); an hour. For one model: `-- MODEL`."""
     run = environment(session, "stock", *STOCK)
     run("python", "benchmarks/gallery.py", *session.posargs)
     run("python", "docs/generate.py")

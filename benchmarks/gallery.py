@@ -166,7 +166,7 @@ def measure(entry: Mapping[str, Any], folder: Path, seconds: float, questions: S
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many models `refgrad check` judges without feeds, and what it says about the others."""
+    """Count the models that `refgrad check` finds right without feeds, and list its answers about the others."""
     told = {row["name"]: row["answers"]["check"] for row in rows if "check" in row["answers"]}
     done = [name for name, one in told.items() if one["answer"] in ("right", "convention")]
     rest = [f"  {name}: {one['answer']}: {one['reason']}" for name, one in told.items() if name not in done]

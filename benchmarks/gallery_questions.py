@@ -39,7 +39,7 @@ Answer = dict[str, str]
 
 EXECUTORS = ("numpy", "ort-cpu")
 REFUSED, NONE, ZERO = "refused", "does not apply", "zero"
-STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of ONNX Runtime's differences, relative to the size of what is moved
+STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # steps of the differences, relative to the size of the moved tensor
 NOISE = 16 * float(np.finfo(np.float32).eps)  # of a result of ONNX Runtime, relative to its largest element
 AGREED = 0.02  # relative error of a difference in float32 that counts as right
 OF_WALK = 1e-3  # relative error of a difference of a walk in float64, beside a gradient in float32
@@ -111,7 +111,7 @@ def command(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 
 def preflight(subject: Subject, seconds: float) -> dict[str, Answer]:
-    """Which operator is refused?"""
+    """The operators that `refgrad preflight` refuses."""
     code, found, complaint = command("preflight", str(subject.path))
     if code == 0:
         operators = sum(len(row["nodes"]) for row in found["rows"])
@@ -121,7 +121,7 @@ def preflight(subject: Subject, seconds: float) -> dict[str, Answer]:
 
 
 def check(subject: Subject, seconds: float) -> dict[str, Answer]:
-    """`refgrad check MODEL` and nothing else, and what it says of each kind of gradient on each executor."""
+    """The answer of `refgrad check MODEL` without options, and its verdicts for inputs and weights on each executor."""
     found, rows = _checked(subject, seconds)
     if not rows:
         return {"check": found}

@@ -165,24 +165,24 @@ class _Search:
                 break
             node = readers[0]
             total = node.outputs[0]
-            if total not in self._path.needed or self._op_shape(total) != self._op_shape(rows):
+            if total not in self._path.needed or self._shape(total) != self._shape(rows):
                 break
             added += [(node, name) for name in node.inputs if name != rows]
             rows = total
-        width = (self._op_shape(rows) or (None,))[-1]
+        width = (self._shape(rows) or (None,))[-1]
         biases = []
         for node, name in added:
             target = self._targets.get(name)
             if target is None or target.is_transposed:
                 continue
             size = self._op.static(target.name) or ()
-            if size[-1] == width and len(size) <= len(self._op_shape(rows) or ()) and all(d == 1 for d in size[:-1]):
+            if size[-1] == width and len(size) <= len(self._shape(rows) or ()) and all(d == 1 for d in size[:-1]):
                 scale = float(node.attributes.get("beta", 1.0)) if node is product else 1.0
                 biases.append(Contraction(node.name, name, target, rows, scale=scale))
         return rows, biases
 
-    def _op_shape(self, name: str) -> tuple[int | str | None, ...] | None:
+    def _shape(self, name: str) -> tuple[int | str | None, ...] | None:
         return self._swept.op.shape(name)
 
     def _is_stackable(self, name: str) -> bool:
-        return bool(self._op_shape(name)) and self._swept.is_stackable(name)
+        return bool(self._shape(name)) and self._swept.is_stackable(name)

@@ -99,7 +99,9 @@ class Loop(Iteration):
         first = NodeBuilder(sub.emission.taken)
         first.add_as("Sub", [op.Sub(trips, 1), left], step)
         first.add_as("Identity", [going], goes)
-        for name in (name for name in swept.residuals if name in stored):
+        for name in swept.residuals:
+            if name in lists:
+                continue
             s = stored[name]
             first.append("Gather", [s.outer, step], [name], f"{step}_{name}", attributes={"axis": s.axis})
         for name, outer in lists.items():
