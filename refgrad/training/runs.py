@@ -16,6 +16,7 @@ from refgrad.notices import notice
 from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
+from refgrad.training.precision import SCALE, UPDATES
 from refgrad.training.settings import settings_of
 from refgrad.training.training import Training
 
@@ -116,6 +117,11 @@ class Run:
             self._begun = None if self._rng is None else dict(self._rng.bit_generator.state)
             self._save()
         if not self.updates:
+            if training.progress.step >= training.step.accumulate:
+                raise TrainingError(
+                    f"No weight has changed: a gradient was not finite in each of {training.progress.step} updates, and the "
+                    f"loss scale fell to {float(training.state[SCALE]):g}. Give more epochs, or a smaller loss scale."
+                )
             raise TrainingError(
                 f"No weight has changed: accumulate={training.step.accumulate} updates once in so many steps, and there were "
                 f"{training.progress.step}. Accumulate fewer steps, or give more epochs."
@@ -188,7 +194,12 @@ class Run:
 
     @property
     def updates(self) -> int:
-        """How many times the weights were changed: once per step, or once per `accumulate` steps."""
+        """How many times the weights were changed: once per step, or once per `accumulate` steps.
+
+        Steps with an overflow change nothing.
+        """
+        if UPDATES in self.training.step.state:
+            return int(self.training.state[UPDATES])
         return self.training.progress.step // self.training.step.accumulate
 
     @cached_property

@@ -17,9 +17,11 @@ from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.parameters.weights import write_back
+from refgrad.protos.types import FLOAT_DTYPES, largest
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
 from refgrad.training.normalization import set_inference_mode
+from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
 
@@ -127,29 +129,71 @@ class Training:
 
         :param where: what an error calls the step; by default its number.
         :raises FeedError: the batch does not fit the model.
-        :raises TrainingError: the loss is not finite. The weights are those from before the step.
+        :raises TrainingError: the loss is not finite, or a gradient is not, and no smaller loss scale helps. The weights are
+            those from before the step.
         """
         feeds = {**batch, RATE: np.array(rate, self._rate_type)}
-        loss = float(self._run.step(feeds)[self.step.loss].item())
+        results = self._run.step(feeds)
+        loss = float(results[self.step.loss].item())
+        where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"
         if not math.isfinite(loss):
             self._run.undo()
-            where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"
-            raise TrainingError(
-                f"The loss is {loss} in {where}{self._first_not_finite(feeds)}. Take a smaller learning rate than {rate:g}, "
-                "clip the gradient, or look for values in the data that are not finite."
+            found, cure = self._first_not_finite(feeds)
+            usual = (
+                f"Take a smaller learning rate than {rate:g}, clip the gradient, or look for values in the data that are not "
+                "finite."
             )
+            raise TrainingError(f"The loss is {loss} in {where}{found}. {cure or usual}")
+        if self.step.finite and not results[self.step.finite].item():
+            self._refuse_overflow(feeds, where)
         return loss
 
-    def _first_not_finite(self, feeds: Batch) -> str:
-        """Name the first value that is not finite, in the order of the graph. The interpreter computes every value anew."""
-        given = {**feeds, **self.state}
+    def _refuse_overflow(self, feeds: Batch, where: str) -> None:
+        """Accept a step that has updated nothing if its loss scale is dynamic and was larger than 1.
+
+        :raises TrainingError: it was not.
+        """
+        is_dynamic = SCALE in self.step.state
+        if is_dynamic and self.state[SCALE] >= LEAST:
+            return
+        self._run.undo()
+        found, cure = self._first_not_finite(feeds)
+        if is_dynamic:
+            scale = f"at a loss scale of {float(self.state[SCALE]):g}"
+            advice = cure or "A smaller loss scale does not help."
+        else:
+            scale = f"with {self.step.settings.get(SCALE, SCALE)}"
+            advice = "Give a smaller loss_scale, or loss_scale='dynamic'."
+        raise TrainingError(f"A gradient is not finite in {where}, {scale}{found}. {advice}")
+
+    def _first_not_finite(self, feeds: Batch) -> tuple[str, str]:
+        """Name the first value that is not finite, in the order of the graph, and how to cure its cause, where it shows.
+
+        The interpreter computes every value anew.
+        """
+        state = self.state
+        given = {**feeds, **state}
         values = NumpyBackend().prepare(self.step.model).run(given, trace=True)
         for name, value in (*given.items(), *values.items()):
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+            if isinstance(value, np.ndarray) and value.dtype in FLOAT_DTYPES and not np.isfinite(value).all():
                 count = int((~np.isfinite(value)).sum())
                 made = next((f" of {node.op_type}" for node in self.step.model.graph.node if name in node.output), "")
-                return f": the first value that is not finite is {name!r}{made}, in {count} of {value.size} elements"
-        return ""
+                found = f": the first value that is not finite is {name!r}{made}, in {count} of {value.size} elements"
+                if name in state:
+                    eps = self.step.settings.get("optimizer.eps")
+                    return f"{found}, since the update before", (
+                        "Take a smaller learning rate, or clip the gradient"
+                        f"{f', or give the optimizer a larger number than {eps}' if eps else ''}."
+                    )
+                if name in feeds:
+                    return found, "Look for values in the data that are not finite."
+                if value.dtype.itemsize == 2 and not np.isnan(value).any():
+                    return f"{found}: {value.dtype} ends at {largest(value.dtype):g}", (
+                        "Scale the data or the weights down, take the mean of the losses and not their sum, or train the model "
+                        "in float32 or bfloat16."
+                    )
+                return found, ""
+        return "", ""
 
     @property
     def state(self) -> dict[str, np.ndarray]:
