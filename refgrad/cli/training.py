@@ -243,9 +243,10 @@ class UpdateOptions:
         if self.loss_scale in (None, DYNAMIC):
             return self.loss_scale
         try:
-            return float(checked("loss_scale", float(self.loss_scale or ""), "--loss-scale"))
+            scale = float(self.loss_scale or "")
         except ValueError as error:
             raise OptionError(f"--loss-scale {self.loss_scale!r}: give a number above 0, or {DYNAMIC}.") from error
+        return float(checked("loss_scale", scale, "--loss-scale"))
 
     @property
     def decays(self) -> dict[str, float]:

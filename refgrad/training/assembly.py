@@ -81,8 +81,9 @@ class Assembly:
         self.uses = uses(made.graph)
         self.inputs: list[ValueInfoProto] = []
         self.state: dict[str, np.ndarray] = {}
-        narrow = [name for name, value in weights.items() if is_narrow(value)]
-        self.masters = {} if asked.flat else {name: fresh(f"{name}.master", taken) for name in narrow}
+        held = {} if asked.flat else dict(weights)
+        held |= {statistic.name: value for statistic, value in running.items()}
+        self.masters = {name: fresh(f"{name}.master", taken) for name, value in held.items() if is_narrow(value)}
 
     def step(self) -> StepModel:
         """The step."""
@@ -104,13 +105,14 @@ class Assembly:
             parts = {VECTOR: np.concatenate([master(value).ravel() for value in self.weights.values()])}
             slopes = {VECTOR: self._packed(gradients)}
         else:
-            for name, held in self.masters.items():
-                self._narrowed(name, held)
             parts = {name: master(value) for name, value in self.weights.items()}
             slopes = {name: self._widened(name, gradients[name]) for name in self.weights}
         for name, value in parts.items():
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)
             op.types[self._held(name)] = op.types[slopes[name]] = (kind, value.ndim)
+        values = dict(self.weights) | {statistic.name: value for statistic, value in self.running.items()}
+        for name, held in self.masters.items():
+            self._narrowed(name, held, values[name])
         finite = ""
         if self.asked.scale is not None:
             op.types[SCALE] = (TensorProto.FLOAT, 0)
@@ -149,21 +151,22 @@ class Assembly:
             del results[STEP], self.state[STEP]
             self.inputs = [value for value in self.inputs if value.name != STEP]
         for statistic, value in self.running.items():
-            op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
-            self._begin(statistic.name, value)
-            results[statistic.name] = statistic.following(op, self.asked.unbiased)
+            held, first = self._held(statistic.name), master(value)
+            op.types[held] = (helper.np_dtype_to_tensor_dtype(first.dtype), 1)
+            self._begin(held, first)
+            results[held] = statistic.following(op, self.asked.unbiased, held)
         if not self._is_scalar(self.asked.loss):
             total = op.Reshape(total, np.zeros(0, np.int64))
         return self._assembled(data, results, total, layout, finite)
 
     def _held(self, name: str) -> str:
-        """The state that holds a weight: the weight itself, or its master."""
+        """The state that holds a weight or a statistic: itself, or its master."""
         return self.masters.get(name, name)
 
-    def _narrowed(self, name: str, held: str) -> None:
-        """Cast the master of a 16-bit weight to the type that the model reads."""
+    def _narrowed(self, name: str, held: str, value: np.ndarray) -> None:
+        """Cast a master to the 16-bit type that the model reads."""
         if held != name:
-            kind = helper.np_dtype_to_tensor_dtype(self.weights[name].dtype)
+            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
             self.first.builder.append("Cast", [held], [name], f"weights/{name}", attributes={"to": kind})
 
     def _widened(self, name: str, gradient: str) -> str:
@@ -207,7 +210,7 @@ class Assembly:
                 op.nodes[0] = split._replace(outputs=tuple(held if one == row else one for one in split.outputs))
             else:
                 op.builder.append("Reshape", [row, op.const(list(value.shape))], [held], f"weights/{held}")
-            self._narrowed(name, held)
+            self._narrowed(name, held, value)
         return layout
 
     def _packed(self, gradients: Mapping[str, str]) -> str:
@@ -401,7 +404,9 @@ class Assembly:
         slim(made)
         following = {state: final[name] for state, name in results.items()}
         rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
-        note(made, self.made, training={"next": following, "loss": result, "label": self.asked.label, "layout": rows})
+        noted: dict[str, Any] = {"next": following, "loss": result, "label": self.asked.label, "layout": rows}
+        noted |= {key: value for key, value in (("masters", self.masters), ("finite", final.get(finite, ""))) if value}
+        note(made, self.made, training=noted)
         return StepModel(
             made,
             dict(self.weights),

@@ -19,7 +19,7 @@ from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
 from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import fresh, import_onnx, names_of, refill, versions_of
-from refgrad.protos.types import FLOATS, is_unnamed
+from refgrad.protos.types import FLOATS, SIXTEEN_BIT, is_unnamed
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import training_gradient
 from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
@@ -91,8 +91,18 @@ def differentiated(
         if loss in OF_CLASSES:
             source, name = _of_classes(source, loss, output, label, sample_weight, reduction)
         else:
+            source, output, label_type = _with_wide_output(source, output)
             source = add_loss_output(
-                source, loss, name, label, sample_weight, None, output, reduction=reduction, **settings
+                source,
+                loss,
+                name,
+                label,
+                sample_weight,
+                None,
+                output,
+                reduction=reduction,
+                label_type=label_type,
+                **settings,
             )
     if not scale:
         return training_gradient(source, wrt, name, "ones", conventions), name
@@ -104,6 +114,22 @@ def count_of_classes(model: ModelProto | str | os.PathLike[str], output: str | N
     graph = normalise(read(model))
     shape = graph.shapes.get(one_output(graph, output)) or ()
     return max(shape[1], 2) if len(shape) > 1 and isinstance(shape[1], int) else None  # one column is of two classes
+
+
+def _with_wide_output(source: ModelProto, output: str | None) -> tuple[ModelProto, str | None, np.dtype | None]:
+    """The model with a 16-bit output in float32, the name of this output, and the type of its label."""
+    graph = normalise(source)
+    compared = one_output(graph, output)
+    kind = graph.types.get(compared, 0)
+    if kind not in SIXTEEN_BIT:
+        return source, output, None
+    made = ModelProto()
+    made.CopyFrom(source)
+    wide = fresh(f"{compared}_float32", names_of(made.graph))
+    made.graph.node.append(helper.make_node("Cast", [compared], [wide], name=wide, to=TensorProto.FLOAT))
+    value = next(value for value in made.graph.output if value.name == compared)
+    value.name, value.type.tensor_type.elem_type = wide, TensorProto.FLOAT
+    return made, wide, helper.tensor_dtype_to_np_dtype(kind)
 
 
 def _loss_of(graph: Graph, output: str | None) -> str:

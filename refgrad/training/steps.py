@@ -49,7 +49,9 @@ class StepModel:
     )
     accumulate: int = 1  # the number of steps per update
     settings: Mapping[str, str] = field(default_factory=dict)  # how it was made, in words, as `settings_of` writes them
-    masters: Mapping[str, str] = field(default_factory=dict)  # the float32 states that stand for weights of 16 bits
+    masters: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the float32 states that hold weights and statistics of 16 bits
     finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
 
     def _repr_html_(self) -> str:
@@ -102,6 +104,12 @@ class StepModel:
         else:
             held = {name: np.asarray(state[self.masters.get(name, name)]) for name in self.weights}
         return {name: value.astype(self.weights[name].dtype, copy=False) for name, value in held.items()}
+
+    def statistics_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The running statistics by name in a state, in their own types."""
+        held = {name: np.asarray(state[self.masters.get(name, name)]) for name in self.statistics}
+        types = {} if self.evaluation is None else {v.name: v.dtype for v in graph_inputs(self.evaluation.graph)}
+        return {name: value.astype(types.get(name, value.dtype), copy=False) for name, value in held.items()}
 
     def labels(self, y: Any, classes: Sequence[Any] | None = None) -> np.ndarray:
         """`y` as the step wants its label: its type, and one or two axes.

@@ -14,12 +14,11 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import load_model
-from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.parameters.weights import write_back
-from refgrad.protos.types import FLOAT_DTYPES, largest
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
+from refgrad.training.causes import first_not_finite
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
@@ -115,7 +114,7 @@ class Training:
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
-            state = self.weights | {name: state[name] for name in self.step.statistics}
+            state = self.weights | self.step.statistics_in(state)
         for batch in batches:
             results = prepared.run({**batch, **state}, [name])
             size = len(batch[self.step.data[0]]) if self.step.data else 1
@@ -138,12 +137,12 @@ class Training:
         where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"
         if not math.isfinite(loss):
             self._run.undo()
-            found, cure = self._first_not_finite(feeds)
+            cause = first_not_finite(self.step, feeds, self.state)
             usual = (
                 f"Take a smaller learning rate than {rate:g}, clip the gradient, or look for values in the data that are not "
                 "finite."
             )
-            raise TrainingError(f"The loss is {loss} in {where}{found}. {cure or usual}")
+            raise TrainingError(f"The loss is {loss} in {where}{cause.found}. {cause.advice or usual}")
         if self.step.finite and not results[self.step.finite].item():
             self._refuse_overflow(feeds, where)
         return loss
@@ -157,43 +156,19 @@ class Training:
         if is_dynamic and self.state[SCALE] >= LEAST:
             return
         self._run.undo()
-        found, cure = self._first_not_finite(feeds)
+        cause = first_not_finite(self.step, feeds, self.state)
+        is_smaller_better = cause.overflows or not cause.found
         if is_dynamic:
             scale = f"at a loss scale of {float(self.state[SCALE]):g}"
-            advice = cure or "A smaller loss scale does not help."
+            advice = cause.advice
         else:
             scale = f"with {self.step.settings.get(SCALE, SCALE)}"
-            advice = "Give a smaller loss_scale, or loss_scale='dynamic'."
-        raise TrainingError(f"A gradient is not finite in {where}, {scale}{found}. {advice}")
-
-    def _first_not_finite(self, feeds: Batch) -> tuple[str, str]:
-        """Name the first value that is not finite, in the order of the graph, and how to cure its cause, where it shows.
-
-        The interpreter computes every value anew.
-        """
-        state = self.state
-        given = {**feeds, **state}
-        values = NumpyBackend().prepare(self.step.model).run(given, trace=True)
-        for name, value in (*given.items(), *values.items()):
-            if isinstance(value, np.ndarray) and value.dtype in FLOAT_DTYPES and not np.isfinite(value).all():
-                count = int((~np.isfinite(value)).sum())
-                made = next((f" of {node.op_type}" for node in self.step.model.graph.node if name in node.output), "")
-                found = f": the first value that is not finite is {name!r}{made}, in {count} of {value.size} elements"
-                if name in state:
-                    eps = self.step.settings.get("optimizer.eps")
-                    return f"{found}, since the update before", (
-                        "Take a smaller learning rate, or clip the gradient"
-                        f"{f', or give the optimizer a larger number than {eps}' if eps else ''}."
-                    )
-                if name in feeds:
-                    return found, "Look for values in the data that are not finite."
-                if value.dtype.itemsize == 2 and not np.isnan(value).any():
-                    return f"{found}: {value.dtype} ends at {largest(value.dtype):g}", (
-                        "Scale the data or the weights down, take the mean of the losses and not their sum, or train the model "
-                        "in float32 or bfloat16."
-                    )
-                return found, ""
-        return "", ""
+            advice = "Give a smaller loss_scale, or loss_scale='dynamic'." if is_smaller_better else cause.advice
+        found = cause.found or ", and finite on the interpreter"
+        raise TrainingError(
+            f"A gradient is not finite in {where}, {scale}{found}. "
+            f"{advice or 'It is no overflow, so a smaller loss scale does not help.'}"
+        )
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -228,8 +203,7 @@ class Training:
         :param model: a model, which is not modified, or the path of one.
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
-        state = self._run.values
-        return written_back(model, self.weights, {name: np.asarray(state[name]) for name in self.step.statistics})
+        return written_back(model, self.weights, self.step.statistics_in(self._run.values))
 
 
 def written_back(
