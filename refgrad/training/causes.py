@@ -14,8 +14,8 @@ from refgrad.training.steps import StepModel
 
 # The operators that make an infinite value of finite ones only if it is too large for its type; Div if no divisor is 0.
 _OVERFLOWING = frozenset(
-    ("Add", "Sub", "Mul", "Div", "Sum", "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Exp", "Cast", "CastLike")
-    + ("ReduceSum", "ReduceMean", "ReduceSumSquare")
+    {"Add", "Sub", "Mul", "Div", "Sum", "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Exp", "Cast", "CastLike"}
+    | {"ReduceSum", "ReduceMean", "ReduceSumSquare"}
 )
 
 
