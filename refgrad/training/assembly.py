@@ -174,7 +174,10 @@ class Assembly:
         return str(self.last.Cast(gradient, to=TensorProto.FLOAT)) if is_narrow(self.weights[name]) else gradient
 
     def _applies(self, finite: str, due: str) -> tuple[str, dict[str, str]]:
-        """A bool, true if the step updates: it is due, and the gradients of all its parts are finite. And the next states."""
+        """A bool, true if this step changes the weights, and the next states of the loss scale.
+
+        The gradients of all steps that the update accumulates have to be finite.
+        """
         op = self.last
         states = first_states(self.asked.scale or DYNAMIC)
         if not states:

@@ -20,7 +20,7 @@ _OVERFLOWING = frozenset(
 
 
 @dataclass(frozen=True)
-class Cause:
+class NotFinite:
     """The end of a sentence that names the first value that is not finite, and advice; both are "" if nothing is known.
 
     `overflows` is true if the value is too large for a type of 16 bits.
@@ -31,7 +31,7 @@ class Cause:
     overflows: bool = False
 
 
-def first_not_finite(step: StepModel, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> Cause:
+def first_not_finite(step: StepModel, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> NotFinite:
     """The cause of a loss or a gradient that is not finite, in the order of the graph.
 
     The interpreter computes every value anew.
@@ -48,20 +48,20 @@ def first_not_finite(step: StepModel, feeds: Mapping[str, np.ndarray], state: Ma
         if name in state:
             eps = step.settings.get("optimizer.eps")
             larger = f", or give the optimizer a larger number than {eps}" if eps else ""
-            return Cause(
+            return NotFinite(
                 f"{found}, since the update before", f"Take a smaller learning rate, or clip the gradient{larger}."
             )
         if name in feeds:
-            return Cause(found, "Look for values in the data that are not finite.")
+            return NotFinite(found, "Look for values in the data that are not finite.")
         if node is not None and value.dtype.itemsize == 2 and _overflows(node, value, values):
-            return Cause(
+            return NotFinite(
                 f"{found}: {value.dtype} ends at {largest(value.dtype):g}",
                 "Scale the data or the weights down, take the mean of the losses and not their sum, or train the model in "
                 "float32 or bfloat16.",
                 overflows=True,
             )
-        return Cause(found)
-    return Cause()
+        return NotFinite(found)
+    return NotFinite()
 
 
 def _is_broken(value: object) -> bool:

@@ -58,7 +58,7 @@ def narrowed(array: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
 
 
 def kind_of(dtype: np.dtype) -> str:
-    """The `kind` of a type; "f" for bfloat16 too, which is none of NumPy's own types."""
+    """The `kind` of a type; "f" for bfloat16 too, which NumPy does not know."""
     return "f" if dtype in FLOAT_DTYPES else dtype.kind
 
 

@@ -80,7 +80,7 @@ def next_states(op: FunctionEmitter, finite: str) -> dict[str, str]:
 def refuse_vanishing(optimizer: Any, weights: Mapping[str, np.ndarray]) -> None:
     """Refuse an ε that is 0 in the type of the weights: the update would divide by 0.
 
-    :raises OptionError: such an ε.
+    :raises OptionError: ε is 0.
     """
     eps = getattr(optimizer, "eps", 0.0)
     for value in map(master, weights.values()):

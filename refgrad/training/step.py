@@ -97,9 +97,10 @@ def step_model(
     :param accumulate: the number of steps per update. An update uses the mean of the gradients of these steps, which a state
         of the step model accumulates. The mean is clipped. Learning-rate schedules count every step, not every update.
     :param loss_scale: the gradients are computed of the loss times this number, and divided by it in float32, so that small
-        ones do not become 0 in float16. A step in which a gradient is not finite updates nothing. "dynamic", the default if a
-        weight is float16: the scale begins with 2¹⁰, is halved in such a step, and is doubled after 2000 other steps in a row.
-        A number: `Training` ends at such a step. Weights of 16 bits, and their states, are kept in float32 in any case.
+        ones do not become 0 in float16. If a gradient is not finite, the step updates nothing. "dynamic", the default if a
+        weight is float16: the scale begins with 2¹⁰, is halved if a gradient is not finite, and is doubled after 2000 other
+        steps in a row. A number: `Training` ends at a gradient that is not finite. Weights of 16 bits, and their states, are
+        kept in float32 in any case.
     :param flat: keep all weights in one vector, and each kind of state too. This is the default if the weights have one type
         and few elements, and the optimizer is elementwise.
     :param loss_settings: the parameters of the loss: l1_weight and l2_weight for "elastic", eps for "log".
@@ -112,6 +113,7 @@ def step_model(
         `seed` and the number of the step, which becomes a state, and are the same on every executor.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: an option does not fit.
+    :raises NoGradientError: no weight gets a gradient, or an operator on the way has no derivative.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
 
     >>> import onnx.parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, TrainingInfoProto, ValueInfoProto, helper, numpy_helper
@@ -129,7 +129,7 @@ def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = 
             f"The algorithm has no input {label!r}.{did_you_mean(label, names)} It has {choices(names)}."
         )
     weights = {key: array_of(shared[key]) for key in bound if key in shared}
-    masters = _masters(algorithm, bound)
+    masters = _masters(algorithm, bound, shared)
     narrow = [node for node in algorithm.node if masters.keys() & {k for k, v in bound.items() if v in node.output}]
     bound = {key: value for key, value in bound.items() if key not in masters}
     state: dict[str, np.ndarray] = {key: array_of(own.get(key) or shared[key]) for key in bound}
@@ -160,13 +160,13 @@ def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = 
     return StepModel(made, weights, state, bound, data, label, losses[0], flat=False, masters=masters, finite=finite)
 
 
-def _masters(algorithm: GraphProto, bound: Mapping[str, str]) -> dict[str, str]:
+def _masters(algorithm: GraphProto, bound: Mapping[str, str], shared: Container[str]) -> dict[str, str]:
     """The masters by weight: the next value of the weight is the cast of the next value of the master."""
     keys = {value: key for key, value in bound.items()}
     return {
         keys[node.output[0]]: keys[node.input[0]]
         for node in algorithm.node
-        if node.op_type == "Cast" and node.output[0] in keys and node.input[0] in keys
+        if node.op_type == "Cast" and node.input[0] in keys and keys.get(node.output[0]) in shared
     }
 
 
