@@ -126,10 +126,16 @@ class Run:
                 f"No weight has changed: accumulate={training.step.accumulate} updates once in so many steps, and there were "
                 f"{training.progress.step}. Accumulate fewer steps, or give more epochs."
             )
+        now, losses = training.weights, training.losses
         if self.patience is not None and self._best is not None:
             training.go_on(self._best[1], training.progress)
-        losses = training.losses
-        if losses[-1] > losses[0]:
+        if all(np.array_equal(now[name], value) for name, value in training.step.weights.items()):
+            notice(
+                f"No weight has changed in {counted(training.progress.step, 'step')}: the gradients were 0, or the changes "
+                "were smaller than the rounding of the weights. Take a larger learning rate, or look for layers that are "
+                "saturated."
+            )
+        elif losses[-1] > losses[0]:
             notice(
                 f"The loss rose from {losses[0]:.6g} in the first epoch to {losses[-1]:.6g} in the last. Take a smaller "
                 "learning rate, or clip the gradient."

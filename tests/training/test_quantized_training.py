@@ -15,7 +15,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.cli import main
 from refgrad.errors import ModelWarning, NoGradientError
-from refgrad.training import SGD, Training, batches, step_model, write_artifacts
+from refgrad.training import SGD, Arrays, Run, Training, batches, step_model, write_artifacts
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 RNG = np.random.default_rng(0)
@@ -130,3 +130,14 @@ def test_the_shell_refuses_and_trains(
     assert main(f"{words} --quantization straight-through --json".split()) == 0
     tensors = {t.name: numpy_helper.to_array(t) for t in onnx.load("t.onnx").graph.initializer}
     assert np.abs(tensors["w"] - W).max() > 0.1
+
+
+def test_weights_beyond_the_range_are_noticed() -> None:
+    """Every weight is clipped, so that the clipped derivative is 0 in each step."""
+    model = rounded(QDQ["tensor"])
+    model.graph.initializer.append(numpy_helper.from_array(np.full_like(W, 100), "w"))
+    del model.graph.initializer[-2]
+    step = step_model(model, optimizer=SGD(), trainable=["w"], quantization="clipped")
+    run = Run(Training(step, 0.1), Arrays(step, {"x": X, "label": Y}), 2, 16)
+    with pytest.warns(ModelWarning, match="No weight has changed in 8 steps: the gradients were 0"):
+        run.run()
