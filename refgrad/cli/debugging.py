@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from onnx import ModelProto
 
 from refgrad.backends.base import load_model
+from refgrad.backends.numpy import NumpyBackend
 from refgrad.cli import conformance as suite
 from refgrad.cli.commands import choice
 from refgrad.cli.options import Backend, Dim, Feeds, Json, Model, Outputs, Reports, Seed, Verbose, Wrt, names, sizes_of
@@ -32,15 +35,17 @@ from refgrad.conformance.locating import comparing
 from refgrad.conformance.locating.comparing import COTANGENTS
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
+from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.problem import ask
 from refgrad.conformance.problems.systems.executors import imported
 from refgrad.conformance.reports import comparison_page, comparisons
 from refgrad.conformance.reports.advice import ModelCommand, after_comparison
-from refgrad.errors import OptionError, OutputFileError, counted, of_type
+from refgrad.errors import OptionError, OutputFileError, RefgradError, counted, of_type
 from refgrad.escaping import printable
 from refgrad.interruption import INTERRUPTED
 from refgrad.model.writing import replacing
+from refgrad.show.tables import is_finite
 from refgrad.tables import plugins
 
 _SIDE = (
@@ -238,7 +243,7 @@ def reduce(
     size, sizes = sizes_of(dim)
     proto = load_model(model)
     inputs = inputs_of(proto)
-    arrays = random_feeds(inputs, seed=seed, size=size, sizes=sizes) if feeds is None else read_feeds(feeds, inputs)
+    arrays = _drawn(proto, seed, size, sizes) if feeds is None else read_feeds(feeds, inputs)
     with Bar() as bar:
         reduced = reducing.reduce(
             proto, failing_side, arrays, seed=seed, progress=lambda what, done, total: bar(done, total, what)
@@ -312,3 +317,15 @@ def record(
         print_json({"output": str(output), "tensors": len(tensors), "gradients": gradients})
     else:
         say(f"{output}: {counted(len(tensors), 'tensor')}, {len(gradients)} of them gradients or cotangents")
+
+
+def _drawn(model: ModelProto, seed: int, size: int, sizes: Mapping[str, int] | None) -> dict[str, Any]:
+    """Random feeds with which the interpreter runs the model, or any if it does not run it at all."""
+    try:
+        run = NumpyBackend().prepare(model).run
+        found = fitting_feeds(
+            model, run, lambda got: all(map(is_finite, got.values())), seed=seed, size=size, sizes=sizes
+        )
+    except RefgradError:
+        return dict(random_feeds(inputs_of(model), seed=seed, size=size, sizes=sizes))
+    return found.feeds

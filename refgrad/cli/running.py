@@ -31,7 +31,8 @@ from refgrad.cli.output import (
     write_reports,
 )
 from refgrad.conformance.judge.check import check as run_check
-from refgrad.conformance.problems.feeds import random_feeds, read_feeds, write_arrays
+from refgrad.conformance.problems.feeds import read_feeds, write_arrays
+from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.point import inputs_of
 from refgrad.conformance.problems.systems.executors import executor_names, get_executor
 from refgrad.conformance.problems.systems.surroundings import surroundings
@@ -83,17 +84,25 @@ def run(
     size, sizes = sizes_of(dim)
     # In another precision the file still has the types that the model declares.
     declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))
-    given = (
-        read_feeds(feeds, declared)
-        if feeds is not None
-        else random_feeds(prepared.inputs, seed=seed, size=size, sizes=sizes)
-    )
-    if isinstance(prepared, NumpyModel):
+    if trace and not isinstance(prepared, NumpyModel):
+        raise OptionError(f"--trace needs --backend numpy: {backend!r} does not return intermediate values.")
+    if feeds is not None:
+        given, results = read_feeds(feeds, declared), None
+    else:
+        with Bar("trying feeds"):
+            given, _, results = fitting_feeds(
+                load_model(model, external_data=False),
+                prepared.run,
+                lambda found: all(map(is_finite, found.values())),
+                inputs=prepared.inputs,
+                seed=seed,
+                size=size,
+                sizes=sizes,
+            )
+    if isinstance(prepared, NumpyModel) and (trace or results is None):
         with Bar() as bar:
             results = prepared.run(given, trace=trace, progress=bar)
-    elif trace:
-        raise OptionError(f"--trace needs --backend numpy: {backend!r} does not return intermediate values.")
-    else:
+    elif results is None:
         with Bar("running"):
             results = prepared.run(given)
     if output is not None:

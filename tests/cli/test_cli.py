@@ -253,6 +253,32 @@ def test_run_draws_feeds_from_the_declared_types(tmp_path, refgrad_):
     assert refgrad_("run", path, "--dim", "N=7", "--seed", "1", "--json")[1] != result
 
 
+@pytest.mark.parametrize("backend", ["numpy", "ort-cpu"])
+def test_run_finds_feeds_with_which_the_model_runs(tmp_path, refgrad_, backend):
+    if backend not in available():
+        pytest.skip("no ONNX Runtime")
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (int64[N] ids, float[N,C,H,W] x) => (float[N,2] e, float[N,C,K,L] y)
+        <float[3,2] t = {1, 2, 3, 4, 5, 6}> { e = Gather(t, ids) y = MaxPool<kernel_shape = [7, 7]>(x) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    code, result = refgrad_("run", tmp_path / "m.onnx", "--backend", backend, "--json")
+    assert code == 0
+    assert [one["name"] for one in result["outputs"]] == ["e", "y"]
+    assert refgrad_("run", tmp_path / "m.onnx", "--backend", backend, "--dim", "H=9", "--dim", "W=7", "--json")[0] == 0
+
+
+def test_reduce_finds_feeds_with_which_the_model_runs(tmp_path, capsys):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N,C,H,W] x) => (float[N,C,K,L] y)'
+        " { p = MaxPool<kernel_shape = [7, 7]>(x) y = Tanh(p) }"
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    words = ["reduce", tmp_path / "m.onnx", "--side", "refgrad@numpy", "-o", tmp_path / "made"]
+    assert main([str(word) for word in words]) == 2
+    assert "refgrad@numpy is right for these feeds" in capsys.readouterr().err
+
+
 def test_bfloat16_survives_a_file(tmp_path, refgrad_):
     text = '<ir_version: 10, opset_import: ["" : 18]> g (bfloat16[3] x) => (bfloat16[3] x2) { x2 = Identity(x) }'
     path, feeds, output = tmp_path / "m.onnx", tmp_path / "f.npz", tmp_path / "o.npz"
