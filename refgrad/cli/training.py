@@ -80,8 +80,8 @@ class ObjectiveOptions:
             (*LOSSES, "none"),
             help="The loss, which compares the output with the label. cross_entropy takes logits and class numbers. log_loss "
             "takes probabilities and class numbers. log takes the probability of the second of two classes, and labels 0 or "
-            "1. l1 and l2 are short names of absolute_error and squared_error, and elastic is the mean of both. none: the "
-            "output is the loss.",
+            "1. binary_cross_entropy_with_logits takes its raw score, before a sigmoid, and the same labels. l1 and l2 are "
+            "short names of absolute_error and squared_error, and elastic is the mean of both. none: the output is the loss.",
         ),
     ] = "squared_error"
     label: Annotated[

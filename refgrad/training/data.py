@@ -290,7 +290,7 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
                     f"{name!r} has the class {first_of(wrong, array)}, but the classes of the model are 0 to "
                     f"{step.classes - 1}."
                 )
-        made[name] = array
+        made[name] = step.in_range(array) if name == step.label else array
     return made
 
 
@@ -307,9 +307,21 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
     if dims is None:
         return
     if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
+        is_thinner = len(shape) == len(dims) - 1 or (len(shape) == len(dims) > 1 == shape[1] != dims[1])
+        if name == step.label and step.class_loss and len(dims) > 1 and is_thinner:
+            raise FeedError(_other_loss(step))
         expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
         hint = _hint(step, shape, dims, dtype) if name == step.label else ""
         raise FeedError(f"Expected [{expected}], got {list(shape)} for {name!r}.{hint}")
+
+
+def _other_loss(step: StepModel) -> str:
+    """What to do with class numbers, which the loss of the step does not take."""
+    fits = "loss='log_loss'" if step.class_loss == "log_loss" else "loss='cross_entropy' (of logits)"
+    return (
+        f"The labels in {step.label!r} look like class numbers. {step.settings['loss']} compares as many numbers as the "
+        f"output has. For class numbers use {fits}."
+    )
 
 
 def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...], dtype: np.dtype) -> str:
@@ -318,12 +330,6 @@ def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...],
         return ""
     if step.classes is not None and shape[1:2] == (step.classes,) and len(shape) == len(dims) + 1:
         return f" One-hot labels become class numbers by {step.label}.argmax(1)."
-    if step.classes is None and len(shape) < len(dims):
-        loss = step.settings.get("loss", "The loss")
-        return (
-            f" {loss} compares as many numbers as the output has. For class numbers use loss='cross_entropy', or "
-            "loss='log_loss' if the model returns probabilities."
-        )
     return ""
 
 

@@ -28,6 +28,7 @@ from refgrad.rewrites.scores import (
     check_probabilities,
     log_of_probability,
     logs_of_classes,
+    loss_of_classes,
     makers_of,
     refuse_no_logits,
 )
@@ -42,7 +43,7 @@ _DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
 _LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
-LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
+LOSSES = (*SCORES, *OF_CLASSES)
 
 
 def differentiated(
@@ -109,7 +110,7 @@ def _loss_of(graph: Graph, output: str | None) -> str:
     if any(dim != 1 and not is_unnamed(dim) for dim in shape):
         raise OptionError(
             f"loss=None needs an output that is one number, and {name!r} has the shape [{', '.join(map(str, shape))}]. For "
-            "class numbers use loss='cross_entropy' (logits) or loss='log_loss' (probabilities), else loss='squared_error'."
+            f"class numbers use loss={loss_of_classes(graph.source, name, shape)!r}, else loss='squared_error'."
         )
     return name
 
@@ -202,12 +203,12 @@ def _of_classes(
     graph = normalise(made)
     compared = one_output(graph, output)
     shape, kind = graph.shapes.get(compared), graph.types.get(compared)
-    if shape is None or kind not in FLOATS or len(shape) < (1 if loss == "log_loss" else 2):
+    if shape is None or kind not in FLOATS or not shape:
         what = "logits" if loss == "cross_entropy" else "probabilities"
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
     maker = next((node.op_type for node in reversed(makers_of(made, compared))), "")
     if loss == "cross_entropy":
-        refuse_no_logits(source, compared, shape)  # `made` may have other names
+        refuse_no_logits(source, compared, shape, loss)  # `made` may have other names
     else:
         check_probabilities(made, compared, loss)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)

@@ -19,7 +19,7 @@ from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
 from refgrad.rewrites.losses import get_train_initializer
-from refgrad.rewrites.scores import OF_CLASSES
+from refgrad.rewrites.scores import OF_CHANCES, OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
@@ -69,8 +69,8 @@ def step_model(
     """The model of one step of training.
 
     :param model: a model, or the path of one. It is not modified. `refgrad.lift_weights` is applied to it.
-    :param loss: the loss of `output` and the label. "squared_error", "absolute_error", "elastic" and "log" are those in
-        `refgrad.add_loss_output`; "half_squared_error" is half of the first. "cross_entropy" takes logits [N, C, ...] and
+    :param loss: the loss of `output` and the label: a score of `refgrad.add_loss_output`, such as "squared_error", or
+        "binary_cross_entropy_with_logits" of raw scores and labels 0 and 1. "cross_entropy" takes logits [N, C, ...] and
         classes [N, ...] in int64. "log_loss" takes the same classes and probabilities [N, C, ...], or the probabilities of
         the second of two classes [N, 1]. None: `output` is the loss already. A model of the same opset, or its
         `pathlib.Path`: the model returns the loss, a scalar. Its inputs with the names of outputs of `model` get these
@@ -191,7 +191,9 @@ def step_model(
             )
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
     if loss not in OF_CLASSES:
-        return replace(made_step, evaluation=evaluation)
+        label_range = (0, 1) if loss in OF_CHANCES else None
+        class_loss = "" if output is None else loss_of_classes(read(model), output, ("N", None))
+        return replace(made_step, evaluation=evaluation, label_range=label_range, class_loss=class_loss)
     count, names = count_of_classes(model, output), classes_of(read(model))
     known = names if names is not None and count in (None, len(names)) else None
     return replace(made_step, classes=count, class_names=None if known is None else tuple(known), evaluation=evaluation)

@@ -155,7 +155,8 @@ WRONG = {
     "--validation 1.5": "between 0 and 1",
     "--validation 1": "between 0 and 1",
     "--data table.csv": "t = numpy.genfromtxt('table.csv', delimiter=',', names=True); *xs, y = t.dtype.names;",
-    "--loss cross_entropy": "needs a logit for each class, and 'y' has 1: end the model with Sigmoid, and use --loss log_loss",
+    "--loss cross_entropy": "needs a logit for each class, and 'y' has 1 for each sample, as for two classes: use --loss "
+    "binary_cross_entropy_with_logits with labels 0 and 1",
     "--loss none": "--loss none needs an output that is one number, and 'y' has the shape [N, 1]",
     "--validation nowhere.npz": "Validation data: There is no file 'nowhere.npz'",
     "--data shards --validation 0.5": "keeps back a part of one file, and --data is a folder of .npz files",

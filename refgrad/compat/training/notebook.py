@@ -40,7 +40,6 @@ class BaseOptimizer(ABC):
     """Gradient descent with the interface of a scikit-learn estimator."""
 
     _shown: tuple[str, ...]  # the attributes in `repr`
-    _part = 1.0  # an update multiplies the gradient by this
 
     def __init__(
         self,
@@ -157,8 +156,7 @@ class BaseOptimizer(ABC):
         total, count = 0.0, 0
         for k, batch in enumerate(epoch_batches):
             size = len(next(iter(batch.values())))
-            rate = self._part * self.learning_rate.value / size
-            total += training.train_on(batch, rate, f"step {k} of epoch {epoch}")
+            total += training.train_on(batch, self.learning_rate.value / size, f"step {k} of epoch {epoch}")
             count += size
         return total / count
 
