@@ -109,8 +109,8 @@ def _is_logarithm(model: ModelProto, name: str) -> bool:
 def refuse_no_logits(model: ModelProto, name: str, shape: Shape, loss: str, option: str = "loss") -> None:
     """Refuse values that are no logits in a cross entropy.
 
-    The cross entropy of probabilities has small derivatives, and does not end where it should. With one logit, the one of
-    several classes is always 0.
+    The cross entropy of probabilities has small derivatives, and does not end where it should. With one logit for several
+    classes it is always 0.
 
     :param shape: of the value.
     :param loss: "cross_entropy" of several classes, or of two: "binary_cross_entropy_with_logits".

@@ -316,7 +316,7 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
 
 
 def _other_loss(step: StepModel) -> str:
-    """What to do with class numbers, which the loss of the step does not take."""
+    """The message for class numbers, which the loss of the step does not take."""
     fits = "loss='log_loss'" if step.class_loss == "log_loss" else "loss='cross_entropy' (of logits)"
     return (
         f"The labels in {step.label!r} look like class numbers. {step.settings['loss']} compares as many numbers as the "

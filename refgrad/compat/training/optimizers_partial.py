@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,12 +11,12 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.backends import get_backend
 from refgrad.compat.training.notebook import BaseOptimizer, checked_array
+from refgrad.compat.training.ortgradient import OrtGradientForwardBackward
 from refgrad.compat.training.sgd_learning_loss import BaseLearningLoss, loss_of
 from refgrad.compat.training.sgd_learning_penalty import BaseLearningPenalty, penalty_of
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate
 from refgrad.errors import OptionError, choices
 from refgrad.notices import quiet
-from refgrad.reverse.gradient import gradient
 from refgrad.rewrites.scores import BINARY_OF_LOGITS, origin_of_probabilities
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.step import step_model
@@ -146,7 +145,7 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
     def _scores(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
         """The losses of the elements that are compared."""
         model = self.model_onnx if self._state is None else self.get_trained_onnx()
-        [predicted] = get_backend(self.backend).prepare(model).run({n: data[n] for n in self._step.data[:1]}).values()
+        [predicted] = get_backend(self._executor).prepare(model).run({n: data[n] for n in self._step.data[:1]}).values()
         scorer = get_backend("numpy").prepare(
             self.learning_loss.score_onnx(helper.np_dtype_to_tensor_dtype(predicted.dtype))
         )
@@ -163,30 +162,21 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
         return float(np.mean(self._scores(data)))
 
     @property
-    def train_session_(self) -> SimpleNamespace:
-        """`cls_type_._optimized_pre_grad_model`, with the weights as inputs, and `cls_type_._trained_onnx`, its gradient."""
-        return SimpleNamespace(cls_type_=SimpleNamespace(**self._gradients()))
-
-    def _gradients(self) -> dict[str, ModelProto]:
+    def train_session_(self) -> OrtGradientForwardBackward:
+        """The model as a function with `forward` and `backward`."""
         with quiet():  # it was said when the step was made
-            made = gradient(
-                self.model_onnx, list(self._step.weights), keep_outputs=True, weights="inputs", **self._conventions
+            return OrtGradientForwardBackward(
+                self.model_onnx, list(self._step.weights), backend=self._executor, **self._conventions
             )
-        forward = ModelProto()
-        forward.CopyFrom(self.model_onnx)
-        types = {value.name: value for value in made.graph.input}
-        kept = [tensor for tensor in forward.graph.initializer if tensor.name not in self._step.weights]
-        values = [v for v in forward.graph.input if v.name not in self._step.weights]
-        forward.graph.ClearField("initializer")
-        forward.graph.ClearField("input")
-        forward.graph.initializer.extend(kept)
-        forward.graph.input.extend([*values, *(types[name] for name in self._step.weights)])
-        return {"_optimized_pre_grad_model": forward, "_trained_onnx": made}
 
     def _graphs(self) -> dict[str, Any]:
+        function = self.train_session_.cls_type_
         return super()._graphs() | {
             "learning_loss": self.learning_loss.onnx_graphs(),
             "learning_penalty": {},
-            "train_function_": self._gradients(),
+            "train_function_": {
+                "_trained_onnx": function._trained_onnx,
+                "_optimized_pre_grad_model": function._optimized_pre_grad_model,
+            },
             "step": self._step.model,
         }

@@ -7,6 +7,7 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
+from refgrad.compat.training.naming import made_of
 from refgrad.errors import OptionError, choices
 from refgrad.model import native
 from refgrad.protos.traverse import refill
@@ -143,7 +144,4 @@ def loss_of(given: Any, **arguments: Any) -> BaseLearningLoss:
     if not isinstance(given, str) or given not in _LOSSES:
         names = choices([names[0] for names in _NAMES.values()])
         raise OptionError(f"learning_loss is SquareLearningLoss() or another one, or one of {names}; not {given!r}.")
-    try:
-        return _LOSSES[given](**arguments)
-    except TypeError as error:
-        raise OptionError(f"The loss {given!r} does not take these arguments: {error}.") from error
+    return made_of(_LOSSES[given], arguments)
