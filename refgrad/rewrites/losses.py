@@ -55,6 +55,7 @@ def add_loss_output(
     - "half_squared_error": ½·(f(x) − y)²
     - "absolute_error" or "l1": |f(x) − y|
     - "elastic": l1_weight·|f(x) − y| + l2_weight·(f(x) − y)², both 0.5 by default
+    - "huber": ½·(f(x) − y)² where |f(x) − y| ≤ delta, and delta·(|f(x) − y| − ½·delta) elsewhere; delta is 1 by default
     - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the probability of the class 1: the second of two
       columns of f(x), or its only one; the label has one column, 0 or 1. A `ModelWarning` says where f(x) may be any
       number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
@@ -80,7 +81,7 @@ def add_loss_output(
     :param reduction: "sum": the loss is the sum of the weighted scores; "mean": their sum divided by their number (not by
         the sum of the weights). Penalties are added to either.
     :param label_type: the NumPy type of the label, a float, an integer or bool; None for the type of the output.
-    :param kwargs: l1_weight and l2_weight ("elastic"), eps ("log").
+    :param kwargs: l1_weight and l2_weight ("elastic"), delta ("huber"), eps ("log").
     :raises InvalidModelError: the model cannot be read, is refused by onnx, or is older than opset 8.
     :raises OptionError: an unknown score, setting or reduction, several outputs without output_index, a penalty that is zero
         or not a number, an output that is not a float tensor of known rank, a label that is not a number; for "log", an output
@@ -286,6 +287,17 @@ def _elastic(op: _LossBuilder, output: str, label: str, l1_weight: float = 0.5, 
     return op.add("Add", [absolute, square], "final_loss")
 
 
+def _huber(op: _LossBuilder, output: str, label: str, delta: float = 1.0) -> str:
+    """c·(d − c/2), where c is the difference d clipped to [−delta, delta]: no derivative depends on the ends."""
+    if delta <= 0:
+        raise OptionError(f"delta of the score 'huber' is a number above 0, not {delta!r}.")
+    diff = op.add("Sub", [output, label], "loss_diff")
+    clipped = op.add("Min", [diff, op.vector("delta_name", [delta])], "loss_clipped")
+    clipped = op.add("Max", [clipped, op.vector("minus_delta_name", [-delta])], "loss_clipped")
+    half = op.add("Mul", [clipped, op.vector("half_name", [0.5])], "loss_half")
+    return op.add("Mul", [clipped, op.add("Sub", [diff, half], "loss_rest")], "loss_huber")
+
+
 def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None, column: int | None = None) -> str:
     if eps is None:
         eps = max(1e-6, epsilon(helper.tensor_dtype_to_np_dtype(op.kind)))
@@ -325,6 +337,7 @@ SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # with the na
     "absolute_error": (_absolute_error, ()),
     "l1": (_absolute_error, ()),
     "elastic": (_elastic, ("l1_weight", "l2_weight")),
+    "huber": (_huber, ("delta",)),
     "log": (_log, ("eps",)),
     BINARY_OF_LOGITS: (_binary_cross_entropy, ()),
 }

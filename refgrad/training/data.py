@@ -285,6 +285,8 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             raise FeedError(f"{name!r} has numbers that are not finite: {first_of(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:
             wrong = (array < 0) | (array >= step.classes)
+            if step.ignored is not None:
+                wrong &= array != step.ignored
             if wrong.any():
                 raise FeedError(
                     f"{name!r} has the class {first_of(wrong, array)}, but the classes of the model are 0 to "

@@ -24,9 +24,10 @@ from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest
+from refgrad.training.class_losses import count_of_classes
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
-from refgrad.training.losses import count_of_classes, differentiated
+from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps
@@ -95,7 +96,8 @@ def step_model(
         of the step model accumulates. The mean is clipped. Learning-rate schedules count every step, not every update.
     :param flat: keep all weights in one vector, and each kind of state too. This is the default if the weights have one type
         and few elements, and the optimizer is elementwise.
-    :param loss_settings: the parameters of the loss: l1_weight and l2_weight for "elastic", eps for "log".
+    :param loss_settings: the parameters of the loss by name: l1_weight and l2_weight of "elastic", eps of "log", delta of
+        "huber", and of "cross_entropy" class_weights, ignore_index and label_smoothing, as in torch.nn.CrossEntropyLoss.
     :param batch_norm: "frozen": each BatchNormalization uses its running statistics, and training does not change them.
         "training": batches are normalised by their own statistics. The running statistics become states, which are updated
         from the batch's statistics with the node's momentum.
@@ -169,6 +171,7 @@ def step_model(
     asked = StepRequest(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
     settings = {
         "loss": f"loss={loss!r}" if loss is None or isinstance(loss, str) else "a model as the loss",
+        **({"loss_settings": f"loss_settings={dict(loss_settings)}"} if loss_settings else {}),
         "output": f"output={output!r}",
         "reduction": f"reduction={reduction!r}",
         "trainable": f"{counted(sum(value.size for value in chosen.values()), 'number')} in {choices(chosen)} to train",
@@ -196,7 +199,9 @@ def step_model(
         return replace(made_step, evaluation=evaluation, label_range=label_range, class_loss=class_loss)
     count, names = count_of_classes(model, output), classes_of(read(model))
     known = names if names is not None and count in (None, len(names)) else None
-    return replace(made_step, classes=count, class_names=None if known is None else tuple(known), evaluation=evaluation)
+    ignored = (loss_settings or {}).get("ignore_index")
+    class_names = None if known is None else tuple(known)
+    return replace(made_step, classes=count, class_names=class_names, ignored=ignored, evaluation=evaluation)
 
 
 def trained(

@@ -43,6 +43,7 @@ class StepModel:
     layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     classes: int | None = None  # how many the label has, where they are counted
     class_names: tuple[Any, ...] | None = None  # those that the model returns, in the order of its scores
+    ignored: int | None = None  # a label that is no class, and does not count
     label_range: tuple[float, float] | None = None  # the least and the largest label; None where any number is right
     class_loss: str = ""  # the loss to take for class numbers; "" where the step has one
     statistics: tuple[str, ...] = ()  # the running means and variances among the state
@@ -113,7 +114,14 @@ class StepModel:
         :raises FeedError: `y` does not fit the label, or has a class that is not among `classes`.
         """
         value = next(value for value in self.model.graph.input if value.name == self.label)
-        return self.in_range(labels_of(y, value, self.class_names if classes is None else classes))
+        classes = self.class_names if classes is None else classes
+        if self.ignored is None or classes is None:
+            return self.in_range(labels_of(y, value, classes))
+        given = np.asarray(y)
+        ignored = given == self.ignored
+        made = labels_of(np.where(ignored, np.asarray(classes)[0], given), value, classes)
+        made[ignored.reshape(made.shape)] = self.ignored
+        return made
 
     def in_range(self, label: np.ndarray) -> np.ndarray:
         """The label, after a check that its numbers are in the range that the loss takes.
