@@ -58,7 +58,7 @@ def differentiated(
     source, how = _with_sigmoids(read(model)), conventions or ConventionOptions()
     settings = dict(settings or {})
     if settings and loss not in (*SCORES, "cross_entropy"):
-        raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
+        raise OptionError(f"loss={loss!r} has no settings, such as {next(iter(settings))!r}.")
     if loss is None:
         name = _loss_of(normalise(source), output)
     elif isinstance(loss, ModelProto | os.PathLike):

@@ -175,7 +175,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: st
 
 
 def test_other_losses_of_classes_have_no_settings() -> None:
-    with pytest.raises(OptionError, match="The loss 'log_loss' has no settings, such as 'ignore_index'"):
+    with pytest.raises(OptionError, match="loss='log_loss' has no settings, such as 'ignore_index'"):
         step_model(model(), "log_loss", loss_settings={"ignore_index": 1})
     with pytest.raises(OptionError, match="The score 'huber' has no setting 'beta'; it has 'delta'"):
         step_model(model(), "huber", loss_settings={"beta": 1})
