@@ -57,9 +57,9 @@ def add_loss_output(
     - "elastic": l1_weight·|f(x) − y| + l2_weight·(f(x) − y)², both 0.5 by default
     - "huber": ½·(f(x) − y)² where |f(x) − y| ≤ delta, and delta·(|f(x) − y| − ½·delta) elsewhere; delta is 1 by default
     - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the probability of the class 1: the second of two
-      columns of f(x), or its only one; the label has one column, 0 or 1. A `ModelWarning` says where f(x) may be any
-      number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
-      is 1e-6 by default, in 16-bit types the distance of 1 to the next number; beyond the bounds the derivative is 0.
+      columns of f(x), or its only one; the label is [N, 1], or [N] like f(x), and 0 or 1. A `ModelWarning` says where f(x) may
+      be any number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps is 1e-6 by default, in 16-bit types
+      the distance of 1 to the next number; beyond the bounds the derivative is 0.
     - "binary_cross_entropy_with_logits": (1 − y)·log(1 + exp(z)) + y·log(1 + exp(−z)), the same loss of raw scores z = f(x),
       of which Sigmoid would make the probabilities. Nothing is clipped, and the derivative is Sigmoid(z) − y everywhere. The
       label has the shape of the scores.
@@ -130,7 +130,10 @@ def add_loss_output(
     if weight_name is not None:
         inputs[weight_name] = kind, shape[:1]
     label = label_name if label_kind == kind else builder.add("Cast", [label_name], f"cast_{label_name}", to=kind)
-    if score is _log and shape[1] != 1:  # -1, the last column, is right for one column too, but needs opset 11
+    if score is _log and shape[1:] not in (
+        (),
+        (1,),
+    ):  # -1, the last column, is right for one column too, but needs opset 11
         settings["column"] = 1 if shape[1] == 2 or opset < 11 else -1
     scores = score(builder, output, label, **settings)
     if weight_name is not None:
@@ -396,11 +399,12 @@ def one_output(graph: Graph, index: object) -> str:
 def _label_shape(score: Callable[..., str], output: str, shape: Shape) -> Shape:
     if score is not _log:
         return shape
-    if len(shape) != 2 or (shape[1] not in (1, 2, None) and not isinstance(shape[1], str)):
+    if len(shape) not in (1, 2) or (len(shape) == 2 and isinstance(shape[1], int) and shape[1] not in (1, 2)):
         raise OptionError(
-            f"The log loss needs probabilities of two classes, [N, 2] or [N, 1]; output {output!r} has the shape {list(shape)}."
+            f"The log loss needs probabilities of two classes, [N, 2], [N, 1] or [N]; output {output!r} has the shape "
+            f"{list(shape)}. For more classes use log_loss."
         )
-    return shape[0], 1
+    return shape if len(shape) == 1 else (shape[0], 1)
 
 
 def _penalty(op: _LossBuilder, graph: Graph, name: str, given: Mapping[str, float] | float) -> str:

@@ -358,6 +358,18 @@ def test_raw_scores_are_no_probabilities(operator):
         refgrad.add_loss_output(forward, "binary_cross_entropy_with_logits")
 
 
+@pytest.mark.parametrize("backend", available())
+def test_the_log_loss_takes_a_probability_without_columns(backend):
+    made = refgrad.add_loss_output(model(SCORE.replace("[N, 1]", "[N]")), "log", weight_name="weight")
+    onnx.checker.check_model(made, full_check=True)
+    assert [len(value.type.tensor_type.shape.dim) for value in made.graph.input] == [1, 1, 1]
+    feeds = {"z": np.float32([0.3, 0.8]), "label": np.float32([1, 0]), "weight": np.float32([2, 1])}
+    gradient = refgrad.gradient(made, ["z"], ["loss"], cotangent="ones", keep_outputs=True)
+    results = run(gradient, feeds, backend)
+    assert results["loss"].item() == pytest.approx(-2 * np.log(0.3) - np.log(0.2), rel=1e-6)
+    np.testing.assert_allclose(results["z_grad"], [-2 / 0.3, 1 / 0.2], rtol=1e-5)
+
+
 @pytest.mark.parametrize("columns", [1, 2])
 def test_the_log_loss_finds_the_column_if_the_number_of_columns_is_unknown(columns):
     declared, unknown = (SCORE.replace("[N, 1]", f"[N, {size}]") for size in (columns, "C"))
@@ -687,7 +699,7 @@ BAD = {
         small(outputs="seq(float[N, 1]) y", nodes="y = SequenceConstruct(x)"), {}, OptionError, "output 'y' is not declared",
     ),
     "three columns": (
-        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError, r"\[N, 2\] or \[N, 1\]; .*\['N', 3\]",
+        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError, r"\[N, 2\], \[N, 1\] or \[N\]; .*\['N', 3\].* use log_loss",
     ),
     "loss is taken": (small(), {"loss_name": "w"}, UnknownNameError, "'w' is taken"),
     "label is taken": (small(), {"label_name": "x"}, UnknownNameError, "'x' is taken"),
