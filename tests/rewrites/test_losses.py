@@ -699,7 +699,8 @@ BAD = {
         small(outputs="seq(float[N, 1]) y", nodes="y = SequenceConstruct(x)"), {}, OptionError, "output 'y' is not declared",
     ),
     "three columns": (
-        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError, r"\[N, 2\], \[N, 1\] or \[N\]; .*\['N', 3\].* use log_loss",
+        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError,
+        r"\[N, 2\], \[N, 1\] or \[N\]; .*\['N', 3\].* use log_loss",
     ),
     "loss is taken": (small(), {"loss_name": "w"}, UnknownNameError, "'w' is taken"),
     "label is taken": (small(), {"label_name": "x"}, UnknownNameError, "'x' is taken"),
