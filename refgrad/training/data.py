@@ -321,8 +321,8 @@ def _other_loss(step: StepModel) -> str:
     """The message for class numbers, which the loss of the step does not take."""
     fits = "loss='log_loss'" if step.class_loss == "log_loss" else "loss='cross_entropy' (of logits)"
     return (
-        f"The labels in {step.label!r} look like class numbers. {step.settings['loss']} compares as many numbers as the "
-        f"output has. For class numbers use {fits}."
+        f"{step.label!r} has fewer numbers than the output, and {step.settings['loss']} compares as many. For class numbers "
+        f"use {fits}."
     )
 
 

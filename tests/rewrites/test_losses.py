@@ -65,6 +65,7 @@ SCORES = {
     "l1": lambda f, y: np.abs(f - y),
     "half_squared_error": lambda f, y: (f - y) ** 2 / 2,
     "elastic": lambda f, y: 0.5 * np.abs(f - y) + 0.5 * (f - y) ** 2,
+    "huber": lambda f, y: np.where(np.abs(f - y) <= 1, (f - y) ** 2 / 2, np.abs(f - y) - 0.5),
     "log": lambda f, y: np.where(y == 1, -np.log(f[:, 1:]), -np.log1p(-f[:, 1:])),
     "binary_cross_entropy_with_logits": lambda f, y: np.logaddexp(0, np.where(y == 1, -f, f)),
 }
@@ -147,6 +148,7 @@ def test_the_gradient_is_that_of_torch(score, weighted):
         rows = {
             "elastic": (square + absolute) / 2,
             "half_squared_error": square / 2,
+            "huber": functional.huber_loss(y, label, reduction="none"),
             "binary_cross_entropy_with_logits": functional.binary_cross_entropy_with_logits(y, label, reduction="none"),
             **dict.fromkeys(("l2", "squared_error"), square),
             **dict.fromkeys(("l1", "absolute_error"), absolute),

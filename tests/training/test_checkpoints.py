@@ -329,7 +329,7 @@ def test_data_that_does_not_fit_is_refused(name):
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 @pytest.mark.parametrize("kind", [int, float, str])
 def test_class_numbers_need_a_loss_of_classes(kind, shape):
-    said = "look like class numbers. loss='squared_error' compares as many numbers .* use loss='cross_entropy'"
+    said = "has fewer numbers than the output, and loss='squared_error' compares as many. .* use loss='cross_entropy'"
     with pytest.raises(FeedError, match=said):
         Arrays(step_model(CLASSES), {"x": GOOD, "label": np.zeros(shape, kind)})
     probabilities = onnx.ModelProto.FromString(CLASSES.SerializeToString())
