@@ -130,6 +130,8 @@ def add_loss_output(
     if weight_name is not None:
         inputs[weight_name] = kind, shape[:1]
     label = label_name if label_kind == kind else builder.add("Cast", [label_name], f"cast_{label_name}", to=kind)
+    if score is not _log and has_unknown_width(shape):
+        label = builder.add("Reshape", [label, builder.add("Shape", [output], "label_shape")], "label_reshaped")
     if score is _log and shape[1:] not in (
         (),
         (1,),
@@ -157,6 +159,11 @@ def add_loss_output(
     if len(outputs) == 1:
         return made
     return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input])
+
+
+def has_unknown_width(shape: Shape) -> bool:
+    """True if a size after the first axis is unknown: a label of another size would be broadcast, unless it is reshaped."""
+    return not all(isinstance(dim, int) for dim in shape[1:])
 
 
 def make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]:

@@ -20,7 +20,7 @@ from refgrad.protos.traverse import fresh, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
-from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
+from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, has_unknown_width, make_room, one_output
 from refgrad.rewrites.scores import (
     OF_CLASSES,
     loss_of_classes,
@@ -127,7 +127,8 @@ def _direct(
     taken.update(name for name in (label, sample_weight) if name is not None)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken)
     op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
-    score, slope = _DIRECT[loss](op, op.Sub(compared, label))
+    expected = op.Reshape(label, op.Shape(compared)) if has_unknown_width(shape) else label
+    score, slope = _DIRECT[loss](op, op.Sub(compared, expected))
     inputs = [helper.make_tensor_value_info(label, kind, shape)]
     if sample_weight is not None:
         inputs.append(helper.make_tensor_value_info(sample_weight, kind, shape[:1]))

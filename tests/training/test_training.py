@@ -13,7 +13,7 @@ import pytest
 
 import refgrad
 from refgrad.backends import available, backends, get_backend
-from refgrad.errors import FeedError, ModelWarning, OptionError, TrainingError, UnknownNameError
+from refgrad.errors import BackendError, FeedError, ModelWarning, OptionError, TrainingError, UnknownNameError
 from refgrad.training import (
     SGD,
     Adam,
@@ -564,6 +564,19 @@ def test_the_score_log_takes_a_probability_in_one_column(label: float) -> None:
     loss = training.train_on({"x": np.array([[1.0, -2.0]]), "label": np.array([[label]])}, 1.0)
     assert loss == pytest.approx(np.log(2))
     np.testing.assert_allclose(training.weights["w1"], [[label - 0.5], [1 - 2 * label]], atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss", ["squared_error", "half_squared_error", "absolute_error", "elastic", "huber"])
+def test_a_label_is_not_broadcast_where_the_number_of_columns_is_unknown(loss: str, backend: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x, int64[2] s) => (double[N, C] z) '
+        "<double[2, 3] w = {1, -1, 0, 0, 1, 1}> { y = MatMul(x, w) z = Reshape(y, s) }"
+    )
+    feeds = {"x": np.ones((4, 2)), "s": np.array([-1, 3]), "label": np.zeros((4, 3))}
+    assert Training(step_model(model, loss, SGD()), 0.1, backend).train_on(feeds, 0.1) > 0
+    with pytest.raises(BackendError, match="Reshape"):
+        Training(step_model(model, loss, SGD()), 0.1, backend).train_on(feeds | {"label": np.zeros((4, 1))}, 0.1)
 
 
 def test_a_loss_is_one_number() -> None:
