@@ -92,6 +92,7 @@ RUN = {
     "refgrad/teaching/answers.py": "an answer, which is a program",
     "refgrad/model/native.py": "the parser, for the modules below and for .onnxtxt files",
     "refgrad/show/demo.py": "text of refgrad",
+    "refgrad/compat/training/notebook.py": "text of refgrad",
     "refgrad/compat/training/sgd_learning_loss.py": "text of refgrad",
     "refgrad/compat/training/sgd_learning_rate.py": "text of refgrad",
     "conformance/cases/attention.py": "text of refgrad",
