@@ -42,6 +42,7 @@ from refgrad.conformance.oracles.comparison import (
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.oracles.grouped import grouped_estimates
 from refgrad.conformance.oracles.joint import contradicted
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.kinked import OPERATORS as KINKED
@@ -371,70 +372,163 @@ def _checked(
     progress: Progress,
 ) -> Check:
     """Compare the gradients at a point with every oracle, on every backend."""
-    rows: list[Row] = []
-    done, steps = count(), 1 + len(gradients) * (1 + len(executors))
-    truths: dict[str, dict[str, np.ndarray]] = {}
-    for dialect, model_of_gradient in gradients.items():
-        progress(next(done), steps, f"{dialect} in float64")
+    done, steps = count(), 2 + len(gradients) * (1 + len(executors))
+
+    def tell(what: str) -> None:
+        progress(next(done), steps, what)
+
+    failed: list[Row] = []
+    truths: dict[str, Truth] = {}
+    for dialect, written in gradients.items():
+        tell(f"{dialect} in float64")
         try:
-            named = point.named_by(model_of_gradient)
-            truths[dialect] = by_name(in_float64(model_of_gradient).run(named.wide | named.seeds), named.names)
+            named = point.named_by(written)
+            got = by_name(in_float64(written).run(named.wide | named.seeds), named.names)
         except BackendError as error:
-            rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, _verdict_on(error), str(error))
+            failed += _without_result(point, dialect, "numpy float64", DIFFERENCES, _verdict_on(error), str(error))
+        else:
+            truths[dialect] = Truth(named, written, got)
     if not truths:
-        return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
-    first = next(iter(truths))
-    truth = Truth(point, gradients[first], truths[first])
-    rng = np.random.default_rng([seed, 1])
-    progress(next(done), steps, "differences")
-    observations = estimates(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions=directions)
-    for dialect, got in truths.items():
-        judged = [
-            _row(
-                name,
-                dialect,
-                "numpy float64",
-                DIFFERENCES,
-                _against_differences(truth, name, got[name], observations, tolerance or EXACT),
-            )
-            for name in point.names
-        ]
-        doubtful = {row.gradient for row in judged if row.verdict == WRONG and np.all(np.isfinite(got[row.gradient]))}
-        here = Truth(point.named_by(gradients[dialect]), gradients[dialect], got)
-        kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
-        note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
-        judged = [replace(row, verdict=CONVENTION, note=note) if row.gradient in kinks else row for row in judged]
-        judged = _by_origins(judged, gradients[dialect], here.point, get_backend("numpy"), in_double=True)
-        judged = [_apart(row, here, seed, tolerance or EXACT) if row.verdict == CONVENTION else row for row in judged]
-        rows += _together(judged, here, seed, tolerance or EXACT)
-    open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == WRONG for row in rows) else ""
-    rows = [_settled(row, open_at) for row in rows]
-    wrong = {row.dialect for row in rows if row.verdict == WRONG}
-    sound = next((dialect for dialect in truths if dialect not in wrong), first)
-    if sound != first:
-        truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
-    left, stopped = list(itertools.product(gradients, executors)), ""
-    try:
-        while left:
-            dialect, name = left[0]
-            progress(next(done), steps, f"{dialect} on {name}")
-            allowed = tolerance or rounding(len(gradients[dialect].graph.node), point)
-            rows += _on_backend(truth, gradients[dialect], dialect, name, executors[name], allowed)
-            del left[0]
+        return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(failed))
+    work = _Comparison(truths, gradients, executors, seed, directions, tolerance, tell)
+    sound, stopped, of_builder = next(iter(truths)), "", []
+    try:  # single gradients take long and come last: when the time is over, the others are known
+        work.observe_groups()
+        work.run(truths[sound])
+        work.observe_the_rest()
+        if (other := work.sound) != sound:
+            sound = other
+            work.run(truths[sound])
         if "ort-cpu" in executors and ortbuilder.available():
-            settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
-            allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
-            rows += _of_builder(truth, observations, settled, allowed, seconds)
+            of_builder = work.of_builder(sound, seconds)
     except interruption.STOPS as stop:
         interruption.finish()
         stopped = interruption.why(stop)
-    skipped = tuple(f"dialect {dialect} on {name}, {stopped}" for dialect, name in left)
-    return Check(
-        tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows), skipped, tolerance, stopped
-    )
+    rows = (*failed, *work.by_differences(stopped), *work.by_executors, *of_builder)
+    skipped = tuple(f"dialect {dialect} on {name}, {stopped}" for dialect, name in work.left)
+    return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, rows, skipped, tolerance, stopped)
+
+
+class _Comparison:
+    """The comparison of the gradients in float64 with differences, and of each executor with them, as far as it got."""
+
+    def __init__(
+        self,
+        truths: Mapping[str, Truth],
+        gradients: Mapping[str, ModelProto],
+        executors: Mapping[str, Backend],
+        seed: int,
+        directions: int,
+        tolerance: float | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._truths, self._gradients, self._executors = truths, gradients, executors
+        self._seed, self._directions, self._tolerance, self._tell = seed, directions, tolerance, tell
+        self._exact = tolerance or EXACT
+        self._first = next(iter(truths.values()))
+        self._point = self._first.point
+        self._observations: list[Observation] = []
+        self._judged: dict[tuple[str, str], Row] = {}  # by dialect and gradient
+        self.by_executors: list[Row] = []
+        self.left: list[tuple[str, str]] = [*itertools.product(gradients, executors)]
+
+    def observe_groups(self) -> None:
+        """Judge the gradients that agree with differences which move many inputs at once."""
+        self._tell("differences of many gradients at once")
+        point, rng = self._point, np.random.default_rng([self._seed, 8])
+        self._observations += grouped_estimates(
+            point.evaluate,
+            point.wide,
+            self._first.gradients,
+            point.cotangent_of,
+            rng,
+            tolerance=self._exact,
+            directions=self._directions,
+        )
+        told = {one.name for one in self._observations}
+        self._judge([name for name in point.names if name in told])
+
+    def observe_the_rest(self) -> None:
+        """Judge every other gradient, one by one."""
+        self._tell("differences of single gradients")
+        point, rng = self._point, np.random.default_rng([self._seed, 1])
+        told = {one.name for one in self._observations}
+        names = [name for name in point.names if name not in told]
+        self._observations += estimates(
+            point.evaluate, point.wide, names, point.cotangent_of, rng, directions=self._directions
+        )
+        self._judge(names)
+
+    def _judge(self, names: Sequence[str]) -> None:
+        for dialect, truth in self._truths.items():
+            rows = _against_observations(truth, dialect, names, self._observations, self._seed, self._exact)
+            self._judged |= {(dialect, row.gradient): row for row in rows}
+
+    def by_differences(self, stopped: str = "") -> list[Row]:
+        """A row for each gradient in float64. Those that were not judged are undecided, because it was `stopped`."""
+        pairs = itertools.product(self._truths, self._point.names)
+        return [
+            self._judged.get((dialect, name))
+            or Row(name, dialect, "numpy float64", DIFFERENCES, UNDECIDED, note=stopped)
+            for dialect, name in pairs
+        ]
+
+    @property
+    def sound(self) -> str:
+        """The first dialect whose gradients in float64 no difference contradicts; the first of all if there is none."""
+        wrong = {row.dialect for row in self._judged.values() if row.verdict == WRONG}
+        return next((dialect for dialect in self._truths if dialect not in wrong), next(iter(self._truths)))
+
+    def run(self, truth: Truth) -> None:
+        """Compare every executor with the gradients in float64."""
+        self.by_executors = []
+        self.left = [*itertools.product(self._gradients, self._executors)]
+        while self.left:
+            dialect, name = self.left[0]
+            self._tell(f"{dialect} on {name}")
+            gradient = self._gradients[dialect]
+            self.by_executors += _on_backend(
+                truth, gradient, dialect, name, self._executors[name], self._allowed(gradient)
+            )
+            del self.left[0]
+
+    def of_builder(self, sound: str, seconds: float) -> list[Row]:
+        """The rows of ONNX Runtime's own builder."""
+        settled = {name: row.verdict for (dialect, name), row in self._judged.items() if dialect == sound}
+        allowed = self._allowed(self._gradients[sound])
+        return _of_builder(self._truths[sound], self._observations, settled, allowed, seconds)
+
+    def _allowed(self, gradient: ModelProto) -> float:
+        return self._tolerance or rounding(len(gradient.graph.node), self._point)
 
 
 # Against differences
+
+
+def _against_observations(
+    truth: Truth, dialect: str, names: Sequence[str], observations: Sequence[Observation], seed: int, tolerance: float
+) -> list[Row]:
+    """The gradients by `names` against differences: the rows are wrong only where no kink explains it."""
+    got, point = truth.gradients, truth.point
+    rows = [
+        _row(
+            name,
+            dialect,
+            "numpy float64",
+            DIFFERENCES,
+            _against_differences(truth, name, got[name], observations, tolerance),
+        )
+        for name in names
+    ]
+    doubtful = {row.gradient for row in rows if row.verdict == WRONG and np.all(np.isfinite(got[row.gradient]))}
+    kinks = told_by_the_neighbour(truth, doubtful, seed, tolerance) if doubtful else set()
+    note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
+    rows = [replace(row, verdict=CONVENTION, note=note) if row.gradient in kinks else row for row in rows]
+    rows = _by_origins(rows, truth.model, point, get_backend("numpy"), in_double=True)
+    rows = [_apart(row, truth, seed, tolerance) if row.verdict == CONVENTION else row for row in rows]
+    rows = _together(rows, truth, seed, tolerance)
+    open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == WRONG for row in rows) else ""
+    return [_settled(row, open_at) for row in rows]
 
 
 def _against_differences(

@@ -16,6 +16,11 @@ STEP = 1e-3
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
+def rounding_error(scale: float, step: float) -> float:
+    """The error that rounding makes in a difference quotient of sums of terms whose absolute values add up to `scale`."""
+    return float(8 * np.finfo(np.float64).eps * scale / step)
+
+
 @dataclass(frozen=True)
 class FiniteDifference:
     """A directional derivative: its value, how far off the method itself may be, and the size of what it adds up."""
@@ -48,7 +53,7 @@ class _Path:
 
     def rounding(self, step: float) -> float:
         """The error that the rounding of the function values makes in a difference quotient."""
-        return float(8 * np.finfo(np.float64).eps * self.size / step)
+        return rounding_error(self.size, step)
 
 
 def directional(

@@ -28,6 +28,7 @@ from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.data import Arrays, Data, open_data
 from refgrad.training.losses import LOSSES
 from refgrad.training.optimizers import OPTIMIZERS, Optimizer, optimizer_class
+from refgrad.training.precision import DYNAMIC
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, step_model
@@ -198,6 +199,16 @@ class UpdateOptions:
             show_default="0.9 for nesterov, else 0",
         ),
     ] = None
+    eps: Annotated[
+        float | None,
+        number(
+            "eps",
+            "--eps",
+            "--epsilon",
+            help=f"The number that keeps the divisor of an update above 0, for {_listed(_taking('eps'), 'and')}.",
+            show_default="1e-8; 1e-10 for adagrad",
+        ),
+    ] = None
     weight_decay: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,13 +238,23 @@ class UpdateOptions:
             help="Update the weights once per STEPS batches, by the mean of their gradients.",
         ),
     ] = 1
+    loss_scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|dynamic",
+            help="Compute the gradient of the loss times this number, so that small gradients do not become 0 in float16. "
+            "dynamic: half of it after a gradient that is not finite, which updates nothing, and twice as much after 2000 "
+            "other steps.",
+            show_default="dynamic for float16 weights, else none",
+        ),
+    ] = None
 
     def by(self, name: str) -> Optimizer:
-        """The optimizer of this name, with its momentum and the weight decay of all weights.
+        """The optimizer of this name, with its momentum, its ε and the weight decay of all weights.
 
         :raises OptionError: there is no such optimizer, or it has no such setting.
         """
-        given = {"momentum": self.momentum, "weight_decay": self.decays.get("")}
+        given = {"momentum": self.momentum, "eps": self.eps, "weight_decay": self.decays.get("")}
         settings: dict[str, Any] = {setting: value for setting, value in given.items() if value is not None}
         kind = optimizer_class(name)
         for setting in settings:
@@ -241,6 +262,20 @@ class UpdateOptions:
                 option = setting.replace("_", "-")
                 raise OptionError(f"--{option} does not work with {name}, only with {_listed(those, 'and')}.")
         return kind(**settings)
+
+    @property
+    def scale(self) -> float | str | None:
+        """The loss scale.
+
+        :raises OptionError: it is neither a number in its range nor "dynamic".
+        """
+        if self.loss_scale in (None, DYNAMIC):
+            return self.loss_scale
+        try:
+            scale = float(self.loss_scale or "")
+        except ValueError as error:
+            raise OptionError(f"--loss-scale {self.loss_scale!r}: give a number above 0, or {DYNAMIC}.") from error
+        return float(checked("loss_scale", scale, "--loss-scale"))
 
     @property
     def decays(self) -> dict[str, float]:
@@ -518,7 +553,7 @@ def _step(
         model, loss, optimizer, output=objective.of, loss_settings=objective.settings, penalty=update.penalties,
         weight_decay={pattern: number for pattern, number in update.decays.items() if pattern},
         clip_norm=update.clip_norm, clip_value=update.clip_value, accumulate=update.accumulate,
-        batch_norm=layers.batch_norm, dropout=layers.dropout, **options,
+        loss_scale=update.scale, batch_norm=layers.batch_norm, dropout=layers.dropout, **options,
     )  # fmt: skip
 
 

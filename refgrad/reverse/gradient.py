@@ -16,7 +16,7 @@ from refgrad.reverse.assembly import names_in
 from refgrad.reverse.memory import budget_of
 from refgrad.reverse.ranks import of_known_ranks, refuse_shapeless
 from refgrad.reverse.recording import RecordingEmitter
-from refgrad.reverse.report import Report, say_useless
+from refgrad.reverse.report import Report, refuse_zeros, say_useless
 from refgrad.reverse.request import Request
 from refgrad.reverse.writing import WrittenGradient, differentiate, plan_gradient
 from refgrad.tables.conventions import DEFAULT, Conventions
@@ -151,6 +151,24 @@ def recorded(
     return differentiate(model, Request(wrt, outputs, conventions, keep_outputs=True), RecordingEmitter)
 
 
+@explained
+def training_gradient(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str],
+    output: str,
+    cotangent: str,
+    conventions: Conventions,
+) -> ModelProto:
+    """`gradient` of one output by the weights `wrt`, which are inputs. The outputs are kept.
+
+    :raises NoGradientError: also if the gradient of every weight is 0 for all feeds: then no step would change a weight.
+    """
+    request = Request(
+        wrt, [output], conventions, cotangent=cotangent, keep_outputs=True, weights="inputs", needs_gradient=True
+    )
+    return of_known_ranks(model, partial(_gradient, request=request))
+
+
 def _gradient(model: ModelProto | str | os.PathLike[str], request: Request) -> ModelProto:
     if request.budget is None:
         written = differentiate(model, request)
@@ -159,6 +177,8 @@ def _gradient(model: ModelProto | str | os.PathLike[str], request: Request) -> M
         written = planning.gradient_within_budget(request.budget, plan_gradient(model, request))
     adjoints = {adjoint: name for names in names_in(written.model) for name, adjoint in names.items()}
     refuse_shapeless((*written.model.graph.output, *written.model.graph.input), adjoints)
+    if request.needs_gradient:
+        refuse_zeros(written.planned.zeros, written.planned.wrt)
     say_useless((*written.planned.zeros, *written.planned.leaks), request.wrt is not None)
     return written.model
 

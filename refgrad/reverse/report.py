@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from refgrad.errors import abridged, choices
+from refgrad.errors import NoGradientError, abridged, choices
 from refgrad.markup import BAD, ROWS, html_table
 from refgrad.notices import notice
 
@@ -114,6 +114,19 @@ class Report:
         colors = {_DERIVATIVES["none"]: BAD, _DERIVATIVES["missing"]: BAD}
         return html_table(
             self.table(), title, map(str, (*self.zeros, *self.leaks)), colors, max(ROWS, len(self.refused))
+        )
+
+
+def refuse_zeros(zeros: Iterable[ZeroGradient], wrt: Iterable[str]) -> None:
+    """Refuse a training in which no weight gets a gradient.
+
+    :raises NoGradientError: the gradient of every name in `wrt` is 0 for all feeds.
+    """
+    found = list(zeros)
+    if set(wrt) <= {name for one in found for name in one.names}:
+        raise NoGradientError(
+            f"Training would change nothing. {' '.join(map(str, found))}",
+            tuple(dict.fromkeys(node for one in found for row in one.stops for node in row.nodes)),
         )
 
 

@@ -20,7 +20,7 @@ class Request:
     """A gradient that is asked for. Its fields have the meaning of the arguments of `refgrad.gradient`.
 
     `wrt` and `outputs` are checked where the model is known. With a `budget`, `recompute` is False. Without `guarded` the
-    gradient lacks the guards of `strong_zero`.
+    gradient lacks the guards of `strong_zero`. With `needs_gradient` a gradient that is 0 by every name is an error.
 
     :raises OptionError: an option has no such value, or two exclude each other.
     """
@@ -35,6 +35,7 @@ class Request:
     budget: Budget | None = None
     weights: str = "overridable"
     guarded: bool = True
+    needs_gradient: bool = False
 
     def __post_init__(self) -> None:
         for option, value, known in (

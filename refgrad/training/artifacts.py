@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -19,6 +19,7 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.traverse import refill, versions_of
 from refgrad.reverse.assembly import names_in
 from refgrad.rewrites.selection import select_model_inputs_outputs
+from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import refuse_training_mode
 from refgrad.training.optimizers import SGD, AdamW, Optimizer
@@ -44,6 +45,7 @@ def write_artifacts(
     sample_weight: str | None = None,
     reduction: str = "mean",
     loss_settings: Mapping[str, Any] | None = None,
+    **conventions: Unpack[ConventionOptions],
 ) -> None:
     """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint for onnxruntime 1.19's training API.
 
@@ -55,6 +57,8 @@ def write_artifacts(
     :param folder: a new folder.
     :param optimizer: `SGD()` without momentum, or `AdamW` as torch has it, the default; 1.19 has no others.
     :param trainable: as the other options, see `step_model`. Weights are float32.
+    :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
+    :raises NoGradientError: no weight gets a gradient.
     :raises OptionError: an option does not fit, or flatbuffers, which onnxruntime installs, is not there.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     :raises OutputFileError: the folder exists, or cannot be written.
@@ -75,7 +79,7 @@ def write_artifacts(
         AdamW() if optimizer is None else optimizer,
         trainable,
         (loss, output),
-        (label, sample_weight, reduction, loss_settings),
+        (label, sample_weight, reduction, loss_settings, Conventions(**conventions)),
     )
     with new_folder(folder) as place:
         for name, content in files.items():

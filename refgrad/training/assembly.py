@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad import traits
 from refgrad.builder.function import FunctionEmitter
@@ -17,6 +17,19 @@ from refgrad.protos.traverse import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.training.normalization import Statistic
 from refgrad.training.optimizers import Optimizer
+from refgrad.training.precision import (
+    DYNAMIC,
+    FINITE,
+    GOOD_STEPS,
+    SCALE,
+    UPDATES,
+    all_finite,
+    first_states,
+    is_narrow,
+    master,
+    next_states,
+    unscaled,
+)
 from refgrad.training.slimming import slim, uses
 from refgrad.training.steps import RATE, STEP, VECTOR, StepModel
 
@@ -32,6 +45,7 @@ class StepRequest:
     :param weight_decay: λ by weight, where it is not the optimizer's.
     :param clip: the largest element of the gradient, and its largest norm.
     :param draws: whether the model reads the number of the step, as Dropout does.
+    :param scale: the loss scale, which the gradient model reads as an input; None: it is not scaled.
     """
 
     optimizer: Optimizer
@@ -45,6 +59,7 @@ class StepRequest:
     unbiased: bool
     accumulate: int
     draws: bool
+    scale: float | str | None = None
 
 
 class Assembly:
@@ -66,6 +81,9 @@ class Assembly:
         self.uses = uses(made.graph)
         self.inputs: list[ValueInfoProto] = []
         self.state: dict[str, np.ndarray] = {}
+        held = {} if asked.flat else dict(weights)
+        held |= {statistic.name: value for statistic, value in running.items()}
+        self.masters = {name: fresh(f"{name}.master", taken) for name, value in held.items() if is_narrow(value)}
 
     def step(self) -> StepModel:
         """The step."""
@@ -74,6 +92,8 @@ class Assembly:
         moved = {*self.weights, *(statistic.name for statistic in self.running)}
         if self.asked.draws:
             moved.add(STEP)
+        if self.asked.scale is not None:
+            moved.add(SCALE)
         data = [value for value in self.made.graph.input if value.name not in moved]
         if clash := next((v.name for v in data if v.name in (RATE, STEP, VECTOR)), ""):
             raise UnknownNameError(f"The model has an input {clash!r}, a name that the step needs. Rename the input.")
@@ -82,20 +102,30 @@ class Assembly:
         layout: dict[str, tuple[int, tuple[int, ...]]] = {}
         if self.asked.flat:
             layout = self._unpacked()
-            parts = {VECTOR: np.concatenate([value.ravel() for value in self.weights.values()])}
+            parts = {VECTOR: np.concatenate([master(value).ravel() for value in self.weights.values()])}
             slopes = {VECTOR: self._packed(gradients)}
         else:
-            parts = dict(self.weights)
-            slopes = {name: gradients[name] for name in self.weights}
+            parts = {name: master(value) for name, value in self.weights.items()}
+            slopes = {name: self._widened(name, gradients[name]) for name in self.weights}
         for name, value in parts.items():
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-            op.types[name] = op.types[slopes[name]] = (kind, value.ndim)
+            op.types[self._held(name)] = op.types[slopes[name]] = (kind, value.ndim)
+        values = dict(self.weights) | {statistic.name: value for statistic, value in self.running.items()}
+        for name, held in self.masters.items():
+            self._narrowed(name, held, values[name])
+        finite = ""
+        if self.asked.scale is not None:
+            op.types[SCALE] = (TensorProto.FLOAT, 0)
+            slopes = unscaled(op, slopes)
+            finite = all_finite(op, slopes)
+            if self.asked.accumulate > 1:
+                slopes = {name: op.Where(finite, g, op.const(0.0, like=g)) for name, g in slopes.items()}
         total = self.asked.loss
         if self.asked.shared and self.asked.decays:
             self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
-        kinds = {op.type(name) for name in parts}
+        kinds = {op.type(self._held(name)) for name in parts}
         one_kind = kinds.pop() if len(kinds) == 1 else int(TensorProto.DOUBLE)
         op.types[RATE], op.types[STEP] = (one_kind, 0), (TensorProto.INT64, 0)
         self.inputs.append(helper.make_tensor_value_info(RATE, one_kind, []))
@@ -106,23 +136,61 @@ class Assembly:
             number, due = op.Div(number, self.asked.accumulate), op.Equal(op.Mod(number, self.asked.accumulate), 0)
             results |= self._accumulated(slopes, due)
         slopes = self._clipped(slopes)
+        applies = due
+        if finite:
+            applies, scaled = self._applies(finite, due)
+            results |= scaled
+            number = op.Add(UPDATES, 1) if UPDATES in scaled else number
         t = op.Cast(number, to=TensorProto.DOUBLE)
         if due:  # it is 0 before the first update
             t = op.Max(t, 1.0)
         for name, value in parts.items():
-            results |= self._update(name, value, slopes[name], t, due)
-        if (
-            not due and not self.asked.draws and not any(t in node.inputs for node in op.nodes)
-        ):  # no update asks how many there were
+            results |= self._update(name, value, slopes[name], t, applies)
+        counts = number == results[STEP] and any(t in node.inputs for node in op.nodes)
+        if not due and not self.asked.draws and not counts:  # no update asks how many there were
             del results[STEP], self.state[STEP]
             self.inputs = [value for value in self.inputs if value.name != STEP]
         for statistic, value in self.running.items():
-            op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
-            self._begin(statistic.name, value)
-            results[statistic.name] = statistic.following(op, self.asked.unbiased)
+            held, first = self._held(statistic.name), master(value)
+            op.types[held] = (helper.np_dtype_to_tensor_dtype(first.dtype), 1)
+            self._begin(held, first)
+            results[held] = statistic.following(op, self.asked.unbiased, held)
         if not self._is_scalar(self.asked.loss):
             total = op.Reshape(total, np.zeros(0, np.int64))
-        return self._assembled(data, results, total, layout)
+        return self._assembled(data, results, total, layout, finite)
+
+    def _held(self, name: str) -> str:
+        """The state that holds a weight or a statistic: itself, or its master."""
+        return self.masters.get(name, name)
+
+    def _narrowed(self, name: str, held: str, value: np.ndarray) -> None:
+        """Cast a master to the 16-bit type that the model reads."""
+        if held != name:
+            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+            self.first.builder.append("Cast", [held], [name], f"weights/{name}", attributes={"to": kind})
+
+    def _widened(self, name: str, gradient: str) -> str:
+        """The gradient of a weight in the type in which the weight is trained."""
+        return str(self.last.Cast(gradient, to=TensorProto.FLOAT)) if is_narrow(self.weights[name]) else gradient
+
+    def _applies(self, finite: str, due: str) -> tuple[str, dict[str, str]]:
+        """A bool, true if this step changes the weights, and the next states of the loss scale.
+
+        The gradients of all steps that the update accumulates have to be finite.
+        """
+        op = self.last
+        states = first_states(self.asked.scale or DYNAMIC)
+        if not states:
+            return (op.And(due, finite) if due else finite), {}
+        for name, value in states.items():
+            self._begin(name, value)
+            op.types[name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 0)
+        results = next_states(op, finite)
+        applies = finite
+        if due:
+            applies = op.And(due, op.Not(op.Less(results[GOOD_STEPS], self.asked.accumulate)))
+        results[UPDATES] = op.Add(UPDATES, op.Cast(applies, to=TensorProto.INT64))
+        return applies, results
 
     def _begin(self, name: str, value: np.ndarray) -> None:
         """An input that the step returns changed, and with what it begins."""
@@ -139,18 +207,20 @@ class Assembly:
         for row, (name, value) in zip(rows, self.weights.items(), strict=True):
             layout[name] = (start, value.shape)
             start += value.size
+            held = fresh(f"{name}.master", self.taken) if is_narrow(value) else name
             if value.ndim == 1 and len(sizes) > 1:
                 split = op.nodes[0]
-                op.nodes[0] = split._replace(outputs=tuple(name if one == row else one for one in split.outputs))
-                continue
-            op.builder.append("Reshape", [row, op.const(list(value.shape))], [name], f"weights/{name}")
+                op.nodes[0] = split._replace(outputs=tuple(held if one == row else one for one in split.outputs))
+            else:
+                op.builder.append("Reshape", [row, op.const(list(value.shape))], [held], f"weights/{held}")
+            self._narrowed(name, held, value)
         return layout
 
     def _packed(self, gradients: Mapping[str, str]) -> str:
         flat = {name: self.weights[name].ndim == 1 or self._sums_to_row(name, gradients) for name in self.weights}
         rows = [gradients[name] if flat[name] else self.last.Reshape(gradients[name], [-1]) for name in self.weights]
         packed: str = self.last.Concat(*rows, axis=0) if len(rows) > 1 else rows[0]
-        return packed
+        return self._widened(next(iter(self.weights)), packed)
 
     def _sums_to_row(self, name: str, gradients: Mapping[str, str]) -> bool:
         """True if the gradient is a sum that nothing else reads and that is a row without the axes of size 1 it keeps."""
@@ -180,7 +250,7 @@ class Assembly:
 
     def _penalized(self, name: str, slope: str, total: str) -> tuple[str, str]:
         """The gradient and the loss with l1·Σ|w| + l2·Σw²."""
-        op = self.last
+        op, w = self.last, self._held(name)
         members = list(self.weights) if self.asked.flat else [name]
         for place in (0, 1):
             amounts = [self.asked.decays.get(member, (0.0, 0.0))[place] for member in members]
@@ -189,21 +259,21 @@ class Assembly:
             amount: Any = amounts[0]
             if len(set(amounts)) > 1:
                 rows = [
-                    np.full(self.weights[m].size, a, self.weights[m].dtype)
+                    np.full(self.weights[m].size, a, master(self.weights[m]).dtype)
                     for m, a in zip(members, amounts, strict=True)
                 ]
                 amount = op.const(np.concatenate(rows))
             if self.asked.shared:
-                amount = op.Div(amount if isinstance(amount, str) else op.const(amount, like=name), self._in_type(name))
+                amount = op.Div(amount if isinstance(amount, str) else op.const(amount, like=w), self._in_type(w))
             if place == 0:
-                slope = op.Add(slope, op.Mul(op.Sign(name), amount))
-                part = op.Mul(op.Abs(name), amount)
+                slope = op.Add(slope, op.Mul(op.Sign(w), amount))
+                part = op.Mul(op.Abs(w), amount)
             else:
-                weighted = op.Mul(name, amount)
+                weighted = op.Mul(w, amount)
                 slope = op.Add(slope, op.Add(weighted, weighted))
-                part = op.Mul(name, weighted)
+                part = op.Mul(w, weighted)
             summed = op.ReduceSum(part, keepdims=0)
-            total = op.Add(total, summed if op.type(total) == op.type(name) else op.Cast(summed, to=op.type(total)))
+            total = op.Add(total, summed if op.type(total) == op.type(w) else op.Cast(summed, to=op.type(total)))
         return slope, total
 
     def _count(self, data: Sequence[ValueInfoProto]) -> str:
@@ -233,7 +303,7 @@ class Assembly:
         """Add up gradients, and put their mean in place of each. Return the sums to keep, 0 where the update is `due`."""
         op, kept = self.last, {}
         for name, slope in slopes.items():
-            kind, rank = op.types[name]
+            kind, rank = op.types[self._held(name)]
             state = "gradient" if self.asked.flat else f"{name}.gradient"
             size = sum(v.size for v in self.weights.values()) if self.asked.flat else self.weights[name].shape
             self._begin(state, np.zeros(size, helper.tensor_dtype_to_np_dtype(kind)))
@@ -243,20 +313,20 @@ class Assembly:
             kept[state] = op.Where(due, op.const(0.0, like=total), total)
         return kept
 
-    def _update(self, name: str, value: np.ndarray, slope: str, t: str, due: str) -> dict[str, str]:
-        op, kind = self.last, helper.np_dtype_to_tensor_dtype(value.dtype)
-        self._begin(name, value)
+    def _update(self, name: str, value: np.ndarray, slope: str, t: str, applies: str) -> dict[str, str]:
+        op, kind, w = self.last, helper.np_dtype_to_tensor_dtype(value.dtype), self._held(name)
+        self._begin(w, value)
         states = {}
         for state, begin in self.asked.optimizer.states.items():
             states[state] = state if self.asked.flat else f"{name}.{state}"
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
-        moved, new = self._updated(name, states, kind, (slope, rate, t, states, self._decay(name, value)))
-        if due:
-            moved = op.Where(due, moved, name)
-            new = {state: op.Where(due, made, states[state]) for state, made in new.items()}
-        return {name: moved} | {states[state]: made for state, made in new.items()}
+        moved, new = self._updated(w, states, kind, (slope, rate, t, states, self._decay(name, value)))
+        if applies:
+            moved = op.Where(applies, moved, w)
+            new = {state: op.Where(applies, made, states[state]) for state, made in new.items()}
+        return {w: moved} | {states[state]: made for state, made in new.items()}
 
     def _updated(
         self, name: str, states: Mapping[str, str], kind: int, arguments: tuple[Any, ...]
@@ -307,11 +377,14 @@ class Assembly:
         results: Mapping[str, str],
         total: str,
         layout: Mapping[str, tuple[int, tuple[int, ...]]],
+        finite: str,
     ) -> StepModel:
         made, source = ModelProto(), self.made.graph
         made.CopyFrom(self.made)
         result = fresh("loss", self.taken)
         final = {total: result} | {name: fresh(f"{state}_next", self.taken) for state, name in results.items()}
+        if finite:
+            final[finite] = fresh(FINITE, self.taken)
         graph = made.graph
         for field_name in ("input", "output", "node", "initializer"):
             graph.ClearField(field_name)
@@ -324,13 +397,19 @@ class Assembly:
         graph.initializer.extend(source.initializer)
         for op in (self.first, self.last):
             graph.initializer.extend(op.builder.constants.values())
+        if isinstance(self.asked.scale, float):
+            graph.initializer.append(numpy_helper.from_array(np.array(self.asked.scale, np.float32), SCALE))
         graph.output.append(helper.make_tensor_value_info(result, self.last.type(self.asked.loss), []))
         types = {value.name: value.type for value in graph.input}
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
+        if finite:
+            graph.output.append(helper.make_tensor_value_info(final[finite], TensorProto.BOOL, []))
         slim(made)
         following = {state: final[name] for state, name in results.items()}
         rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
-        note(made, self.made, training={"next": following, "loss": result, "label": self.asked.label, "layout": rows})
+        noted: dict[str, Any] = {"next": following, "loss": result, "label": self.asked.label, "layout": rows}
+        noted |= {key: value for key, value in (("masters", self.masters), ("finite", final.get(finite, ""))) if value}
+        note(made, self.made, training=noted)
         return StepModel(
             made,
             dict(self.weights),
@@ -342,4 +421,6 @@ class Assembly:
             self.asked.flat,
             dict(layout),
             statistics=tuple(statistic.name for statistic in self.running),
+            masters=dict(self.masters),
+            finite=final.get(finite, ""),
         )

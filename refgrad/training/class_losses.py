@@ -109,18 +109,20 @@ def with_loss_of_classes(
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
+    scores = op.wide(compared)
     share = None  # of each label in the mean; None where all are 1
     if loss == "cross_entropy":
-        each, share = _cross_entropy(op, compared, label, shape, _Settings.of(settings, shape[1]))
+        each, share = _cross_entropy(op, scores, label, shape, _Settings.of(settings, shape[1]))
     elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(made, compared):
-        each = _of_columns(op, compared, label, shape[1], len(shape))
+        each = _of_columns(op, scores, label, kind, shape[1], len(shape))
     else:
-        logarithms = logs_of_classes(op, compared, kind, shape)
+        logarithms = logs_of_classes(op, scores, kind, shape)
         each = op.emit("NegativeLogLikelihoodLoss", "", (logarithms, label), 1, {"reduction": "none"})
-    op.types[each] = (kind, max(len(shape) - 1, 1))
+    op.types[each] = (op.type(scores), max(len(shape) - 1, 1))
     if sample_weight is not None:
-        more = max(len(shape) - 2, 0)
-        each = op.Mul(each, op.Reshape(sample_weight, [-1] + [1] * more) if more else sample_weight)
+        op.types[sample_weight] = (kind, 1)
+        weights, more = op.wide(sample_weight), max(len(shape) - 2, 0)
+        each = op.Mul(each, op.Reshape(weights, [-1] + [1] * more) if more else weights)
     total: str = op.emit("ReduceSum" if share else REDUCTIONS[reduction], "", (each,), 1, {"keepdims": 0})
     if share and reduction == "mean":
         count = op.emit("ReduceSum", "", (share,), 1, {"keepdims": 0})
@@ -132,7 +134,7 @@ def with_loss_of_classes(
     if sample_weight is not None:
         made.graph.input.append(helper.make_tensor_value_info(sample_weight, kind, [_dim(shape[0])]))
     del made.graph.output[:]
-    made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
+    made.graph.output.append(helper.make_tensor_value_info(total, op.type(scores), []))
     return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input]), total
 
 
@@ -147,9 +149,8 @@ def _is_of_one_score(model: ModelProto, name: str) -> bool:
     return negated is not None and negated.op_type == "Neg" and negated.input[0] == second
 
 
-def _of_columns(op: FunctionEmitter, p: str, label: str, count: int | str | None, rank: int) -> str:
+def _of_columns(op: FunctionEmitter, p: str, label: str, kind: int, count: int | str | None, rank: int) -> str:
     """−log p of the column of the label, and −log(1 − p) of the others: each column is a yes or no for itself."""
-    kind = op.type(p)
     size = (
         op.const(np.int64(count)) if isinstance(count, int) else op.Gather(op.Shape(p), op.const(np.int64(1)), axis=0)
     )

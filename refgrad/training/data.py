@@ -18,7 +18,7 @@ import numpy as np
 from refgrad.errors import FeedError, choices, counted, did_you_mean
 from refgrad.protos.arrays import described_arrays, mapped_array, read_arrays
 from refgrad.ranges import checked
-from refgrad.training.labels import first_of, narrowed
+from refgrad.training.labels import first_of, kind_of, narrowed
 from refgrad.training.steps import StepModel
 from refgrad.training.training import batches, refuse_lengths
 
@@ -281,7 +281,7 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         _refuse_shape(step, name, array.shape, array.dtype)
         if array.dtype != dtype:
             array = _cast(step, name, array, dtype)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if kind_of(array.dtype) == "f" and not np.isfinite(array).all():
             raise FeedError(f"{name!r} has numbers that are not finite: {first_of(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:
             wrong = (array < 0) | (array >= step.classes)
@@ -328,7 +328,7 @@ def _other_loss(step: StepModel) -> str:
 
 def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...], dtype: np.dtype) -> str:
     """How to go on with a label of another shape, with a space before it."""
-    if dtype.kind not in "biuf":
+    if kind_of(dtype) not in "biuf":
         return ""
     if step.classes is not None and shape[1:2] == (step.classes,) and len(shape) == len(dims) + 1:
         return f" One-hot labels become class numbers by {step.label}.argmax(1)."
@@ -337,7 +337,7 @@ def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...],
 
 def _cast(step: StepModel, name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     kinds = {"f": "biuf", "i": "biuf", "u": "biuf", "b": "b"}
-    if array.dtype.kind not in kinds.get(dtype.kind, ""):
+    if kind_of(array.dtype) not in kinds.get(kind_of(dtype), ""):
         is_text = name == step.label and step.classes is not None and array.dtype.kind in "USO"
         hint = f" The model returns scores alone: number the classes 0 to {(step.classes or 1) - 1}." if is_text else ""
         raise FeedError(f"Expected {dtype}, got {array.dtype} for {name!r}.{hint}")

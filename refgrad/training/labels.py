@@ -13,6 +13,7 @@ from refgrad.errors import FeedError, choices
 from refgrad.model.external import array_of
 from refgrad.protos.domains import ML
 from refgrad.protos.traverse import attribute_value
+from refgrad.protos.types import FLOAT_DTYPES
 
 _CLASSES = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
 
@@ -24,9 +25,9 @@ def labels_of(y: Any, value: ValueInfoProto, classes: Sequence[Any] | None = Non
     rank = len(tensor.shape.dim)
     if tensor.elem_type == TensorProto.INT64:
         array = positions(array, classes)
-    elif array.dtype.kind not in "biuf":
+    elif kind_of(array.dtype) not in "biuf":
         raise FeedError(f"The label {value.name!r} has numbers, and y is an array of {array.dtype}.")
-    elif array.dtype.kind == "f" and not np.isfinite(array).all():
+    elif kind_of(array.dtype) == "f" and not np.isfinite(array).all():
         raise FeedError(f"The label {value.name!r} has numbers that are not finite.")
     if array.ndim == rank - 1:
         array = array[..., None]
@@ -49,11 +50,16 @@ def narrowed(array: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(dtype)
-    if array.dtype.kind == "f" and cast.dtype.kind == "f":
+    if kind_of(array.dtype) == "f" and kind_of(cast.dtype) == "f":
         lost = np.isfinite(array) & ~np.isfinite(cast)
         if lost.any():
             raise FeedError(f"{what} has {first_of(lost, array)}, which is too large for {dtype}.")
     return cast
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """The `kind` of a type; "f" for bfloat16 too, which NumPy does not know."""
+    return "f" if dtype in FLOAT_DTYPES else dtype.kind
 
 
 def first_of(where: np.ndarray, array: np.ndarray) -> str:
@@ -69,7 +75,7 @@ def positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
 
     :raises FeedError: a number is no integer, or no class.
     """
-    if array.dtype.kind in "fb":
+    if kind_of(array.dtype) in "fb":
         whole = array.astype(np.int64)
         if not np.array_equal(whole, array):
             raise FeedError(

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onnx import ModelProto, NodeProto, helper
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, choices
@@ -17,16 +18,16 @@ from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
 from refgrad.protos.traverse import fresh, names_of, refill, versions_of
-from refgrad.protos.types import FLOATS, is_unnamed
+from refgrad.protos.types import FLOATS, SIXTEEN_BIT, is_unnamed
 from refgrad.reverse.assembly import names_in, note
-from refgrad.reverse.gradient import gradient
+from refgrad.reverse.gradient import training_gradient
 from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, has_unknown_width, make_room, one_output
 from refgrad.rewrites.scores import (
     OF_CLASSES,
     loss_of_classes,
 )
 from refgrad.rewrites.selection import select_model_inputs_outputs
-from refgrad.tables.conventions import ConventionOptions
+from refgrad.tables.conventions import DEFAULT, Conventions
 from refgrad.training.class_losses import with_loss_of_classes
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
@@ -48,14 +49,19 @@ def differentiated(
     sample_weight: str | None,
     reduction: str,
     settings: Mapping[str, Any] | None = None,
-    conventions: ConventionOptions | None = None,
+    conventions: Conventions = DEFAULT,
+    scale: str = "",
 ) -> tuple[ModelProto, str]:
     """The model that returns the gradients by `wrt`, which are inputs, and the loss; and what the loss is called there.
 
+    The losses of step_model compute in float32 if the output has 16 bits.
+
+    :param scale: the name of an input to add, a float32 scalar by which the gradients are multiplied.
+    :raises NoGradientError: the gradient of every weight is 0.
     :raises OptionError: there is no such loss, or it does not fit the output.
     :raises UnknownNameError: a new name that the model has.
     """
-    source, how = _with_sigmoids(read(model)), conventions or ConventionOptions()
+    source = _with_sigmoids(read(model))
     settings = dict(settings or {})
     if settings and loss not in (*SCORES, "cross_entropy"):
         raise OptionError(f"loss={loss!r} has no settings, such as {next(iter(settings))!r}.")
@@ -74,16 +80,44 @@ def differentiated(
     elif reduction not in REDUCTIONS:
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
     elif loss in _DIRECT and not settings:
-        return _direct(source, wrt, loss, output, label, sample_weight, reduction, how)
+        return _direct(source, wrt, loss, output, label, sample_weight, reduction, conventions, scale)
     else:
         name = fresh("total_loss", names_of(source.graph))
         if loss in OF_CLASSES:
             source, name = with_loss_of_classes(source, loss, output, label, sample_weight, reduction, settings)
         else:
+            source, output, label_type = _with_wide_output(source, output)
             source = add_loss_output(
-                source, loss, name, label, sample_weight, None, output, reduction=reduction, **settings
+                source,
+                loss,
+                name,
+                label,
+                sample_weight,
+                None,
+                output,
+                reduction=reduction,
+                label_type=label_type,
+                **settings,
             )
-    return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs", **how), name
+    if not scale:
+        return training_gradient(source, wrt, name, "ones", conventions), name
+    return _scaled(training_gradient(source, wrt, name, "input", conventions), name, scale), name
+
+
+def _with_wide_output(source: ModelProto, output: str | None) -> tuple[ModelProto, str | None, np.dtype | None]:
+    """The model with a 16-bit output in float32, the name of this output, and the type of its label."""
+    graph = normalise(source)
+    compared = one_output(graph, output)
+    kind = graph.types.get(compared, 0)
+    if kind not in SIXTEEN_BIT:
+        return source, output, None
+    made = ModelProto()
+    made.CopyFrom(source)
+    wide = fresh(f"{compared}_float32", names_of(made.graph))
+    made.graph.node.append(helper.make_node("Cast", [compared], [wide], name=wide, to=TensorProto.FLOAT))
+    value = next(value for value in made.graph.output if value.name == compared)
+    value.name, value.type.tensor_type.elem_type = wide, TensorProto.FLOAT
+    return made, wide, helper.tensor_dtype_to_np_dtype(kind)
 
 
 def _loss_of(graph: Graph, output: str | None) -> str:
@@ -109,7 +143,8 @@ def _direct(
     label: str,
     sample_weight: str | None,
     reduction: str,
-    conventions: ConventionOptions,
+    conventions: Conventions,
+    scale: str,
 ) -> tuple[ModelProto, str]:
     """With the derivative of the loss in the place of the cotangent: no node finds out which shapes it has."""
     graph = normalise(source)
@@ -121,34 +156,62 @@ def _direct(
     alone.CopyFrom(source)
     make_room(alone, [name for name in (label, sample_weight) if name is not None], compared)
     source = select_model_inputs_outputs(alone, [compared], [value.name for value in source.graph.input])
-    made = gradient(source, wrt, [compared], keep_outputs=True, weights="inputs", **conventions)
+    made = training_gradient(source, wrt, compared, "input", conventions)
     seed = names_in(made)[0][compared]
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
-    taken.update(name for name in (label, sample_weight) if name is not None)
+    taken.update(name for name in (label, sample_weight, scale) if name)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken)
     op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
-    expected = op.Reshape(label, op.Shape(compared)) if has_unknown_width(shape) else label
-    score, slope = _DIRECT[loss](op, op.Sub(compared, expected))
+    expected = op.wide(label)
+    if has_unknown_width(shape):
+        expected = op.Reshape(expected, op.Shape(compared))
+    score, slope = _DIRECT[loss](op, op.Sub(op.wide(compared), expected))
     inputs = [helper.make_tensor_value_info(label, kind, shape)]
     if sample_weight is not None:
         inputs.append(helper.make_tensor_value_info(sample_weight, kind, shape[:1]))
         op.types[sample_weight] = (kind, 1)
-        weights = op.Reshape(sample_weight, [-1] + [1] * (len(shape) - 1)) if len(shape) > 1 else sample_weight
+        weights = op.wide(sample_weight)
+        weights = op.Reshape(weights, [-1] + [1] * (len(shape) - 1)) if len(shape) > 1 else weights
         score, slope = op.Mul(score, weights), op.Mul(slope, weights)
     total: str = op.emit(REDUCTIONS[reduction], "", (score,), 1, {"keepdims": 0})
     if reduction == "mean":
-        slope = op.Div(slope, op.Cast(op.Size(score), to=kind))
-    nodes = list(made.graph.node)
-    place = next((k + 1 for k, node in enumerate(nodes) if compared in node.output), 0)
-    nodes[place:place] = [*op.builder.take(), NodeProto(op_type="Identity", name=seed, input=[slope], output=[seed])]
-    refill(made.graph.node, nodes)
-    refill(made.graph.input, [*(value for value in made.graph.input if value.name != seed), *inputs])
+        slope = op.Div(slope, op.Cast(op.Size(score), to=op.type(score)))
+    if scale:
+        op.types[scale] = (TensorProto.FLOAT, 0)
+        slope = op.Mul(slope, op.Cast(scale, to=op.type(slope)))
+        inputs.append(helper.make_tensor_value_info(scale, TensorProto.FLOAT, []))
+    if op.type(slope) != kind:
+        slope = op.Cast(slope, to=kind)
+    _seeded(made, seed, compared, slope, op)
+    made.graph.input.extend(inputs)
     refill(made.graph.output, [value for value in made.graph.output if value.name != compared])
-    made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
-    made.graph.initializer.extend(op.builder.constants.values())
-    gradients = names_in(made)[1]
-    note(made, made, gradients=gradients, cotangents={})
+    made.graph.output.append(helper.make_tensor_value_info(total, op.type(score), []))
     return made, total
+
+
+def _scaled(made: ModelProto, loss: str, scale: str) -> ModelProto:
+    """The gradient model with the input `scale` as the cotangent of the loss, in the type and shape of the loss; in place."""
+    seed = names_in(made)[0][loss]
+    kind = next(value.type.tensor_type.elem_type for value in made.graph.output if value.name == loss)
+    op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", {scale, *names_of(made.graph)})
+    op.types |= {scale: (TensorProto.FLOAT, 0), loss: (kind, None)}
+    _seeded(made, seed, loss, op.Reshape(op.Cast(scale, to=kind), op.Shape(loss)), op)
+    made.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.FLOAT, []))
+    return made
+
+
+def _seeded(made: ModelProto, seed: str, value: str, cotangent: str, op: FunctionEmitter) -> None:
+    """Put the nodes of `op` behind `value`, and its result `cotangent` in the place of the input `seed`."""
+    nodes = list(made.graph.node)
+    place = next((k + 1 for k, node in enumerate(nodes) if value in node.output), 0)
+    nodes[place:place] = [
+        *op.builder.take(),
+        NodeProto(op_type="Identity", name=seed, input=[cotangent], output=[seed]),
+    ]
+    refill(made.graph.node, nodes)
+    refill(made.graph.input, [value for value in made.graph.input if value.name != seed])
+    made.graph.initializer.extend(op.builder.constants.values())
+    note(made, made, gradients=names_in(made)[1], cotangents={})
 
 
 def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple[ModelProto, str]:

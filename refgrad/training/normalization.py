@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.builder.function import FunctionEmitter
 from refgrad.builder.nodes import NodeBuilder
@@ -16,6 +16,7 @@ from refgrad.errors import OptionError
 from refgrad.model.external import array_of
 from refgrad.model.reading import read
 from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, reads_of, refill, versions_of
+from refgrad.protos.types import SIXTEEN_BIT
 
 _OPSET = 14  # since which training_mode is an attribute
 
@@ -30,21 +31,28 @@ class Statistic:
     momentum: float
     is_variance: bool
 
-    def following(self, op: FunctionEmitter, unbiased: bool) -> str:
+    def following(self, op: FunctionEmitter, unbiased: bool, held: str = "") -> str:
         """The value of the next step. The node's variance of a batch divides by n, torch's running one by n − 1.
 
         The attribute is a float32, 0.9 about 0.89999998: the number that was meant is the shortest that it stands for.
+
+        :param held: the value that holds the statistic, where it has another type than the node reads.
         """
-        op.types[self.name] = op.types[self.made] = (op.types[self.name][0], 1)
-        kind = op.type(self.name)
+        held = held or self.name
+        kind, made = op.type(held), self.made
+        if held != self.name:
+            made = op.Cast(made, to=kind)
+        op.types[held] = op.types[made] = (kind, 1)
         meant = float(str(np.float32(self.momentum)))
         if meant >= 1:
-            return op.Identity(self.name)
-        batch = op.Mul(self.made, 1 / (1 - self.momentum))
+            return op.Identity(held)
+        batch = op.Mul(made, 1 / (1 - self.momentum))
         if unbiased and self.is_variance:
-            size = op.Cast(op.Div(op.Size(self.x), op.Size(self.name)), to=kind)
-            batch = op.Mul(batch, op.Div(size, op.Max(op.Sub(size, 1.0), 1.0)))
-        return op.Add(op.Mul(self.name, meant), op.Mul(batch, 1 - meant))
+            wide = TensorProto.FLOAT if kind in SIXTEEN_BIT else kind  # float16 does not hold large sizes
+            size = op.Cast(op.Div(op.Size(self.x), op.Size(held)), to=wide)
+            factor = op.Div(size, op.Max(op.Sub(size, 1.0), 1.0))
+            batch = op.Mul(batch, factor if wide == kind else op.Cast(factor, to=kind))
+        return op.Add(op.Mul(held, meant), op.Mul(batch, 1 - meant))
 
 
 def holds_batch_norm(model: ModelProto) -> bool:

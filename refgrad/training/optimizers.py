@@ -67,7 +67,10 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def states(self) -> Mapping[str, float]:
-        """The initial number of each state, by its name. A state is a tensor per weight, of the weight's shape and type."""
+        """The initial number of each state, by its name. A state is a tensor per weight, of the weight's shape and type.
+
+        A weight of 16 bits is trained in float32 (docs/training.md).
+        """
 
     @abstractmethod
     def update(

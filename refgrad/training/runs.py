@@ -16,6 +16,7 @@ from refgrad.notices import notice
 from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
+from refgrad.training.precision import SCALE, UPDATES
 from refgrad.training.settings import settings_of
 from refgrad.training.training import Training
 
@@ -116,14 +117,25 @@ class Run:
             self._begun = None if self._rng is None else dict(self._rng.bit_generator.state)
             self._save()
         if not self.updates:
+            if training.progress.step >= training.step.accumulate:
+                raise TrainingError(
+                    f"No weight has changed: a gradient was not finite in each of {training.progress.step} updates, and the "
+                    f"loss scale fell to {float(training.state[SCALE]):g}. Give more epochs, or a smaller loss scale."
+                )
             raise TrainingError(
                 f"No weight has changed: accumulate={training.step.accumulate} updates once in so many steps, and there were "
                 f"{training.progress.step}. Accumulate fewer steps, or give more epochs."
             )
+        now, losses = training.weights, training.losses
         if self.patience is not None and self._best is not None:
             training.go_on(self._best[1], training.progress)
-        losses = training.losses
-        if losses[-1] > losses[0]:
+        if all(np.array_equal(now[name], value) for name, value in training.step.weights.items()):
+            notice(
+                f"No weight has changed in {counted(training.progress.step, 'step')}: the gradients were 0, or the changes "
+                "were smaller than the rounding of the weights. Take a larger learning rate, or look for layers that are "
+                "saturated."
+            )
+        elif losses[-1] > losses[0]:
             notice(
                 f"The loss rose from {losses[0]:.6g} in the first epoch to {losses[-1]:.6g} in the last. Take a smaller "
                 "learning rate, or clip the gradient."
@@ -188,7 +200,12 @@ class Run:
 
     @property
     def updates(self) -> int:
-        """How many times the weights were changed: once per step, or once per `accumulate` steps."""
+        """How many times the weights were changed: once per step, or once per `accumulate` steps.
+
+        Steps with an overflow change nothing.
+        """
+        if UPDATES in self.training.step.state:
+            return int(self.training.state[UPDATES])
         return self.training.progress.step // self.training.step.accumulate
 
     @cached_property

@@ -15,13 +15,14 @@ from refgrad.model.checks.malformed import explained
 from refgrad.model.reading import read
 from refgrad.notices import quiet
 from refgrad.parameters.weights import weights
+from refgrad.protos.traverse import names_of
 from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
 from refgrad.rewrites.losses import get_train_initializer
 from refgrad.rewrites.scores import OF_CHANCES, OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
-from refgrad.tables.conventions import ConventionOptions
+from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest
 from refgrad.training.class_losses import count_of_classes
@@ -31,6 +32,7 @@ from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps
+from refgrad.training.precision import DYNAMIC, SCALE, chosen_scale, refuse_vanishing
 from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
 
@@ -59,6 +61,7 @@ def step_model(
     clip_value: float | None = None,
     clip_norm: float | None = None,
     accumulate: Any = 1,
+    loss_scale: float | str | None = None,
     flat: bool | None = None,
     loss_settings: Mapping[str, Any] | None = None,
     batch_norm: str = "frozen",
@@ -94,6 +97,11 @@ def step_model(
         together.
     :param accumulate: the number of steps per update. An update uses the mean of the gradients of these steps, which a state
         of the step model accumulates. The mean is clipped. Learning-rate schedules count every step, not every update.
+    :param loss_scale: the gradients are computed of the loss times this number, and divided by it in float32, so that small
+        ones do not become 0 in float16. If a gradient is not finite, the step updates nothing. "dynamic", the default if a
+        weight is float16: the scale begins with 2¹⁰, is halved if a gradient is not finite, and is doubled after 2000 other
+        steps in a row. A number: `Training` ends at a gradient that is not finite. Weights of 16 bits, and their states, are
+        kept in float32 in any case.
     :param flat: keep all weights in one vector, and each kind of state too. This is the default if the weights have one type
         and few elements, and the optimizer is elementwise.
     :param loss_settings: the parameters of the loss by name: l1_weight and l2_weight of "elastic", eps of "log", delta of
@@ -107,6 +115,7 @@ def step_model(
         `seed` and the number of the step, which becomes a state, and are the same on every executor.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: an option does not fit.
+    :raises NoGradientError: no weight gets a gradient, or an operator on the way has no derivative.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
 
     >>> import onnx.parser
@@ -134,6 +143,10 @@ def step_model(
     model, chosen = trained(model, trainable, freeze)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
+    refuse_vanishing(optimizer, chosen)
+    scale = chosen_scale(loss_scale, chosen)
+    if scale is not None and SCALE in names_of(read(model).graph):
+        raise UnknownNameError(f"The model has a value {SCALE!r}, a name that the step needs. Rename the value.")
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
     if flat is None:
         is_small = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
@@ -157,8 +170,18 @@ def step_model(
     refuse_training_mode(model, batch_norm != "training", dropout != "training")
     if dropout == "training":
         source, still = with_masks(source, STEP, int(seed)), in_inference_mode(still)
+    rules = Conventions(**conventions)
     made, loss_name = differentiated(
-        source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, conventions
+        source,
+        list(chosen),
+        loss,
+        output,
+        label,
+        sample_weight,
+        reduction,
+        loss_settings,
+        rules,
+        "" if scale is None else SCALE,
     )
     clip = (clip_value, clip_norm)
     if penalty_by not in PENALTIES_BY:
@@ -168,7 +191,9 @@ def step_model(
     running = {statistic: held[statistic.name][0] for statistic in statistics}
     draws = dropout == "training"
     amounts = _weight_decays(weight_decay, chosen, optimizer)
-    asked = StepRequest(optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws)
+    asked = StepRequest(
+        optimizer, loss_name, label, decays, shared, amounts, clip, flat, unbiased, accumulate, draws, scale
+    )
     settings = {
         "loss": f"loss={loss!r}" if loss is None or isinstance(loss, str) else "a model as the loss",
         **({"loss_settings": f"loss_settings={dict(loss_settings)}"} if loss_settings else {}),
@@ -183,6 +208,7 @@ def step_model(
         "accumulate": f"accumulate={accumulate}",
         "batch_norm": f"batch_norm={batch_norm!r}",
         "dropout": f"dropout={dropout!r}",
+        **({} if scale is None else {SCALE: f"{SCALE}={scale!r}" if scale == DYNAMIC else f"{SCALE}={scale:g}"}),
         **{name: f"{name}={value!r}" for name, value in conventions.items()},
     }
     made_step = replace(Assembly(made, chosen, running, asked).step(), accumulate=int(accumulate), settings=settings)
@@ -190,7 +216,7 @@ def step_model(
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
         with quiet():  # the same notices were given for the step model
             whole, name = differentiated(
-                still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, conventions
+                still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, rules
             )
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
     if loss not in OF_CLASSES:

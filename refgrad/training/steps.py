@@ -17,6 +17,7 @@ from refgrad.backends.base import graph_inputs
 from refgrad.errors import FeedError
 from refgrad.markup import html_table, shape_text
 from refgrad.training.labels import first_of, labels_of
+from refgrad.training.precision import master
 
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
 
@@ -52,6 +53,10 @@ class StepModel:
     )
     accumulate: int = 1  # the number of steps per update
     settings: Mapping[str, str] = field(default_factory=dict)  # how it was made, in words, as `settings_of` writes them
+    masters: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the float32 states that hold weights and statistics of 16 bits
+    finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
 
     def _repr_html_(self) -> str:
         """The inputs of the step, and what each is fed, for a notebook."""
@@ -96,13 +101,19 @@ class StepModel:
         return digest.hexdigest()
 
     def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The weights by name in a state."""
-        if not self.flat:
-            return {name: np.asarray(state[name]) for name in self.weights}
-        row = np.asarray(state[VECTOR])
-        return {
-            name: row[start : start + math.prod(shape)].reshape(shape) for name, (start, shape) in self.layout.items()
-        }
+        """The weights by name in a state, in their own types."""
+        if self.flat:
+            row = np.asarray(state[VECTOR])
+            held = {n: row[start : start + math.prod(dims)].reshape(dims) for n, (start, dims) in self.layout.items()}
+        else:
+            held = {name: np.asarray(state[self.masters.get(name, name)]) for name in self.weights}
+        return {name: value.astype(self.weights[name].dtype, copy=False) for name, value in held.items()}
+
+    def statistics_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The running statistics by name in a state, in their own types."""
+        held = {name: np.asarray(state[self.masters.get(name, name)]) for name in self.statistics}
+        types = {} if self.evaluation is None else {v.name: v.dtype for v in graph_inputs(self.evaluation.graph)}
+        return {name: value.astype(types.get(name, value.dtype), copy=False) for name, value in held.items()}
 
     def labels(self, y: Any, classes: Sequence[Any] | None = None) -> np.ndarray:
         """`y` as the step wants its label: its type, and one or two axes.
@@ -142,8 +153,11 @@ class StepModel:
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state that a training begins with, with these weights in place of the model's."""
         if self.flat:
-            return {**self.state, VECTOR: np.concatenate([np.ravel(weights[name]) for name in self.layout])}
-        return {**self.state, **{name: np.asarray(weights[name]) for name in self.weights}}
+            return {**self.state, VECTOR: np.concatenate([np.ravel(master(weights[name])) for name in self.layout])}
+        return {
+            **self.state,
+            **{self.masters.get(name, name): master(np.asarray(weights[name])) for name in self.weights},
+        }
 
     def beginning_with(self, state: Mapping[str, np.ndarray]) -> StepModel:
         """The step that begins with a state."""

@@ -14,12 +14,13 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import load_model
-from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
+from refgrad.training.causes import first_not_finite
 from refgrad.training.normalization import set_inference_mode
+from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
 
@@ -113,7 +114,7 @@ class Training:
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
-            state = self.weights | {name: state[name] for name in self.step.statistics}
+            state = self.weights | self.step.statistics_in(state)
         for batch in batches:
             results = prepared.run({**batch, **state}, [name])
             size = len(batch[self.step.data[0]]) if self.step.data else 1
@@ -127,29 +128,47 @@ class Training:
 
         :param where: what an error calls the step; by default its number.
         :raises FeedError: the batch does not fit the model.
-        :raises TrainingError: the loss is not finite. The weights are those from before the step.
+        :raises TrainingError: the loss is not finite, or a gradient is not, and no smaller loss scale helps. The weights are
+            those from before the step.
         """
         feeds = {**batch, RATE: np.array(rate, self._rate_type)}
-        loss = float(self._run.step(feeds)[self.step.loss].item())
+        results = self._run.step(feeds)
+        loss = float(results[self.step.loss].item())
+        where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"
         if not math.isfinite(loss):
             self._run.undo()
-            where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"
-            raise TrainingError(
-                f"The loss is {loss} in {where}{self._first_not_finite(feeds)}. Take a smaller learning rate than {rate:g}, "
-                "clip the gradient, or look for values in the data that are not finite."
+            cause = first_not_finite(self.step, feeds, self.state)
+            usual = (
+                f"Take a smaller learning rate than {rate:g}, clip the gradient, or look for values in the data that are not "
+                "finite."
             )
+            raise TrainingError(f"The loss is {loss} in {where}{cause.found}. {cause.advice or usual}")
+        if self.step.finite and not results[self.step.finite].item():
+            self._refuse_overflow(feeds, where)
         return loss
 
-    def _first_not_finite(self, feeds: Batch) -> str:
-        """Name the first value that is not finite, in the order of the graph. The interpreter computes every value anew."""
-        given = {**feeds, **self.state}
-        values = NumpyBackend().prepare(self.step.model).run(given, trace=True)
-        for name, value in (*given.items(), *values.items()):
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
-                count = int((~np.isfinite(value)).sum())
-                made = next((f" of {node.op_type}" for node in self.step.model.graph.node if name in node.output), "")
-                return f": the first value that is not finite is {name!r}{made}, in {count} of {value.size} elements"
-        return ""
+    def _refuse_overflow(self, feeds: Batch, where: str) -> None:
+        """Accept a step that has updated nothing if its loss scale is dynamic and was larger than 1.
+
+        :raises TrainingError: it was not.
+        """
+        is_dynamic = SCALE in self.step.state
+        if is_dynamic and self.state[SCALE] >= LEAST:
+            return
+        self._run.undo()
+        cause = first_not_finite(self.step, feeds, self.state)
+        is_smaller_better = cause.overflows or not cause.found
+        if is_dynamic:
+            scale = f"at a loss scale of {float(self.state[SCALE]):g}"
+            advice = cause.advice
+        else:
+            scale = f"with {self.step.settings.get(SCALE, SCALE)}"
+            advice = "Give a smaller loss_scale, or loss_scale='dynamic'." if is_smaller_better else cause.advice
+        found = cause.found or ", and finite on the interpreter"
+        raise TrainingError(
+            f"A gradient is not finite in {where}, {scale}{found}. "
+            f"{advice or 'It is no overflow, so a smaller loss scale does not help.'}"
+        )
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -184,8 +203,7 @@ class Training:
         :param model: a model, which is not modified, or the path of one.
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
-        state = self._run.values
-        return written_back(model, self.weights, {name: np.asarray(state[name]) for name in self.step.statistics})
+        return written_back(model, self.weights, self.step.statistics_in(self._run.values))
 
 
 def written_back(

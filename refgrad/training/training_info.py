@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Mapping
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, TrainingInfoProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
@@ -15,6 +16,7 @@ from refgrad.model.reading import read
 from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import names_of, reads_of, refill, versions_of
 from refgrad.protos.types import type_of
+from refgrad.training.precision import FINITE
 from refgrad.training.steps import RATE, StepModel
 
 
@@ -67,7 +69,21 @@ def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepMod
         raise OptionError(f"The model and the step both have an initializer {clash!r}. Rename the one in the model.")
     for name, following in step.next.items():
         info.update_binding.add(key=name, value=following)
+    _bind_narrow(info, step, held)
     return made
+
+
+def _bind_narrow(info: TrainingInfoProto, step: StepModel, held: Mapping[str, TensorProto]) -> None:
+    """Let the algorithm read the 16-bit weights of the model, and return them beside their masters; in place."""
+    graph = info.algorithm
+    refill(graph.node, [node for node in graph.node if step.masters.keys().isdisjoint(node.output)])
+    builder = NodeBuilder(names_of(graph))
+    for name, master in step.masters.items():
+        kind = held[name].data_type
+        following = builder.add("Cast", [step.next[master]], f"{name}_next", to=kind)
+        graph.output.append(helper.make_tensor_value_info(following, kind, held[name].dims))
+        info.update_binding.add(key=name, value=following)
+    graph.node.extend(builder.take())
 
 
 @explained
@@ -112,6 +128,10 @@ def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = 
         raise UnknownNameError(
             f"The algorithm has no input {label!r}.{did_you_mean(label, names)} It has {choices(names)}."
         )
+    weights = {key: array_of(shared[key]) for key in bound if key in shared}
+    masters = _masters(algorithm, bound, shared)
+    narrow = [node for node in algorithm.node if masters.keys() & {k for k, v in bound.items() if v in node.output}]
+    bound = {key: value for key, value in bound.items() if key not in masters}
     state: dict[str, np.ndarray] = {key: array_of(own.get(key) or shared[key]) for key in bound}
     made = ModelProto()
     made.ir_version = whole.ir_version
@@ -119,17 +139,35 @@ def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = 
     made.functions.extend(whole.functions)
     graph = made.graph
     graph.CopyFrom(algorithm)
+    casts = [helper.make_node("Cast", [master], [name], to=shared[name].data_type) for name, master in masters.items()]
+    refill(graph.node, [*casts, *(node for node in graph.node if node not in narrow)])
+    kept_outputs = {*bound.values(), *losses}
+    refill(graph.output, [value for value in graph.output if value.name in kept_outputs])
     read_names = {name for node in algorithm.node for name in reads_of(node)}
-    kept = [tensor for name, tensor in (*own.items(), *shared.items()) if name not in bound and name in read_names]
+    kept = [
+        tensor
+        for name, tensor in (*own.items(), *shared.items())
+        if name not in {*bound, *masters} and name in read_names
+    ]
     for field, entries in (("input", _with_rate(graph, inputs)), ("initializer", kept)):
         refill(getattr(graph, field), entries)
     graph.input.extend(
         helper.make_tensor_value_info(key, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for key, value in state.items()
     )
-    weights = {key: value for key, value in state.items() if key in shared}
     data = tuple(name for name in names if name not in (label, RATE))
-    return StepModel(made, weights, state, bound, data, label, losses[0], flat=False)
+    finite = FINITE if FINITE in losses else ""
+    return StepModel(made, weights, state, bound, data, label, losses[0], flat=False, masters=masters, finite=finite)
+
+
+def _masters(algorithm: GraphProto, bound: Mapping[str, str], shared: Container[str]) -> dict[str, str]:
+    """The masters by weight: the next value of the weight is the cast of the next value of the master."""
+    keys = {value: key for key, value in bound.items()}
+    return {
+        keys[node.output[0]]: keys[node.input[0]]
+        for node in algorithm.node
+        if node.op_type == "Cast" and node.input[0] in keys and keys.get(node.output[0]) in shared
+    }
 
 
 def _with_rate(graph: GraphProto, inputs: list[ValueInfoProto]) -> list[ValueInfoProto]:

@@ -1,0 +1,144 @@
+"""Differences that move many inputs at once: they test the gradients of a large model in a few evaluations.
+
+Along a direction u of several inputs the derivative is Σₓ <gₓ, uₓ>. If a difference agrees with this sum, each gradient of it
+agrees, since errors along random directions do not cancel. So each gradient has an observation of its own: the difference
+without the terms of the other gradients.
+
+A small term would hide behind a large one. So a group has gradients with terms of similar size, and its directions are scaled
+until all terms are as large as the smallest. A group that does not agree is halved: this finds what is wrong or at a kink.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from refgrad.conformance.oracles.central import FiniteDifference, directional, rounding_error
+from refgrad.conformance.oracles.differences import DIRECTIONS, NAME, STEPS, Forward, direction_at
+from refgrad.conformance.problems.observation import Directional
+from refgrad.conformance.problems.point import ShapeMovedError, rms
+from refgrad.errors import BackendError
+
+_FEWEST = 4  # gradients in a group: fewer are observed one by one
+_APART = 1e3  # between the largest and the smallest term of a group
+_PRECISE = 1e-5  # the error of a difference, relative to each term, that is small enough
+_NOISE = 1e-6  # of the size of what a difference adds up: a larger error may hide a derivative that should be 0
+
+
+@dataclass(frozen=True)
+class _Observer:
+    function: Forward
+    at: Mapping[str, np.ndarray]
+    gradients: Mapping[str, np.ndarray]
+    cotangents: Mapping[str, np.ndarray]
+    rng: np.random.Generator
+    tolerance: float
+
+    def group(self, names: Sequence[str], directions: int) -> list[Directional]:
+        """The observations of a group, or of those parts of it that agree."""
+        if len(names) < _FEWEST:
+            return []
+        found: list[Directional] = []
+        for _ in range(directions):
+            try:
+                found += self._along(names, self._direction(names))
+            except _HiddenError:
+                return []
+            except _DisagreementError:
+                half = len(names) // 2
+                return self.group(names[:half], directions) + self.group(names[half:], directions)
+        return found
+
+    def _direction(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """A random direction whose terms are of the same size."""
+        drawn = {name: direction_at(self.at[name], self.rng) for name in names}
+        sizes = {name: self.term(name, x) for name, x in drawn.items()}
+        least = min(sizes.values())
+        return {name: x * (least / sizes[name]) if least else x for name, x in drawn.items()}
+
+    def term(self, name: str, direction: np.ndarray) -> float:
+        """The size of a term: of the product of a gradient and a direction."""
+        return float(np.linalg.norm(self.gradients[name])) * rms(direction)
+
+    def _along(self, names: Sequence[str], direction: Mapping[str, np.ndarray]) -> list[Directional]:
+        """An observation of each gradient, by a step at which the difference agrees with all together.
+
+        :raises _DisagreementError: at no step does it agree.
+        :raises _HiddenError: it cannot agree, because rounding hides the terms.
+        """
+        terms = {name: float(np.sum(self.gradients[name] * direction[name])) for name in names}
+        total, least = math.fsum(terms.values()), min(self.term(name, direction[name]) for name in names)
+        best: tuple[float, FiniteDifference] | None = None  # its step, too
+        hidden = 0.0  # the error of rounding is at least so large with a step of 1
+        for step in reversed(STEPS):  # the smallest first: with many inputs, a larger one crosses kinks
+            if hidden > step * _PRECISE * least:
+                continue
+            try:
+                difference = directional(self.function, self.at, direction, self.cotangents, step)
+            except (ShapeMovedError, BackendError):
+                continue
+            off, error = abs(difference.value - total), difference.error
+            enough = _PRECISE * least if least else _NOISE * difference.scale
+            if error <= enough and off <= self.tolerance * least + error and (best is None or error < best[1].error):
+                best = step, difference
+                if error <= self.tolerance * least:
+                    break
+            hidden = rounding_error(difference.scale, 1.0) if least else 0.0
+        if best is not None:
+            step, found = best
+            return [
+                Directional(NAME, name, direction[name], found.value - (total - term), found.error, found.scale, step)
+                for name, term in terms.items()
+            ]
+        if hidden > max(STEPS) * _PRECISE * least:
+            raise _HiddenError
+        raise _DisagreementError
+
+
+class _DisagreementError(Exception):
+    """The difference along a direction is not the sum of the terms."""
+
+
+class _HiddenError(Exception):
+    """Rounding hides the terms of a group."""
+
+
+def grouped_estimates(
+    function: Forward,
+    at: Mapping[str, np.ndarray],
+    gradients: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+    *,
+    tolerance: float,
+    directions: int = DIRECTIONS,
+) -> list[Directional]:
+    """Observations of those gradients that agree with differences which move many inputs at once; the others have none.
+
+    :param function: the outputs in float64, by name, at a point. :param at: the point, by the names of inputs.
+    :param gradients: the gradients in float64, by the names of inputs. :param cotangents: by the names of outputs.
+    :param tolerance: how far off each gradient may be, relative to its size.
+    :param directions: how many random directions each gradient is observed along.
+    """
+    observer = _Observer(function, at, gradients, cotangents, rng, tolerance)
+    sizes = {
+        name: observer.term(name, direction_at(at[name], rng))
+        for name, gradient in gradients.items()
+        if gradient.size and gradient.shape == at[name].shape and np.all(np.isfinite(gradient))
+    }
+    return [found for group in _of_similar_size(sizes) for found in observer.group(group, directions)]
+
+
+def _of_similar_size(sizes: Mapping[str, float]) -> Iterator[list[str]]:
+    """The names in groups: those of size 0, and those that are not further apart than `_APART`."""
+    group: list[str] = []
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        if group and not sizes[name] <= _APART * sizes[group[0]]:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
