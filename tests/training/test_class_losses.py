@@ -201,3 +201,21 @@ def test_the_huber_loss_is_the_one_of_torch(delta: float | None, backend: str) -
     )
     assert loss == pytest.approx(formula(w), rel=1e-12)
     np.testing.assert_allclose(slope, differences(formula, w), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
+@pytest.mark.parametrize("loss", ["cross_entropy", "huber", "binary_cross_entropy_with_logits"])
+def test_losses_of_16_bits_are_computed_in_float32(loss: str, kind: int) -> None:
+    x, label, w = data()
+    narrow, dtype = model(), onnx.helper.tensor_dtype_to_np_dtype(kind)
+    for value in (narrow.graph.input[0], narrow.graph.output[0]):
+        value.type.tensor_type.elem_type = kind
+    narrow.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w.astype(dtype), "w"))
+    settings: dict[str, Any] = {"class_weights": WEIGHTS, "ignore_index": 3, "label_smoothing": 0.2}
+    settings = settings if loss == "cross_entropy" else {}
+    given = label if loss == "cross_entropy" else np.eye(4)[label]
+    feeds = {"x": x.astype(dtype), "label": given if given.dtype == np.int64 else given.astype(dtype)}
+    found, slope = one_step(step_model(narrow, loss, SGD(), loss_settings=settings), feeds)
+    expected, wide = one_step(step_model(model(), loss, SGD(), loss_settings=settings), {"x": x, "label": given})
+    assert found == pytest.approx(expected, rel=2e-2)
+    np.testing.assert_allclose(slope, wide, atol=3e-2)
