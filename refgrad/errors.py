@@ -136,6 +136,10 @@ class TrainingError(RefgradError):
     """A training that cannot go on: its loss is not finite."""
 
 
+class NotTrainedError(TrainingError, AttributeError):
+    """A result of a training was asked for before the training. `hasattr` is False for it."""
+
+
 class ConvergenceError(TrainingError):
     """A training of `OrtGradientOptimizer` or `OrtGradientForwardBackwardOptimizer` whose loss is not finite."""
 

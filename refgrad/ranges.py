@@ -81,6 +81,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "eps": FINITE,
         "every": _integer(1, _COUNT),
         "factor": _POSITIVE,
+        "label_smoothing": Range("a number from 0 to 1", 0, 1),
         "length": _integer(1, 2**53),
         "loss_scale": Range("a number above 0", 0, 2.0**100, above=True),
         "max_memory": Range("a number of bytes above 0", 1, 2**60, whole=True),

@@ -49,7 +49,7 @@ from refgrad.rewrites.scores import (
     OF_CLASSES,
     check_probabilities,
     logs_of_classes,
-    origin_of_probabilities,
+    loss_of_classes,
     refuse_no_logits,
 )
 from refgrad.tables.conventions import ConventionOptions, Conventions
@@ -430,11 +430,10 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     shape = edit.graph.shapes.get(output)
     if score is None:
         if of is None and (shape is None or any(dim != 1 for dim in shape)):
-            is_probability = origin_of_probabilities(edit.graph.source, output) is not None
             raise OptionError(
                 f"Output {output!r} of shape {_text(shape)} is not a loss: give "
-                f"score={LOG_LOSS if is_probability else CROSS_ENTROPY!r} or another to compare "
-                f"it with a label, or of={output!r} to take the sum of its elements."
+                f"score={loss_of_classes(edit.graph.source, output, shape or ())!r} or another to compare it with a label, "
+                f"or of={output!r} to take the sum of its elements."
             )
         return select(model, of)
     if items is not None:
@@ -447,11 +446,11 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     if score in SCORES:
         return add_loss_output(model, score, loss_name=loss, label_name=label, output_index=output)
     what = "logits" if score == CROSS_ENTROPY else "probabilities"
-    if shape is None or len(shape) < 2:
+    if shape is None or not shape or (len(shape) < 2 and score == LOG_LOSS):
         raise OptionError(f"{score} needs {what} [N, C, ...]; output {output!r} has the shape {_text(shape)}.")
     edit.add_input(label, TensorProto.INT64, [dim for axis, dim in enumerate(shape) if axis != 1])
     if score == CROSS_ENTROPY:
-        refuse_no_logits(edit.graph.source, output, shape, "score")
+        refuse_no_logits(edit.graph.source, output, shape, score, "score")
         return edit.with_scalar(loss, op.SoftmaxCrossEntropyLoss(output, label, reduction="sum"))
     check_probabilities(edit.graph.source, output, score)
     logarithms = logs_of_classes(op, output, op.type(output), shape)

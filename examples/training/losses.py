@@ -55,6 +55,8 @@ def main() -> None:
     for settings in (
         {"score_name": "squared_error"},
         {"score_name": "absolute_error"},
+        {"score_name": "half_squared_error"},
+        {"score_name": "huber", "delta": 2.0},
         elastic,
         {"penalty": {"coef": 0.1}},
     ):

@@ -47,7 +47,7 @@ def main() -> None:
     print(forward.fit(x, y))
     print(f"Expected a bias of {-1.0}, got {forward.trained_coef_['init_b10'].numpy().round(1).tolist()}.")
     [predicted] = get_backend("numpy").prepare(forward.get_trained_onnx()).run({"x": x}).values()
-    error = np.mean((predicted - y) ** 2)
+    error = np.mean((predicted - y) ** 2 / 2)
     print(f"The score is minus the mean error of the trained model: {np.isclose(-forward.score(x, y), error)}")
 
     network = onnx.parser.parse_model(NETWORK)

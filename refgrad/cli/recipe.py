@@ -34,7 +34,7 @@ Score = Annotated[
     choice(
         recipes.RECIPE_SCORES,
         help="First add a loss to the model. It compares the output with the expected values, which you feed as label. Use "
-        "cross_entropy for logits, log_loss for probabilities.",
+        "cross_entropy for logits, log_loss for probabilities, binary_cross_entropy_with_logits for one raw score.",
         show_default="the output is the loss",
     ),
 ]

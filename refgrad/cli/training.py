@@ -81,10 +81,21 @@ class ObjectiveOptions:
             (*LOSSES, "none"),
             help="The loss, which compares the output with the label. cross_entropy takes logits and class numbers. log_loss "
             "takes probabilities and class numbers. log takes the probability of the second of two classes, and labels 0 or "
-            "1. l1 and l2 are short names of absolute_error and squared_error, and elastic is the mean of both. none: the "
-            "output is the loss.",
+            "1. binary_cross_entropy_with_logits takes its raw score, before a sigmoid, and the same labels. l1 and l2 are "
+            "short names of absolute_error and squared_error, and elastic is the mean of both. huber is half of the square up "
+            "to a difference of 1, and linear beyond. none: the output is the loss.",
         ),
     ] = "squared_error"
+    loss_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBERS",
+            help="A setting of the loss: class_weights (a number per class, separated by commas), ignore_index and "
+            "label_smoothing of cross_entropy; delta of huber; l1_weight and l2_weight of elastic; eps of log. May be "
+            "repeated.",
+            show_default="none",
+        ),
+    ] = None
     label: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The array of --data with the expected values.", show_default="label or y"),
@@ -97,6 +108,24 @@ class ObjectiveOptions:
             help="The output to compare with the label. With --loss none, the output that is the loss.",
         ),
     ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the loss by name.
+
+        :raises OptionError: one has no name or no number.
+        """
+        found: dict[str, Any] = {}
+        for one in self.loss_setting or ():
+            name, _, text = one.partition("=")
+            try:
+                numbers = [float(part) if set(part) & set(".e") else int(part) for part in text.split(",")]
+            except ValueError as error:
+                raise OptionError(
+                    f"--loss-setting {one!r}: give a name and numbers, as in 'ignore_index=-100'."
+                ) from error
+            found[name] = numbers if name == "class_weights" or len(numbers) > 1 else numbers[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -521,7 +550,7 @@ def _step(
 ) -> StepModel:
     loss = None if objective.loss == "none" else objective.loss
     return step_model(
-        model, loss, optimizer, output=objective.of, penalty=update.penalties,
+        model, loss, optimizer, output=objective.of, loss_settings=objective.settings, penalty=update.penalties,
         weight_decay={pattern: number for pattern, number in update.decays.items() if pattern},
         clip_norm=update.clip_norm, clip_value=update.clip_value, accumulate=update.accumulate,
         loss_scale=update.scale, batch_norm=layers.batch_norm, dropout=layers.dropout, **options,

@@ -26,7 +26,7 @@ BUILDERS = ("refgrad", "onnxruntime")
 _KINDS = {
     "weights": "a float initializer",
     "inputs": "a float input that is differentiated by",
-    "label": "an input",
+    "label": "an input or an output",
     "loss": "an output",
 }
 
@@ -78,7 +78,8 @@ def onnx_derivative(
     :param inputs: the float inputs to differentiate with respect to; None for all.
     :param options: see `DerivativeOptions`.
     :param loss: with Loss, the output that is the loss.
-    :param label: with Loss, the input that is the label, or several; they get no gradient.
+    :param label: with Loss, the input that is the label, or several; they get no gradient. It may also be the output that is
+        compared with the label, as in onnxcustom: then every input gets a gradient.
     :param path_name: with Loss, the file that the gradient is saved to.
     :param verbose: 1 prints what was done.
     :param builder: "refgrad", or "onnxruntime": OrtModuleGraphBuilder of the wheel onnxruntime-training-cpu 1.19.2, which
@@ -113,8 +114,9 @@ def onnx_derivative(
     if loss is not None and label is not None:
         labels = [label] if isinstance(label, str) else label
         feeds = [value.name for value in source.graph.input]
-        _check_names("label", labels, feeds)
-        _check_names("loss", [loss], [value.name for value in source.graph.output])
+        results = [value.name for value in source.graph.output]
+        _check_names("label", labels, [*feeds, *results])
+        _check_names("loss", [loss], results)
         model = select_model_inputs_outputs(source, [loss], feeds)
         options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
     by_inputs, by_weights = _selected(model, weights, inputs, labels)

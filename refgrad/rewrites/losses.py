@@ -25,7 +25,7 @@ from refgrad.model.reading import read
 from refgrad.protos.metadata import is_number
 from refgrad.protos.traverse import fresh, graphs, import_onnx, names_of
 from refgrad.protos.types import FLOATS, Shape, epsilon, is_unnamed
-from refgrad.rewrites.scores import OF_CLASSES, check_probabilities
+from refgrad.rewrites.scores import BINARY_OF_LOGITS, OF_CLASSES, check_probabilities, refuse_no_logits
 from refgrad.rewrites.selection import select_model_inputs_outputs
 
 _LOWEST_OPSET = 8  # operands broadcast from 7 on, the operands of Max and Min from 8 on
@@ -52,12 +52,17 @@ def add_loss_output(
     loss = Σᵢ wᵢ·score(f(xᵢ), yᵢ) + Σ_θ l1·Σ|θ| + l2·Σθ². The scores:
 
     - "squared_error" or "l2": (f(x) − y)²
+    - "half_squared_error": ½·(f(x) − y)²
     - "absolute_error" or "l1": |f(x) − y|
     - "elastic": l1_weight·|f(x) − y| + l2_weight·(f(x) − y)², both 0.5 by default
+    - "huber": ½·(f(x) − y)² where |f(x) − y| ≤ delta, and delta·(|f(x) − y| − ½·delta) elsewhere; delta is 1 by default
     - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the probability of the class 1: the second of two
-      columns of f(x), or its only one; the label has one column, 0 or 1. A `ModelWarning` says where f(x) may be any
-      number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
-      is 1e-6 by default, in 16-bit types the distance of 1 to the next number; beyond the bounds the derivative is 0.
+      columns of f(x), or its only one; the label is [N, 1], or [N] like f(x), and 0 or 1. A `ModelWarning` says where f(x) may
+      be any number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps is 1e-6 by default, in 16-bit types
+      the distance of 1 to the next number; beyond the bounds the derivative is 0.
+    - "binary_cross_entropy_with_logits": (1 − y)·log(1 + exp(z)) + y·log(1 + exp(−z)), the same loss of raw scores z = f(x),
+      of which Sigmoid would make the probabilities. Nothing is clipped, and the derivative is Sigmoid(z) − y everywhere. The
+      label has the shape of the scores.
 
     The loss has the type of the output, and so has the label unless `label_type` gives it another one. The result returns
     the loss and the compared output; the other outputs are left out, with the nodes that only they need. A result within
@@ -76,11 +81,11 @@ def add_loss_output(
     :param reduction: "sum": the loss is the sum of the weighted scores; "mean": their sum divided by their number (not by
         the sum of the weights). Penalties are added to either.
     :param label_type: the NumPy type of the label, a float, an integer or bool; None for the type of the output.
-    :param kwargs: l1_weight and l2_weight ("elastic"), eps ("log").
+    :param kwargs: l1_weight and l2_weight ("elastic"), delta ("huber"), eps ("log").
     :raises InvalidModelError: the model cannot be read, is refused by onnx, or is older than opset 8.
     :raises OptionError: an unknown score, setting or reduction, several outputs without output_index, a penalty that is zero
         or not a number, an output that is not a float tensor of known rank, a label that is not a number; for "log", an output
-        that has neither one column nor two, or logarithms of probabilities.
+        that has neither one column nor two, or logarithms of probabilities; for raw scores, probabilities.
     :raises UnknownNameError: an output or a penalized tensor that does not exist, or a new name that an input, an
         initializer or the compared output has.
 
@@ -114,6 +119,8 @@ def add_loss_output(
         raise OptionError(f"A loss compares a float tensor of known rank; output {output!r} is not declared as one.")
     if score_name == "log":
         check_probabilities(source, output, score_name)
+    if score_name == BINARY_OF_LOGITS:
+        refuse_no_logits(source, output, shape, score_name)
     label_kind = kind if label_type is None else _number_type(label_type)
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
     new = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
@@ -123,8 +130,14 @@ def add_loss_output(
     if weight_name is not None:
         inputs[weight_name] = kind, shape[:1]
     label = label_name if label_kind == kind else builder.add("Cast", [label_name], f"cast_{label_name}", to=kind)
-    more = {"columns": shape[1] != 1} if score is _log else {}
-    scores = score(builder, output, label, **settings, **more)
+    if score is not _log and has_unknown_width(shape):
+        label = builder.add("Reshape", [label, builder.add("Shape", [output], "label_shape")], "label_reshaped")
+    if score is _log and shape[1:] not in (
+        (),
+        (1,),
+    ):  # -1, the last column, is right for one column too, but needs opset 11
+        settings["column"] = 1 if shape[1] == 2 or opset < 11 else -1
+    scores = score(builder, output, label, **settings)
     if weight_name is not None:
         if len(shape) > 1:
             column = builder.vector("shape_weight", [-1] + [1] * (len(shape) - 1), TensorProto.INT64)
@@ -146,6 +159,11 @@ def add_loss_output(
     if len(outputs) == 1:
         return made
     return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input])
+
+
+def has_unknown_width(shape: Shape) -> bool:
+    """True if a size after the first axis is unknown: a label of another size would be broadcast, unless it is reshaped."""
+    return not all(isinstance(dim, int) for dim in shape[1:])
 
 
 def make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]:
@@ -262,6 +280,10 @@ def _squared_error(op: _LossBuilder, output: str, label: str) -> str:
     return op.add("Mul", [diff, diff], "loss_diff")
 
 
+def _half_squared_error(op: _LossBuilder, output: str, label: str) -> str:
+    return op.add("Mul", [_squared_error(op, output, label), op.vector("half_name", [0.5])], "loss_half")
+
+
 def _absolute_error(op: _LossBuilder, output: str, label: str) -> str:
     return op.add("Abs", [op.add("Sub", [output, label], "loss_diff")], "loss_diff")
 
@@ -275,15 +297,26 @@ def _elastic(op: _LossBuilder, output: str, label: str, l1_weight: float = 0.5, 
     return op.add("Add", [absolute, square], "final_loss")
 
 
-def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None, *, columns: bool = True) -> str:
+def _huber(op: _LossBuilder, output: str, label: str, delta: float = 1.0) -> str:
+    """c·(d − c/2), where c is the difference d clipped to [−delta, delta]: no derivative depends on the ends."""
+    if delta <= 0:
+        raise OptionError(f"delta of the score 'huber' is a number above 0, not {delta!r}.")
+    diff = op.add("Sub", [output, label], "loss_diff")
+    clipped = op.add("Min", [diff, op.vector("delta_name", [delta])], "loss_clipped")
+    clipped = op.add("Max", [clipped, op.vector("minus_delta_name", [-delta])], "loss_clipped")
+    half = op.add("Mul", [clipped, op.vector("half_name", [0.5])], "loss_half")
+    return op.add("Mul", [clipped, op.add("Sub", [diff, half], "loss_rest")], "loss_huber")
+
+
+def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None, column: int | None = None) -> str:
     if eps is None:
         eps = max(1e-6, epsilon(helper.tensor_dtype_to_np_dtype(op.kind)))
     if not 0 < eps < 0.5:
         raise OptionError(f"eps clips probabilities to [eps, 1 - eps]: it lies between 0 and 0.5, unlike {eps}.")
     one = op.vector("one_name", [1.0])
     p = output
-    if columns:
-        p = op.add("Gather", [p, op.vector("column_name", [1], TensorProto.INT64)], "probability", axis=1)
+    if column is not None:
+        p = op.add("Gather", [p, op.vector("column_name", [column], TensorProto.INT64)], "probability", axis=1)
     p = op.add("Max", [p, op.vector("eps_name", [eps])], "probability")
     p = op.add("Min", [p, op.vector("one_eps_name", [1 - eps])], "probability")
     others = op.add("Log", [op.add("Sub", [one, p], "probability_0")], "log_0")
@@ -292,13 +325,31 @@ def _log(op: _LossBuilder, output: str, label: str, eps: float | None = None, *,
     return op.add("Neg", [op.add("Add", [others, own], "loss_log")], "loss_log")
 
 
+def _binary_cross_entropy(op: _LossBuilder, output: str, label: str) -> str:
+    """By the LogSoftmax of −z/2 beside z/2, which has kernels for all floats, and derivatives of any order at 0 too."""
+    column = op.vector("column_shape", [-1, 1], TensorProto.INT64)
+    half = op.add("Reshape", [op.add("Mul", [output, op.vector("half_name", [0.5])], "score_half"), column], "score_1")
+    both = op.add("Concat", [op.add("Neg", [half], "score_0"), half], "scores", axis=1)
+    logs = op.add("LogSoftmax", [both], "logs", axis=1)
+    expected = op.add("Reshape", [label, column], "label_1")
+    parts = []
+    for k, weight in enumerate((op.add("Sub", [op.vector("one_name", [1.0]), expected], "label_0"), expected)):
+        log = op.add("Gather", [logs, op.vector("column_name", [k], TensorProto.INT64)], f"log_{k}", axis=1)
+        parts.append(op.add("Mul", [weight, log], f"loss_{k}"))
+    loss = op.add("Neg", [op.add("Add", parts, "loss_log")], "loss_log")
+    return op.add("Reshape", [loss, op.add("Shape", [output], "score_shape")], "loss_log")
+
+
 SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # with the names of their settings
     "squared_error": (_squared_error, ()),
     "l2": (_squared_error, ()),
+    "half_squared_error": (_half_squared_error, ()),
     "absolute_error": (_absolute_error, ()),
     "l1": (_absolute_error, ()),
     "elastic": (_elastic, ("l1_weight", "l2_weight")),
+    "huber": (_huber, ("delta",)),
     "log": (_log, ("eps",)),
+    BINARY_OF_LOGITS: (_binary_cross_entropy, ()),
 }
 
 
@@ -355,11 +406,12 @@ def one_output(graph: Graph, index: object) -> str:
 def _label_shape(score: Callable[..., str], output: str, shape: Shape) -> Shape:
     if score is not _log:
         return shape
-    if len(shape) != 2 or (shape[1] not in (1, 2, None) and not isinstance(shape[1], str)):
+    if len(shape) not in (1, 2) or (len(shape) == 2 and isinstance(shape[1], int) and shape[1] not in (1, 2)):
         raise OptionError(
-            f"The log loss needs probabilities of two classes, [N, 2] or [N, 1]; output {output!r} has the shape {list(shape)}."
+            f"The log loss needs probabilities of two classes, [N, 2], [N, 1] or [N]; output {output!r} has the shape "
+            f"{list(shape)}. For more classes use log_loss."
         )
-    return shape[0], 1
+    return shape if len(shape) == 1 else (shape[0], 1)
 
 
 def _penalty(op: _LossBuilder, graph: Graph, name: str, given: Mapping[str, float] | float) -> str:

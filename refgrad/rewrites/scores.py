@@ -16,6 +16,8 @@ from refgrad.protos.traverse import attribute_value
 from refgrad.protos.types import Shape, epsilon
 
 OF_CLASSES = ("cross_entropy", "log_loss")  # the losses that compare scores with class numbers
+BINARY_OF_LOGITS = "binary_cross_entropy_with_logits"
+OF_CHANCES = ("log", BINARY_OF_LOGITS)  # the losses whose label is a probability, 0 to 1
 _PASSING = (
     traits.RESHAPES | traits.CASTS | {"Clip"}
 )  # they change neither the order of probabilities nor, rounding aside, them
@@ -104,26 +106,40 @@ def _is_logarithm(model: ModelProto, name: str) -> bool:
     return node.op_type == "LogSoftmax"
 
 
-def refuse_no_logits(model: ModelProto, name: str, shape: Shape, option: str = "loss") -> None:
-    """Refuse values that are no logits of several classes in a cross entropy.
+def refuse_no_logits(model: ModelProto, name: str, shape: Shape, loss: str, option: str = "loss") -> None:
+    """Refuse values that are no logits in a cross entropy.
 
-    The cross entropy of probabilities has small derivatives, and does not end where it should. With one logit it is always 0.
+    The cross entropy of probabilities has small derivatives, and does not end where it should. With one logit for several
+    classes it is always 0.
 
-    :param shape: of the value, of two axes or more.
+    :param shape: of the value.
+    :param loss: "cross_entropy" of several classes, or of two: "binary_cross_entropy_with_logits".
     :param option: the parameter that names the loss.
-    :raises OptionError: there is one logit, or the model shows that `name` is a probability.
+    :raises OptionError: there is one logit for several classes, or the model shows that `name` is a probability.
     """
-    otherwise = f"{option}='log_loss'"
+    is_binary, columns = loss == BINARY_OF_LOGITS, shape[1] if len(shape) > 1 else 1
+    otherwise = f"{option}={'log' if is_binary else 'log_loss'!r}"
     if origin := origin_of_probabilities(model, name):
-        logits = f" at the logits, {origin.logits!r}" if origin.logits and shape[1] != 1 else " before it"
+        logits = f" at the logits, {origin.logits!r}" if origin.logits and (is_binary or columns != 1) else " before it"
         raise OptionError(
-            f"cross_entropy compares logits, and {name!r} is a probability, made by {origin.operator}: use {otherwise}, or cut "
+            f"{loss} compares logits, and {name!r} is a probability, made by {origin.operator}: use {otherwise}, or cut "
             f"the model{logits} (refgrad.select_model_inputs_outputs; in skl2onnx options={{'raw_scores': True}})."
         )
-    if shape[1] == 1:
+    if not is_binary and columns == 1:
         raise OptionError(
-            f"cross_entropy needs a logit for each class, and {name!r} has 1: end the model with Sigmoid, and use {otherwise}."
+            f"{loss} needs a logit for each class, and {name!r} has 1 for each sample, as for two classes: use "
+            f"{option}={BINARY_OF_LOGITS!r} with labels 0 and 1."
         )
+
+
+def loss_of_classes(model: ModelProto, name: str, shape: Shape) -> str:
+    """The name of the loss that compares the value with class numbers: of probabilities, of one logit, or of several.
+
+    :param shape: of the value.
+    """
+    if origin_of_probabilities(model, name):
+        return "log_loss"
+    return "cross_entropy" if len(shape) > 1 and shape[1] != 1 else BINARY_OF_LOGITS
 
 
 def check_probabilities(model: ModelProto, name: str, loss: str) -> None:
@@ -137,14 +153,16 @@ def check_probabilities(model: ModelProto, name: str, loss: str) -> None:
             "logarithms of probabilities as well as logits."
         )
     found, makers = makers_of(model, name), _makers(model)
+    if found and found[-1].op_type == "Concat":  # scores of two classes, side by side
+        found = makers_of(model, found[-1].input[-1])
     node = found[-1] if found else None
     if node is not None and node.op_type == "Add":
         node = next((makers[one] for one in node.input if one in makers and makers[one].op_type in _LINEAR), None)
     if node is not None and node.op_type in _LINEAR | _BEYOND and not any(one.op_type == "Clip" for one in found):
         notice(
             f"The loss {loss} compares probabilities, and {name!r} is made by {node.op_type}, so it may be any number. Outside "
-            f"of 0 to 1 the loss is flat and its gradient 0. For logits of several classes use cross_entropy; for two "
-            "classes, end the model with a Sigmoid or a Softmax."
+            f"of 0 to 1 the loss is flat and its gradient 0. For logits of several classes use cross_entropy; for one logit, "
+            f"of two classes, {BINARY_OF_LOGITS}."
         )
 
 

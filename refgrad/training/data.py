@@ -285,12 +285,14 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             raise FeedError(f"{name!r} has numbers that are not finite: {first_of(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:
             wrong = (array < 0) | (array >= step.classes)
+            if step.ignored is not None:
+                wrong &= array != step.ignored
             if wrong.any():
                 raise FeedError(
                     f"{name!r} has the class {first_of(wrong, array)}, but the classes of the model are 0 to "
                     f"{step.classes - 1}."
                 )
-        made[name] = array
+        made[name] = step.in_range(array) if name == step.label else array
     return made
 
 
@@ -307,9 +309,21 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
     if dims is None:
         return
     if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
+        is_thinner = len(shape) == len(dims) - 1 or (len(shape) == len(dims) > 1 == shape[1] != dims[1])
+        if name == step.label and step.class_loss and len(dims) > 1 and is_thinner:
+            raise FeedError(_other_loss(step))
         expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
         hint = _hint(step, shape, dims, dtype) if name == step.label else ""
         raise FeedError(f"Expected [{expected}], got {list(shape)} for {name!r}.{hint}")
+
+
+def _other_loss(step: StepModel) -> str:
+    """The message for class numbers, which the loss of the step does not take."""
+    fits = "loss='log_loss'" if step.class_loss == "log_loss" else "loss='cross_entropy' (of logits)"
+    return (
+        f"{step.label!r} has fewer numbers than the output, and {step.settings['loss']} compares as many. For class numbers "
+        f"use {fits}."
+    )
 
 
 def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...], dtype: np.dtype) -> str:
@@ -318,12 +332,6 @@ def _hint(step: StepModel, shape: tuple[int, ...], dims: tuple[int | None, ...],
         return ""
     if step.classes is not None and shape[1:2] == (step.classes,) and len(shape) == len(dims) + 1:
         return f" One-hot labels become class numbers by {step.label}.argmax(1)."
-    if step.classes is None and len(shape) < len(dims):
-        loss = step.settings.get("loss", "The loss")
-        return (
-            f" {loss} compares as many numbers as the output has. For class numbers use loss='cross_entropy', or "
-            "loss='log_loss' if the model returns probabilities."
-        )
     return ""
 
 

@@ -17,15 +17,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
 
 from refgrad.backends import get_backend
-from refgrad.errors import FeedError, OptionError
+from refgrad.errors import FeedError, OptionError, choices
 from refgrad.model.reading import read
 from refgrad.notices import quiet
 from refgrad.protos.traverse import fresh, names_of
-from refgrad.rewrites.scores import OF_CLASSES
+from refgrad.rewrites.scores import BINARY_OF_LOGITS, OF_CLASSES
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import DEFAULT
 from refgrad.training.conventions import Convention, convention
-from refgrad.training.labels import classes_of
+from refgrad.training.labels import classes_of, positions
 from refgrad.training.optimizers import Optimizer
 from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.schedules import Schedule
@@ -328,7 +328,8 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]  # sk
 class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # skipped by mypy
     """A classification: the model's output are probabilities [N, C], or the probability of the second of two classes, [N, 1].
 
-    The arguments are the same as for `OnnxRegressor`. With loss="cross_entropy" the output are logits. The classes come from
+    The arguments are the same as for `OnnxRegressor`. With loss="cross_entropy" the output are logits, and with
+    loss="binary_cross_entropy_with_logits" the one logit of two classes, [N] or [N, 1]. The classes come from
     the model, as classifiers of skl2onnx have them, or else they are 0, 1, ... ZipMap is left out of the training.
     """
 
@@ -386,15 +387,20 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
         )
 
     def _described(self, source: ModelProto) -> None:
-        if self.loss not in OF_CLASSES:
-            raise OptionError(f'The loss of a classifier is "log_loss" or "cross_entropy", not {self.loss!r}.')
+        if self.loss not in (*OF_CLASSES, BINARY_OF_LOGITS):
+            raise OptionError(
+                f"The loss of a classifier is one of {choices((*OF_CLASSES, BINARY_OF_LOGITS))}, not {self.loss!r}."
+            )
         found = classes_of(source)
         self._known = found is not None
         self.classes_ = np.array(found if found is not None else [])
 
     def _labels(self, y: Any) -> np.ndarray:
-        y = np.asarray(y)
-        labels = self._step.labels(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y, self._classes())
+        y, classes = np.asarray(y), self._classes()
+        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+        if self.loss == BINARY_OF_LOGITS:
+            return self._step.labels(positions(y, classes))
+        labels = self._step.labels(y, classes)
         count = len(self.classes_)
         if len(labels) and count and not 0 <= labels.min() <= labels.max() < count:
             wrong = labels.max() if labels.max() >= count else labels.min()
@@ -420,10 +426,13 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
             powers = np.exp(scores - scores.max(1, keepdims=True))
             shares: np.ndarray = powers / powers.sum(1, keepdims=True)
             return shares
+        if self.loss == BINARY_OF_LOGITS:
+            half = scores.reshape(len(scores), -1) / 2  # Sigmoid(z) = (1 + tanh(z/2)) / 2 overflows nowhere
+            return np.concatenate([1 - np.tanh(half), 1 + np.tanh(half)], 1) / 2
         if len(scores) and (scores.min() < 0 or scores.max() > 1 + 1e-3):
             raise OptionError(
                 f"The output {self._output!r} has no probabilities: {scores.min():g} to {scores.max():g}. "
-                'Take loss="cross_entropy" where it has logits, or name another output.'
+                f'Take loss="cross_entropy" for logits, loss="{BINARY_OF_LOGITS}" for one, or name another output.'
             )
         if scores.ndim == 1 or scores.shape[1] == 1:
             column = scores.reshape(-1, 1)

@@ -24,7 +24,7 @@ def labels_of(y: Any, value: ValueInfoProto, classes: Sequence[Any] | None = Non
     array = np.asarray(y)
     rank = len(tensor.shape.dim)
     if tensor.elem_type == TensorProto.INT64:
-        array = _positions(array, classes)
+        array = positions(array, classes)
     elif kind_of(array.dtype) not in "biuf":
         raise FeedError(f"The label {value.name!r} has numbers, and y is an array of {array.dtype}.")
     elif kind_of(array.dtype) == "f" and not np.isfinite(array).all():
@@ -68,8 +68,13 @@ def first_of(where: np.ndarray, array: np.ndarray) -> str:
     return f"{array[place]} at {list(place)}"
 
 
-def _positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
-    """The positions of classes. Floats that are integers, and booleans, count as integers."""
+def positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
+    """The positions of the elements in `classes`, or the elements if that is None.
+
+    Floats that are integers, and booleans, count as integers.
+
+    :raises FeedError: a number is no integer, or no class.
+    """
     if kind_of(array.dtype) in "fb":
         whole = array.astype(np.int64)
         if not np.array_equal(whole, array):

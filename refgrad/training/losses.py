@@ -17,22 +17,18 @@ from refgrad.model.external import array_of
 from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
-from refgrad.model.upgrading.upgrade import upgrade
-from refgrad.protos.traverse import fresh, import_onnx, names_of, refill, versions_of
+from refgrad.protos.traverse import fresh, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT, is_unnamed
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import training_gradient
-from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
+from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, has_unknown_width, make_room, one_output
 from refgrad.rewrites.scores import (
     OF_CLASSES,
-    check_probabilities,
-    log_of_probability,
-    logs_of_classes,
-    makers_of,
-    refuse_no_logits,
+    loss_of_classes,
 )
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import DEFAULT, Conventions
+from refgrad.training.class_losses import with_loss_of_classes
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
 _DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
@@ -41,8 +37,7 @@ _DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
     "absolute_error": lambda op, d: (op.Abs(d), op.Sign(d)),
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
-_LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
-LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
+LOSSES = (*SCORES, *OF_CLASSES)
 
 
 def differentiated(
@@ -68,8 +63,8 @@ def differentiated(
     """
     source = _with_sigmoids(read(model))
     settings = dict(settings or {})
-    if settings and loss not in SCORES:
-        raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
+    if settings and loss not in (*SCORES, "cross_entropy"):
+        raise OptionError(f"loss={loss!r} has no settings, such as {next(iter(settings))!r}.")
     if loss is None:
         name = _loss_of(normalise(source), output)
     elif isinstance(loss, ModelProto | os.PathLike):
@@ -89,7 +84,7 @@ def differentiated(
     else:
         name = fresh("total_loss", names_of(source.graph))
         if loss in OF_CLASSES:
-            source, name = _of_classes(source, loss, output, label, sample_weight, reduction)
+            source, name = with_loss_of_classes(source, loss, output, label, sample_weight, reduction, settings)
         else:
             source, output, label_type = _with_wide_output(source, output)
             source = add_loss_output(
@@ -107,13 +102,6 @@ def differentiated(
     if not scale:
         return training_gradient(source, wrt, name, "ones", conventions), name
     return _scaled(training_gradient(source, wrt, name, "input", conventions), name, scale), name
-
-
-def count_of_classes(model: ModelProto | str | os.PathLike[str], output: str | None) -> int | None:
-    """How many classes the logits or probabilities [N, C, ...] have; None where only the run tells."""
-    graph = normalise(read(model))
-    shape = graph.shapes.get(one_output(graph, output)) or ()
-    return max(shape[1], 2) if len(shape) > 1 and isinstance(shape[1], int) else None  # one column is of two classes
 
 
 def _with_wide_output(source: ModelProto, output: str | None) -> tuple[ModelProto, str | None, np.dtype | None]:
@@ -142,7 +130,7 @@ def _loss_of(graph: Graph, output: str | None) -> str:
     if any(dim != 1 and not is_unnamed(dim) for dim in shape):
         raise OptionError(
             f"loss=None needs an output that is one number, and {name!r} has the shape [{', '.join(map(str, shape))}]. For "
-            "class numbers use loss='cross_entropy' (logits) or loss='log_loss' (probabilities), else loss='squared_error'."
+            f"class numbers use loss={loss_of_classes(graph.source, name, shape)!r}, else loss='squared_error'."
         )
     return name
 
@@ -174,7 +162,10 @@ def _direct(
     taken.update(name for name in (label, sample_weight, scale) if name)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken)
     op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
-    score, slope = _DIRECT[loss](op, op.Sub(op.wide(compared), op.wide(label)))
+    expected = op.wide(label)
+    if has_unknown_width(shape):
+        expected = op.Reshape(expected, op.Shape(compared))
+    score, slope = _DIRECT[loss](op, op.Sub(op.wide(compared), expected))
     inputs = [helper.make_tensor_value_info(label, kind, shape)]
     if sample_weight is not None:
         inputs.append(helper.make_tensor_value_info(sample_weight, kind, shape[:1]))
@@ -248,78 +239,6 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     return made, name
 
 
-def _of_classes(
-    source: ModelProto, loss: str, output: str | None, label: str, sample_weight: str | None, reduction: str
-) -> tuple[ModelProto, str]:
-    """The model that returns the loss of classes in int64: of logits ("cross_entropy"), or of probabilities ("log_loss").
-
-    Probabilities in columns that Sigmoid makes are each of one class against all others, and count so.
-    """
-    made = ModelProto()
-    made.CopyFrom(source)
-    if import_onnx(made) < _LOSSES_OF_CLASSES:
-        made.CopyFrom(upgrade(made, _LOSSES_OF_CLASSES))
-    graph = normalise(made)
-    compared = one_output(graph, output)
-    shape, kind = graph.shapes.get(compared), graph.types.get(compared)
-    if shape is None or kind not in FLOATS or len(shape) < (1 if loss == "log_loss" else 2):
-        what = "logits" if loss == "cross_entropy" else "probabilities"
-        raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
-    maker = next((node.op_type for node in reversed(makers_of(made, compared))), "")
-    if loss == "cross_entropy":
-        refuse_no_logits(source, compared, shape)  # `made` may have other names
-    else:
-        check_probabilities(made, compared, loss)
-    taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
-    op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
-    op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
-    scores = op.wide(compared)
-    if loss == "cross_entropy":
-        each = op.emit("SoftmaxCrossEntropyLoss", "", (scores, label), 1, {"reduction": "none"})
-    elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(made, compared):
-        each = _of_columns(op, scores, label, kind, shape[1], len(shape))
-    else:
-        logarithms = logs_of_classes(op, scores, kind, shape)
-        each = op.emit("NegativeLogLikelihoodLoss", "", (logarithms, label), 1, {"reduction": "none"})
-    op.types[each] = (op.type(scores), max(len(shape) - 1, 1))
-    if sample_weight is not None:
-        op.types[sample_weight] = (kind, 1)
-        weights, more = op.wide(sample_weight), max(len(shape) - 2, 0)
-        each = op.Mul(each, op.Reshape(weights, [-1] + [1] * more) if more else weights)
-    total: str = op.emit(REDUCTIONS[reduction], "", (each,), 1, {"keepdims": 0})
-    op.builder.put_into(made.graph)
-    dims = [shape[0], *shape[2:]]
-    made.graph.input.append(helper.make_tensor_value_info(label, TensorProto.INT64, [_dim(dim) for dim in dims]))
-    if sample_weight is not None:
-        made.graph.input.append(helper.make_tensor_value_info(sample_weight, kind, [_dim(shape[0])]))
-    del made.graph.output[:]
-    made.graph.output.append(helper.make_tensor_value_info(total, op.type(scores), []))
-    return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input]), total
-
-
-def _is_of_one_score(model: ModelProto, name: str) -> bool:
-    """True if Sigmoid makes the value of −s and s side by side, which adds up to 1."""
-    makers = {made: node for node in model.graph.node for made in node.output}
-    side_by_side = makers.get(makers_of(model, name)[-1].input[0])
-    if side_by_side is None or side_by_side.op_type != "Concat" or len(side_by_side.input) != 2:
-        return False
-    first, second = side_by_side.input
-    negated = makers.get(first)
-    return negated is not None and negated.op_type == "Neg" and negated.input[0] == second
-
-
-def _of_columns(op: FunctionEmitter, p: str, label: str, kind: int, count: int | str | None, rank: int) -> str:
-    """−log p of the column of the label, and −log(1 − p) of the others: each column is a yes or no for itself."""
-    size = (
-        op.const(np.int64(count)) if isinstance(count, int) else op.Gather(op.Shape(p), op.const(np.int64(1)), axis=0)
-    )
-    column = op.Reshape(op.Range(op.const(np.int64(0)), size, op.const(np.int64(1))), [1, -1, *[1] * (rank - 2)])
-    is_label = op.Equal(op.Unsqueeze(label, [1]), column)
-    other = op.Sub(op.const(1.0, like=p), p)
-    parts = op.Where(is_label, log_of_probability(op, p, kind), log_of_probability(op, other, kind))
-    return op.Neg(op.ReduceSum(parts, [1], keepdims=0))
-
-
 def _with_sigmoids(model: ModelProto) -> ModelProto:
     """The model with Sigmoid(x) in place of 1 / (1 + exp(−x)), as skl2onnx writes it: its derivative is 0·∞ for large x."""
     makers = {name: node for node in model.graph.node for name in node.output}
@@ -349,7 +268,3 @@ def _with_sigmoids(model: ModelProto) -> ModelProto:
     made.CopyFrom(model)
     refill(made.graph.node, [found.get(k, node) for k, node in enumerate(model.graph.node)])
     return made
-
-
-def _dim(dim: int | str | None) -> int | str | None:
-    return None if is_unnamed(dim) else dim

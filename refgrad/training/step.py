@@ -20,14 +20,15 @@ from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
 from refgrad.rewrites.losses import get_train_initializer
-from refgrad.rewrites.scores import OF_CLASSES
+from refgrad.rewrites.scores import OF_CHANCES, OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.assembly import Assembly, StepRequest
+from refgrad.training.class_losses import count_of_classes
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
-from refgrad.training.losses import count_of_classes, differentiated
+from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.outputs import compared_output, without_maps
@@ -72,8 +73,8 @@ def step_model(
     """The model of one step of training.
 
     :param model: a model, or the path of one. It is not modified. `refgrad.lift_weights` is applied to it.
-    :param loss: the loss of `output` and the label. "squared_error", "absolute_error", "elastic" and "log" are those in
-        `refgrad.add_loss_output`; "half_squared_error" is half of the first. "cross_entropy" takes logits [N, C, ...] and
+    :param loss: the loss of `output` and the label: a score of `refgrad.add_loss_output`, such as "squared_error", or
+        "binary_cross_entropy_with_logits" of raw scores and labels 0 and 1. "cross_entropy" takes logits [N, C, ...] and
         classes [N, ...] in int64. "log_loss" takes the same classes and probabilities [N, C, ...], or the probabilities of
         the second of two classes [N, 1]. None: `output` is the loss already. A model of the same opset, or its
         `pathlib.Path`: the model returns the loss, a scalar. Its inputs with the names of outputs of `model` get these
@@ -103,7 +104,8 @@ def step_model(
         kept in float32 in any case.
     :param flat: keep all weights in one vector, and each kind of state too. This is the default if the weights have one type
         and few elements, and the optimizer is elementwise.
-    :param loss_settings: the parameters of the loss: l1_weight and l2_weight for "elastic", eps for "log".
+    :param loss_settings: the parameters of the loss by name: l1_weight and l2_weight of "elastic", eps of "log", delta of
+        "huber", and of "cross_entropy" class_weights, ignore_index and label_smoothing, as in torch.nn.CrossEntropyLoss.
     :param batch_norm: "frozen": each BatchNormalization uses its running statistics, and training does not change them.
         "training": batches are normalised by their own statistics. The running statistics become states, which are updated
         from the batch's statistics with the node's momentum.
@@ -194,6 +196,7 @@ def step_model(
     )
     settings = {
         "loss": f"loss={loss!r}" if loss is None or isinstance(loss, str) else "a model as the loss",
+        **({"loss_settings": f"loss_settings={dict(loss_settings)}"} if loss_settings else {}),
         "output": f"output={output!r}",
         "reduction": f"reduction={reduction!r}",
         "trainable": f"{counted(sum(value.size for value in chosen.values()), 'number')} in {choices(chosen)} to train",
@@ -217,10 +220,14 @@ def step_model(
             )
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
     if loss not in OF_CLASSES:
-        return replace(made_step, evaluation=evaluation)
+        label_range = (0, 1) if loss in OF_CHANCES else None
+        class_loss = "" if output is None else loss_of_classes(read(model), output, ("N", None))
+        return replace(made_step, evaluation=evaluation, label_range=label_range, class_loss=class_loss)
     count, names = count_of_classes(model, output), classes_of(read(model))
     known = names if names is not None and count in (None, len(names)) else None
-    return replace(made_step, classes=count, class_names=None if known is None else tuple(known), evaluation=evaluation)
+    ignored = (loss_settings or {}).get("ignore_index")
+    class_names = None if known is None else tuple(known)
+    return replace(made_step, classes=count, class_names=class_names, ignored=ignored, evaluation=evaluation)
 
 
 def trained(

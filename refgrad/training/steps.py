@@ -14,8 +14,9 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from refgrad.backends.base import graph_inputs
+from refgrad.errors import FeedError
 from refgrad.markup import html_table, shape_text
-from refgrad.training.labels import labels_of
+from refgrad.training.labels import first_of, labels_of
 from refgrad.training.precision import master
 
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
@@ -43,6 +44,9 @@ class StepModel:
     layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     classes: int | None = None  # how many the label has, where they are counted
     class_names: tuple[Any, ...] | None = None  # those that the model returns, in the order of its scores
+    ignored: int | None = None  # a label that is no class, and does not count
+    label_range: tuple[float, float] | None = None  # the least and the largest label; None where any number is right
+    class_loss: str = ""  # the loss to take for class numbers; "" where the step has one
     statistics: tuple[str, ...] = ()  # the running means and variances among the state
     evaluation: ModelProto | None = (
         None  # the loss with them, by the weights and statistics; None where the step tells it
@@ -121,7 +125,30 @@ class StepModel:
         :raises FeedError: `y` does not fit the label, or has a class that is not among `classes`.
         """
         value = next(value for value in self.model.graph.input if value.name == self.label)
-        return labels_of(y, value, self.class_names if classes is None else classes)
+        classes = self.class_names if classes is None else classes
+        if self.ignored is None or classes is None:
+            return self.in_range(labels_of(y, value, classes))
+        given = np.asarray(y)
+        ignored = given == self.ignored
+        made = labels_of(np.where(ignored, np.asarray(classes)[0], given), value, classes)
+        made[ignored.reshape(made.shape)] = self.ignored
+        return made
+
+    def in_range(self, label: np.ndarray) -> np.ndarray:
+        """The label, after a check that its numbers are in the range that the loss takes.
+
+        :raises FeedError: one is not.
+        """
+        if self.label_range is None:
+            return label
+        low, high = self.label_range
+        wrong = ~((label >= low) & (label <= high))
+        if wrong.any():
+            raise FeedError(
+                f"{self.label!r} has {first_of(wrong, label)}, but {self.settings.get('loss', 'the loss')} takes labels from "
+                f"{low:g} to {high:g}: 0 and 1 for two classes."
+            )
+        return label
 
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state that a training begins with, with these weights in place of the model's."""

@@ -20,6 +20,7 @@ from refgrad.compat.training.optimizers import OrtGradientOptimizer
 from refgrad.compat.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
 from refgrad.compat.training.sgd_learning_loss import (
     AbsoluteLearningLoss,
+    BaseLearningLoss,
     ElasticLearningLoss,
     NegLogLearningLoss,
     SquareLearningLoss,
@@ -88,8 +89,8 @@ def test_the_loss_is_given(backend: str) -> None:
     weights = {name: value.numpy() for name, value in session.trained_coef_.items()}
     np.testing.assert_allclose(weights["init_b10"], [-1], atol=0.02)
     [predicted] = get_backend("numpy").prepare(session.get_trained_onnx()).run({"x": x}).values()
-    np.testing.assert_allclose(session.score(x, y), -np.mean((predicted - y) ** 2), rtol=1e-4)
-    np.testing.assert_allclose(session.losses(x, y), np.ravel((predicted - y) ** 2), rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(session.score(x, y), -np.mean((predicted - y) ** 2) / 2, rtol=1e-4)
+    np.testing.assert_allclose(session.losses(x, y), np.ravel((predicted - y) ** 2) / 2, rtol=1e-4, atol=1e-9)
 
 
 def test_the_rates_that_the_notebooks_print() -> None:
@@ -115,7 +116,7 @@ def test_a_step_is_what_the_graphs_say() -> None:
             graphs = session.train_session_.cls_type_
             velocity = {name: np.zeros_like(value) for name, value in weights.items()}
             for epoch in range(2):
-                eta = -loss.step * rate.update_learning_rate(epoch).value / 7
+                eta = -rate.update_learning_rate(epoch).value / 7
                 [predicted] = run(graphs._optimized_pre_grad_model).run({"X": x, **weights}).values()
                 slope = run(loss.loss_grad_onnx_).run({"X1": y, "X2": predicted})
                 if epoch == 1:
@@ -134,20 +135,111 @@ def test_a_step_is_what_the_graphs_say() -> None:
                 np.testing.assert_allclose(session.trained_coef_[name], value, rtol=1e-5, atol=1e-6)
 
 
+LEARNING_LOSSES = [
+    SquareLearningLoss(),
+    AbsoluteLearningLoss(),
+    ElasticLearningLoss(0.3, 0.8),
+    NegLogLearningLoss(),
+    NegLogLearningLoss(probability_function=None),
+]
+
+
+@pytest.mark.parametrize("loss", LEARNING_LOSSES, ids=repr)
+def test_a_step_descends_the_loss_that_is_reported(loss: BaseLearningLoss) -> None:
+    """The step is the rate times the slope of `train_losses_`, `losses` and `score`, by differences in double precision."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((7, 2)), rng.integers(0, 2, (7, 1))
+    last = "Sigmoid" if loss.score == "log" else "Identity"
+
+    def session(shift: np.ndarray) -> OrtGradientForwardBackwardOptimizer:
+        w = np.array([1.0, -2.0]) + shift
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 15]> m (double[N, 2] X) => (double[N, 1] y) '
+            f"<double[2, 1] w = {{{w[0]}, {w[1]}}}> {{ s = MatMul(X, w) y = {last}(s) }}"
+        )
+        rate = LearningRateSGD(1.0, learning_rate="constant")
+        return OrtGradientForwardBackwardOptimizer(
+            model, max_iter=1, batch_size=7, learning_rate=rate, learning_loss=loss, start="model", backend="numpy"
+        )
+
+    def losses_at(shift: np.ndarray) -> list[float]:
+        made = session(shift)
+        return [-made.score(x, y), made.losses(x, y).mean(), made.fit(x, y).train_losses_[0]]
+
+    step = np.array([1.0, -2.0]) - session(np.zeros(2)).fit(x, y).trained_coef_["w"].ravel()
+    for k in range(2):
+        shift = 1e-5 * np.eye(2)[k]
+        slopes = (np.array(losses_at(shift)) - losses_at(-shift)) / 2e-5
+        np.testing.assert_allclose(slopes, np.full(3, step[k]), rtol=1e-7, atol=1e-9)
+
+
+def test_half_of_the_square_is_the_loss_and_the_step() -> None:
+    session = OrtGradientForwardBackwardOptimizer(
+        line(), ["intercepts"], max_iter=1, batch_size=1, start="model",
+        learning_rate=LearningRateSGD(1.0, learning_rate="constant"),
+    )  # fmt: skip
+    session.fit(np.zeros((1, 2)), [10.0])
+    assert session.train_losses_ == [50]
+    assert session.trained_coef_["intercepts"].item() == 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_negative_log_loss_takes_a_raw_score_or_probabilities(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 2)).astype(np.float32)
+    y = (x @ [2, -1] > 0).astype(np.int64)
+    score, probability, both = (
+        onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 15]> m (float[N, 2] X) => (float[N, {columns}] y) '
+            f"<float[2, 1] w = {{0, 0}}, float one = {{1}}> {{ s = MatMul(X, w) {nodes} }}"
+        )
+        for columns, nodes in (
+            (1, "y = Identity(s)"),
+            (1, "y = Sigmoid(s)"),
+            (2, "p = Sigmoid(s) q = Sub(one, p) y = Concat <axis = 1> (q, p)"),
+        )
+    )
+    settings: dict[str, Any] = {"learning_rate": 0.5, "max_iter": 5, "start": "model", "random_state": 0}
+    settings |= {"weights_to_train": ["w"], "backend": backend}
+    chances = NegLogLearningLoss(probability_function=None)
+    reached = []
+    for model, loss in ((score, NegLogLearningLoss()), (score, "log"), (probability, chances), (both, chances)):
+        session = OrtGradientForwardBackwardOptimizer(model, learning_loss=loss, **settings).fit(x, y)
+        reached.append([*session.train_losses_, *session.trained_coef_["w"].ravel(), session.score(x, y)])
+    assert reached[0][4] < reached[0][0] * 0.6
+    for other in reached[1:]:
+        np.testing.assert_allclose(other, reached[0], rtol=1e-3)
+    for model, said in ((probability, "'y' is made by Sigmoid"), (both, "'y' is made by 1 - p beside p")):
+        with pytest.raises(OptionError, match=f"{said}.*probability_function=None"):
+            OrtGradientForwardBackwardOptimizer(model, learning_loss="log", **settings)
+    wide = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 15]> m (float[N, 2] X) => (float[N, 2] Y) <float[2] w = {1, 2}> '
+        "{ Y = Mul(X, w) }"
+    )
+    with pytest.raises(OptionError, match="'Y' has 2 columns"):
+        OrtGradientForwardBackwardOptimizer(wide, learning_loss="log")
+    with pytest.raises(FeedError, match="takes labels from 0 to 1"):
+        OrtGradientForwardBackwardOptimizer(score, learning_loss="log", **settings).fit(x, y + 1)
+    with pytest.raises(OptionError, match="probability_function is 'sigmoid'"):
+        NegLogLearningLoss(probability_function="softmax")
+
+
 def test_losses_are_those_of_their_formulas() -> None:
     y, p = np.float32([[1.0], [-2.0]]), np.float32([[0.5], [1.0]])
     run = get_backend("numpy").prepare
     d = np.abs(y - p)
     for loss, expected in (
-        (SquareLearningLoss(), (d**2).sum()),
+        (SquareLearningLoss(), (d**2).sum() / 2),
         (AbsoluteLearningLoss(), d.sum()),
         (ElasticLearningLoss(0.3, 0.7), (0.3 * d + 0.7 * d**2).sum()),
     ):
         [value] = run(loss.loss_score_onnx_).run({"X1": y, "X2": p}).values()
         np.testing.assert_allclose(value, [[expected]], rtol=1e-6)
     both = np.float32([[0.2, 0.8], [0.9, 0.1]])
-    [value] = run(NegLogLearningLoss().loss_score_onnx_).run({"X1": np.float32([[1], [0]]), "X2": both}).values()
-    np.testing.assert_allclose(value, [[-np.log(0.8) - np.log(0.9)]], rtol=1e-5)
+    scores = np.log(both[:, 1:] / both[:, :1])
+    for loss, given in ((NegLogLearningLoss(probability_function=None), both), (NegLogLearningLoss(), scores)):
+        [value] = run(loss.loss_score_onnx_).run({"X1": np.float32([[1], [0]]), "X2": given}).values()
+        np.testing.assert_allclose(value, [[-np.log(0.8) - np.log(0.9)]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -251,7 +343,7 @@ def test_samples_have_weights() -> None:
     x, y = np.ones((2, 2)), np.array([1.0, 3.0])
     settings: dict[str, Any] = {"max_iter": 1, "batch_size": 2, "start": "model", "learning_rate": 0.1}
     session = OrtGradientForwardBackwardOptimizer(line(), weight_name="weight", **settings)
-    assert session.fit(x, y, sample_weight=[1, 0.5]).train_losses_ == [pytest.approx((1 + 4.5) / 2)]
+    assert session.fit(x, y, sample_weight=[1, 0.5]).train_losses_ == [pytest.approx((1 + 4.5) / 2 / 2)]
     graph = add_loss_output(line(), weight_name="weight")
     within = OrtGradientOptimizer(graph, ["coefficient"], **settings)
     assert within.fit(x, y, sample_weight=[1, 0.5]).train_losses_ == [pytest.approx((1 + 4.5) / 2)]

@@ -63,9 +63,13 @@ SCORES = {
     "l2": lambda f, y: (f - y) ** 2,
     "absolute_error": lambda f, y: np.abs(f - y),
     "l1": lambda f, y: np.abs(f - y),
+    "half_squared_error": lambda f, y: (f - y) ** 2 / 2,
     "elastic": lambda f, y: 0.5 * np.abs(f - y) + 0.5 * (f - y) ** 2,
+    "huber": lambda f, y: np.where(np.abs(f - y) <= 1, (f - y) ** 2 / 2, np.abs(f - y) - 0.5),
     "log": lambda f, y: np.where(y == 1, -np.log(f[:, 1:]), -np.log1p(-f[:, 1:])),
+    "binary_cross_entropy_with_logits": lambda f, y: np.logaddexp(0, np.where(y == 1, -f, f)),
 }
+BINARY = ("log", "binary_cross_entropy_with_logits")
 PENALTIES = {
     "none": (None, lambda w: 0.0),
     "number": ({"coef": 0.3}, lambda w: 0.3 * np.sum(w["coef"] ** 2)),
@@ -83,7 +87,7 @@ def case(score, penalty, weighted, kind):
     made = refgrad.add_loss_output(
         forward, score, weight_name="weight" if weighted else None, penalty=PENALTIES[penalty][0]
     )
-    return forward, made, draw(kind, score == "log", weighted)
+    return forward, made, draw(kind, score in BINARY, weighted)
 
 
 @pytest.mark.parametrize("backend", available())
@@ -141,9 +145,14 @@ def test_the_gradient_is_that_of_torch(score, weighted):
             functional.mse_loss(y, label, reduction="none"),
             functional.l1_loss(y, label, reduction="none"),
         )
-        rows = {"s": square, "a": absolute, "e": (square + absolute) / 2}[
-            "s" if score in ("l2", "squared_error") else score[0] if score != "l1" else "a"
-        ]
+        rows = {
+            "elastic": (square + absolute) / 2,
+            "half_squared_error": square / 2,
+            "huber": functional.huber_loss(y, label, reduction="none"),
+            "binary_cross_entropy_with_logits": functional.binary_cross_entropy_with_logits(y, label, reduction="none"),
+            **dict.fromkeys(("l2", "squared_error"), square),
+            **dict.fromkeys(("l1", "absolute_error"), absolute),
+        }[score]
     if weighted:
         rows = rows * torch.tensor(feeds["weight"])[:, None]
     loss = rows.sum() + 0.3 * tensors["coef"].abs().sum() + 0.7 * tensors["coef"].square().sum()
@@ -311,6 +320,66 @@ def test_the_log_loss_is_finite_where_the_model_is_certain(kind, bound, label):
     assert float(run(made, feeds)["loss"].item()) == pytest.approx(-np.log(bound), rel=0.02)
     gradient = run(refgrad.gradient(made, outputs=["loss"], cotangent="ones"), feeds)
     assert np.all(np.isfinite(gradient["p_grad"].astype(np.float64)))
+
+
+SCORE = '<ir_version: 8, opset_import: ["" : 15]> g (TYPE[N, 1] z) => (TYPE[N, 1] y) { y = Identity(z) }'
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("label", [0, 0.25, 1])
+def test_the_loss_of_raw_scores_is_right_at_zero_and_far_away(label, backend, kind):
+    """Weights often begin at 0, so the scores do; and a sigmoid in the type of the scores is 0 or 1 far away."""
+    scores = np.array([[-1e4], [-200], [-20], [0], [20], [200], [1e4]])
+    feeds = {"z": scores.astype(TYPES[kind]), "label": np.full_like(scores, label, TYPES[kind])}
+    made = refgrad.add_loss_output(model(SCORE, kind), "binary_cross_entropy_with_logits")
+    gradient = refgrad.gradient(made, ["z"], ["loss"], cotangent="ones", keep_outputs=True)
+    results = run(gradient, feeds, backend)
+    rtol = 20 * np.finfo(TYPES[kind]).eps
+    expected = (1 - label) * np.logaddexp(0, scores) + label * np.logaddexp(0, -scores)
+    np.testing.assert_allclose(results["loss"].item(), expected.sum(), rtol=rtol)
+    sigmoid = np.exp(-np.logaddexp(0, -scores))
+    np.testing.assert_allclose(results["z_grad"], sigmoid - label, rtol=rtol, atol=rtol)
+
+
+def test_the_loss_of_raw_scores_has_a_second_derivative_at_zero():
+    made = refgrad.add_loss_output(model(SCORE, "double"), "binary_cross_entropy_with_logits")
+    scores = np.array([[0.0], [1.0], [-2.0]])
+    feeds = {"z": scores, "label": np.array([[1.0], [0.0], [1.0]])}
+    product = run(refgrad.hvp(made, ["z"], "loss"), feeds | {"z_vector": np.ones((3, 1))})
+    sigmoid = 1 / (1 + np.exp(-scores))
+    np.testing.assert_allclose(next(iter(product.values())), sigmoid * (1 - sigmoid), rtol=1e-12)
+
+
+@pytest.mark.parametrize("operator", ["Sigmoid", "Softmax"])
+def test_raw_scores_are_no_probabilities(operator):
+    forward = model(SCORE.replace("Identity", operator))
+    with pytest.raises(
+        OptionError, match=f"compares logits, and 'y' is a probability, made by {operator}: use loss='log'"
+    ):
+        refgrad.add_loss_output(forward, "binary_cross_entropy_with_logits")
+
+
+@pytest.mark.parametrize("backend", available())
+def test_the_log_loss_takes_a_probability_without_columns(backend):
+    made = refgrad.add_loss_output(model(SCORE.replace("[N, 1]", "[N]")), "log", weight_name="weight")
+    onnx.checker.check_model(made, full_check=True)
+    assert [len(value.type.tensor_type.shape.dim) for value in made.graph.input] == [1, 1, 1]
+    feeds = {"z": np.float32([0.3, 0.8]), "label": np.float32([1, 0]), "weight": np.float32([2, 1])}
+    gradient = refgrad.gradient(made, ["z"], ["loss"], cotangent="ones", keep_outputs=True)
+    results = run(gradient, feeds, backend)
+    assert results["loss"].item() == pytest.approx(-2 * np.log(0.3) - np.log(0.2), rel=1e-6)
+    np.testing.assert_allclose(results["z_grad"], [-2 / 0.3, 1 / 0.2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_the_log_loss_finds_the_column_if_the_number_of_columns_is_unknown(columns):
+    declared, unknown = (SCORE.replace("[N, 1]", f"[N, {size}]") for size in (columns, "C"))
+    p = np.array([[0.7, 0.3], [0.2, 0.8]])[:, -columns:]
+    feeds = {"z": p, "label": np.array([[1.0], [0.0]])}
+    losses = [run(refgrad.add_loss_output(model(text, "double"), "log"), feeds)["loss"] for text in (declared, unknown)]
+    np.testing.assert_array_equal(*losses)
+    np.testing.assert_allclose(losses[0], [[-np.log(0.3) - np.log(0.2)]], rtol=1e-12)
 
 
 def test_eps_of_the_log_loss():
@@ -632,7 +701,8 @@ BAD = {
         small(outputs="seq(float[N, 1]) y", nodes="y = SequenceConstruct(x)"), {}, OptionError, "output 'y' is not declared",
     ),
     "three columns": (
-        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError, r"\[N, 2\] or \[N, 1\]; .*\['N', 3\]",
+        small("float[N, 3] x", "float[N, 3] y"), {"score_name": "log"}, OptionError,
+        r"\[N, 2\], \[N, 1\] or \[N\]; .*\['N', 3\].* use log_loss",
     ),
     "loss is taken": (small(), {"loss_name": "w"}, UnknownNameError, "'w' is taken"),
     "label is taken": (small(), {"label_name": "x"}, UnknownNameError, "'x' is taken"),

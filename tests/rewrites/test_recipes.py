@@ -594,9 +594,14 @@ def test_every_opset_gives_the_same(name, opset):
         (lambda m: recipes.integrated_gradients(m, "x", "logits", steps=0), OptionError, "at least one step"),
         (lambda m: recipes.fgsm(m, "x", "logits", eps=float("inf")), OptionError, "give a finite number"),
         (lambda m: recipes.fgsm(m, "x", "logits", clip=(1, 0)), OptionError, "the lowest value and the highest"),
-        (lambda m: recipes.fgsm(m, "x", "logits", score="huber"), OptionError, "'huber'; there are 'cross_entropy'"),
+        (lambda m: recipes.fgsm(m, "x", "logits", score="hinge"), OptionError, "'hinge'; there are 'cross_entropy'"),
         (
             lambda m: recipes.fgsm(m, "x", "boxes", score="cross_entropy"),
+            OptionError,
+            "'boxes' has 1 for each sample, as for two classes: use score='binary_cross_entropy_with_logits'",
+        ),
+        (
+            lambda m: recipes.fgsm(m, "x", "boxes", score="log_loss"),
             OptionError,
             "output 'boxes' has the shape [3]",
         ),

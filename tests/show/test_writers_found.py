@@ -83,7 +83,6 @@ _MARKUP = re.compile(
 # Templates that are filled in, and with what.
 FILLED = {
     "refgrad/markup.py": "_CELL: an alignment and a colour",
-    "refgrad/compat/training/sgd_learning_loss.py": "_PREDICTION: a number",
     "conformance/tools/exporting/export.py": "{tests}: a number",
     "conformance/reports/html.py": "{{data}}: base64, {{faults}}, {{verdict}}: escaped, and text of refgrad; filled in at once",
     "refgrad/walks/page.py": "{{data}}: base64, and text of refgrad; all filled in at once",
@@ -93,7 +92,8 @@ RUN = {
     "refgrad/teaching/answers.py": "an answer, which is a program",
     "refgrad/model/native.py": "the parser, for the modules below and for .onnxtxt files",
     "refgrad/show/demo.py": "text of refgrad",
-    "refgrad/compat/training/sgd_learning_loss.py": "text of refgrad and a number",
+    "refgrad/compat/training/notebook.py": "text of refgrad",
+    "refgrad/compat/training/sgd_learning_loss.py": "text of refgrad",
     "refgrad/compat/training/sgd_learning_rate.py": "text of refgrad",
     "conformance/cases/attention.py": "text of refgrad",
     "conformance/cases/control_flow.py": "text of refgrad",

@@ -326,11 +326,23 @@ def test_data_that_does_not_fit_is_refused(name):
         Arrays(step_model(CLASSES, "cross_entropy"), arrays)
 
 
-@pytest.mark.parametrize("kind", [int, float])
-def test_class_numbers_need_a_loss_of_classes(kind):
-    said = r"got \[4\] for 'label'. loss='squared_error' compares as many numbers .* use loss='cross_entropy'"
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+@pytest.mark.parametrize("kind", [int, float, str])
+def test_class_numbers_need_a_loss_of_classes(kind, shape):
+    said = "has fewer numbers than the output, and loss='squared_error' compares as many. .* use loss='cross_entropy'"
     with pytest.raises(FeedError, match=said):
-        Arrays(step_model(CLASSES), {"x": GOOD, "label": np.zeros(4, kind)})
+        Arrays(step_model(CLASSES), {"x": GOOD, "label": np.zeros(shape, kind)})
+    probabilities = onnx.ModelProto.FromString(CLASSES.SerializeToString())
+    [output] = probabilities.graph.output
+    probabilities.graph.node.append(onnx.helper.make_node("Softmax", [output.name], ["p"]))
+    output.name = "p"
+    with pytest.raises(FeedError, match=r"For class numbers use loss='log_loss'\."):
+        Arrays(step_model(probabilities), {"x": GOOD, "label": np.zeros(shape, kind)})
+
+
+def test_labels_of_another_width_are_no_class_numbers():
+    with pytest.raises(FeedError, match=r"Expected \[N, 3\], got \[4, 2\] for 'label'\.$"):
+        Arrays(step_model(CLASSES), {"x": GOOD, "label": np.zeros((4, 2))})
 
 
 def test_errors_in_validation_data_say_so(step, tmp_path):

@@ -380,3 +380,34 @@ def test_the_checks_of_scikit_learn(kind: str) -> None:
     failed = [(one["check_name"], one["exception"]) for one in results if one["status"] == "failed"]
     assert not failed
     assert sum(one["status"] == "passed" for one in results) >= 49
+
+
+@pytest.mark.parametrize("shape", ["[N, 1]", "[N]"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_logit_is_trained_as_its_sigmoid_is(backend: str, shape: str) -> None:
+    pytest.importorskip("sklearn")
+    from refgrad.training.estimators import OnnxClassifier
+
+    def made(last: str) -> onnx.ModelProto:
+        columns = ", 1" if "1" in shape else ""
+        return onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 18]> m (float[N, 4] x) => (float{shape} y) '
+            f"<float[4{columns}] w = {{0, 0.1, 0, 0}}> {{ z = MatMul(x, w) y = {last}(z) }}"
+        )
+
+    logit = OnnxClassifier(made("Identity"), loss="binary_cross_entropy_with_logits", backend=backend, **SETTINGS)
+    chance = OnnxClassifier(made("Sigmoid"), backend=backend, **SETTINGS)
+    for y in (TWO, TWO.astype(bool), TWO.astype(float)):
+        logit.fit(X, y)
+        np.testing.assert_allclose(logit.loss_curve_, chance.fit(X, y).loss_curve_, rtol=1e-4)
+        np.testing.assert_allclose(logit.predict_proba(X), chance.predict_proba(X), atol=1e-4)
+        np.testing.assert_array_equal(logit.predict(X), chance.predict(X))
+    assert logit.classes_.tolist() == [0, 1]
+    again = pickle.loads(pickle.dumps(logit))
+    np.testing.assert_array_equal(again.predict_proba(X), logit.predict_proba(X))
+    with pytest.raises(FeedError, match="takes labels from 0 to 1"):
+        logit.fit(X, TWO + 1)
+    with pytest.raises(
+        OptionError, match="'cross_entropy', 'log_loss', 'binary_cross_entropy_with_logits', not 'squared_error'"
+    ):
+        OnnxClassifier(made("Identity"), loss="squared_error").fit(X, TWO)

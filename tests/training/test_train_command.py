@@ -18,6 +18,7 @@ import pytest
 
 from refgrad.backends import get_backend
 from refgrad.cli import main
+from refgrad.training import SGD, Training, step_model
 
 pytestmark = pytest.mark.interpreter
 
@@ -155,7 +156,11 @@ WRONG = {
     "--validation 1.5": "between 0 and 1",
     "--validation 1": "between 0 and 1",
     "--data table.csv": "t = numpy.genfromtxt('table.csv', delimiter=',', names=True); *xs, y = t.dtype.names;",
-    "--loss cross_entropy": "needs a logit for each class, and 'y' has 1: end the model with Sigmoid, and use --loss log_loss",
+    "--loss cross_entropy": "needs a logit for each class, and 'y' has 1 for each sample, as for two classes: use --loss "
+    "binary_cross_entropy_with_logits with labels 0 and 1",
+    "--loss huber --loss-setting delta": "--loss-setting 'delta': give a name and numbers",
+    "--loss huber --loss-setting beta=1": "The score 'huber' has no setting 'beta'; it has 'delta'",
+    "--loss none --loss-setting delta=1": "--loss none has no settings, such as 'delta'",
     "--loss none": "--loss none needs an output that is one number, and 'y' has the shape [N, 1]",
     "--validation nowhere.npz": "Validation data: There is no file 'nowhere.npz'",
     "--data shards --validation 0.5": "keeps back a part of one file, and --data is a folder of .npz files",
@@ -174,6 +179,26 @@ def test_what_does_not_fit_is_refused(option, folder, capsys):
     assert "Traceback" not in said
     assert "unexpected" not in said
     assert not Path("t.onnx").exists()
+
+
+def test_settings_of_the_loss_count(folder, capsys):
+    """As the same settings in Python do."""
+    network = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N, 2] x) => (float[N, 3] z) '
+        "<float[2, 3] w = {1, -1, 0, 0.5, 1, -2}> { z = MatMul(x, w) }"
+    )
+    onnx.save(network, "network.onnx")
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((50, 2)).astype(np.float32), rng.integers(-1, 3, 50)
+    np.savez("classes.npz", x=x, label=labels)
+    words = "train network.onnx --data classes.npz -o t.onnx --loss cross_entropy --optimizer sgd --batch-size 50 --epochs 3"
+    given = "--loss-setting class_weights=1,2,.5 --loss-setting ignore_index=-1 --loss-setting label_smoothing=1e-1"
+    assert main([*words.split(), *given.split(), "--json"]) == 0
+    losses = json.loads(capsys.readouterr().out)["losses"]
+    settings = {"class_weights": [1, 2, 0.5], "ignore_index": -1, "label_smoothing": 0.1}
+    training = Training(step_model(network, "cross_entropy", SGD(), loss_settings=settings), 0.01)
+    expected = [training.train_on({"x": x, "label": labels}, 0.01) for _ in range(3)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def test_a_table_in_text_is_converted_as_the_message_says(folder, capsys):

@@ -11,12 +11,14 @@ import onnx
 import onnx.parser
 import pytest
 
+import refgrad
 from refgrad.backends import available, backends, get_backend
-from refgrad.errors import FeedError, ModelWarning, OptionError, TrainingError, UnknownNameError
+from refgrad.errors import BackendError, FeedError, ModelWarning, OptionError, TrainingError, UnknownNameError
 from refgrad.training import (
     SGD,
     Adam,
     Adaptive,
+    Arrays,
     Constant,
     Cosine,
     InverseScaling,
@@ -471,9 +473,23 @@ def test_probabilities_are_no_logits(kind: str) -> None:
     step_model(model, "log_loss")
 
 
-def test_one_logit_is_none_for_each_class() -> None:
-    with pytest.raises(OptionError, match="needs a logit for each class, and 'p' has 1: end the model with Sigmoid"):
-        step_model(_of_z("p = Identity(z)", 1), "cross_entropy")
+@pytest.mark.parametrize("nodes", ["p = Identity(z)", "k = Constant <value_ints = [-1]> () p = Reshape(z, k)"])
+def test_one_logit_is_none_for_each_class(nodes: str) -> None:
+    model = _of_z(nodes, 1)
+    if "Reshape" in nodes:
+        del model.graph.output[0].type.tensor_type.shape.dim[1]
+    advice = "needs a logit for each class, and 'p' has 1 .* use loss='binary_cross_entropy_with_logits'"
+    with pytest.raises(OptionError, match=advice):
+        step_model(model, "cross_entropy")
+    with pytest.raises(OptionError, match=advice.replace("loss=", "score=")):
+        refgrad.recipes.sensitivity(model, score="cross_entropy")
+    training = Training(step_model(model, "binary_cross_entropy_with_logits", SGD()), 1.0)
+    label = np.ones((model.graph.output[0].type.tensor_type.shape.dim[1:] and (1, 1)) or (1,))
+    assert training.train_on({"x": np.array([[1.0, -2.0]]), "label": label}, 1.0) == pytest.approx(np.log(2))
+    np.testing.assert_allclose(training.weights["w1"], [[0.5], [-1]], atol=1e-12)
+
+
+def test_a_logit_is_a_number_and_no_probability() -> None:
     with pytest.raises(OptionError, match="made by Sigmoid: use loss='log_loss', or cut the model before it"):
         step_model(_of_z("p = Sigmoid(z)", 1), "cross_entropy")
 
@@ -486,12 +502,30 @@ def test_logarithms_of_probabilities_are_no_probabilities(nodes: str) -> None:
     step_model(_of_z(nodes), "cross_entropy")
 
 
-@pytest.mark.parametrize("nodes", ["p = Identity(z)", "p = Add(z, z)", "p = Relu(z)", "p = Tanh(z)"])
+@pytest.mark.parametrize("loss", ["log", "binary_cross_entropy_with_logits"])
+def test_labels_of_two_classes_are_0_and_1(loss: str) -> None:
+    step = step_model(_of_z("p = Sigmoid(z)" if loss == "log" else "p = Identity(z)", 1), loss)
+    x = np.zeros((3, 2))
+    Arrays(step, {"x": x, "label": np.array([0, 1, 1])})
+    Arrays(step, {"x": x, "label": np.array([0, 0.5, 1])})
+    for wrong in (np.array([1, 2, 1]), np.array([-1, 1, 1])):
+        for refuse in (step.labels, lambda label: Arrays(step, {"x": x, "label": label})):
+            with pytest.raises(FeedError, match="takes labels from 0 to 1"):
+                refuse(wrong)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    ["p = Identity(z)", "p = Add(z, z)", "p = Relu(z)", "p = Tanh(z)", "n = Neg(z) p = Concat <axis = 1> (n, z)"],
+)
 def test_numbers_that_may_be_no_probabilities_are_noticed(nodes: str) -> None:
     if "Add" in nodes:
         nodes = "b = Constant <value_float = 1.0> () c = CastLike(b, z) p = Add(z, c)"
+    model = _of_z(nodes)
+    if "Concat" in nodes:
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 6
     with pytest.warns(ModelWarning, match="so it may be any number. Outside of 0 to 1 the loss is flat"):
-        step_model(_of_z(nodes), "log_loss")
+        step_model(model, "log_loss")
 
 
 EPSILON = {"float16": 2.0**-10, "float": 2.0**-23, "double": 2.0**-52}
@@ -530,6 +564,19 @@ def test_the_score_log_takes_a_probability_in_one_column(label: float) -> None:
     loss = training.train_on({"x": np.array([[1.0, -2.0]]), "label": np.array([[label]])}, 1.0)
     assert loss == pytest.approx(np.log(2))
     np.testing.assert_allclose(training.weights["w1"], [[label - 0.5], [1 - 2 * label]], atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss", ["squared_error", "half_squared_error", "absolute_error", "elastic", "huber"])
+def test_a_label_is_not_broadcast_where_the_number_of_columns_is_unknown(loss: str, backend: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x, int64[2] s) => (double[N, C] z) '
+        "<double[2, 3] w = {1, -1, 0, 0, 1, 1}> { y = MatMul(x, w) z = Reshape(y, s) }"
+    )
+    feeds = {"x": np.ones((4, 2)), "s": np.array([-1, 3]), "label": np.zeros((4, 3))}
+    assert Training(step_model(model, loss, SGD()), 0.1, backend).train_on(feeds, 0.1) > 0
+    with pytest.raises(BackendError, match="Reshape"):
+        Training(step_model(model, loss, SGD()), 0.1, backend).train_on(feeds | {"label": np.zeros((4, 1))}, 0.1)
 
 
 def test_a_loss_is_one_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -13,34 +14,29 @@ import numpy as np
 from onnx import ModelProto, helper
 from rich.progress import track
 
-from refgrad.backends import available, get_backend
+from refgrad.compat.training.arrays import Coefficients, executor
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
-from refgrad.errors import ConvergenceError, FeedError, OptionError, TrainingError, choices
+from refgrad.errors import ConvergenceError, FeedError, NotTrainedError, OptionError, TrainingError, choices
+from refgrad.model import native
 from refgrad.model.reading import read
 from refgrad.model.writing import replacing
 from refgrad.parameters.weights import write_back
-from refgrad.tables.conventions import ConventionOptions
+from refgrad.tables.conventions import DEFAULT, ConventionOptions
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 
-_DEVICES = {"cpu": ("ort-cpu", "numpy"), "cuda": ("ort-cuda",)}  # the executors to use, the best first
 _STARTS = ("normal", "model")  # random weights, or the weights of the model
+_ZERO = """
+<ir_version: 8, opset_import: ["" : 15]>
+zero (float[?] X) => (float[?] Y) <float[1] nothing = {0}> { Y = Mul(X, nothing) }
+"""
 _LONG = 50  # a longer list is shortened in `repr`
-
-
-class Coefficients(np.ndarray):
-    """An array with the method `numpy()`, like the OrtValue that onnxcustom returns."""
-
-    def numpy(self) -> np.ndarray:
-        """The array."""
-        return np.asarray(self)
 
 
 class BaseOptimizer(ABC):
     """Gradient descent with the interface of a scikit-learn estimator."""
 
     _shown: tuple[str, ...]  # the attributes in `repr`
-    _part = 1.0  # an update multiplies the gradient by this
 
     def __init__(
         self,
@@ -76,10 +72,11 @@ class BaseOptimizer(ABC):
         self.device, self.warm_start, self.verbose = device, warm_start, verbose
         every = validation_every * max_iter if 0 < validation_every < 1 else validation_every
         self.validation_every = max(int(every), 1)
-        self.backend, self.start, self.random_state = _executor(device, backend), start, random_state
+        self.backend, self.start, self.random_state = backend, start, random_state
+        self._executor = executor(device, backend)
         self._conventions = conventions
         self._step = self._step_model(weights_to_train)
-        self.weights_to_train = list(self._step.weights if weights_to_train is None else weights_to_train)
+        self.weights_to_train = list(self._step.weights) if weights_to_train is None else weights_to_train
         self._state: dict[str, np.ndarray] | None = None
 
     @property
@@ -91,6 +88,31 @@ class BaseOptimizer(ABC):
         """The class and its arguments. Models and long lists are shortened."""
         arguments = [f"{name}={_short(getattr(self, name))}" for name in self._shown]
         return f"{type(self).__name__}({', '.join(arguments)})"
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments by name, with which `sklearn.base.clone` makes an optimizer that is not trained.
+
+        :param deep: has no effect: no argument is an estimator.
+        """
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in names if name not in ("self", "conventions")} | self._conventions
+
+    def set_params(self, **params: Any) -> Self:
+        """Replace arguments. What has been trained is forgotten.
+
+        :raises OptionError: there is no such argument, or it does not fit.
+        """
+        known = self.get_params() | DEFAULT.options
+        if unknown := [name for name in params if name not in known]:
+            raise OptionError(f"There is no argument {unknown[0]!r}; there are {choices(known)}.")
+        self.__dict__ = type(self)(**self.get_params() | params).__dict__
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """The tags that scikit-learn asks for, in a grid search for example."""
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=True))
 
     # Training
 
@@ -123,7 +145,7 @@ class BaseOptimizer(ABC):
         data = self._data(X, y, sample_weight)
         validation = None if X_val is None else self._data(X_val, y_val, None)
         rng = np.random.default_rng(self.random_state)
-        training = Training(self._initial_step(rng), backend="numpy" if use_numpy else self.backend)
+        training = Training(self._initial_step(rng), backend="numpy" if use_numpy else self._executor)
         self.train_losses_: list[float] = []
         self.validation_losses_: list[float] = []
         self.learning_rate.init_learning_rate()
@@ -157,8 +179,7 @@ class BaseOptimizer(ABC):
         total, count = 0.0, 0
         for k, batch in enumerate(epoch_batches):
             size = len(next(iter(batch.values())))
-            rate = self._part * self.learning_rate.value / size
-            total += training.train_on(batch, rate, f"step {k} of epoch {epoch}")
+            total += training.train_on(batch, self.learning_rate.value / size, f"step {k} of epoch {epoch}")
             count += size
         return total / count
 
@@ -166,7 +187,7 @@ class BaseOptimizer(ABC):
 
     def _trained(self) -> dict[str, np.ndarray]:
         if self._state is None:
-            raise TrainingError("Nothing has been trained yet. Call fit first.")
+            raise NotTrainedError("Nothing has been trained yet. Call fit first.")
         return self._step.weights_in(self._state)
 
     @property
@@ -210,14 +231,27 @@ class BaseOptimizer(ABC):
         """The negative mean loss: a larger score is better, as in scikit-learn."""
         return -self._mean_loss(self._data(X, y, sample_weight))
 
-    def _graphs(self) -> dict[str, Any]:
-        return {"model_onnx": self.model_onnx, "learning_rate": self.learning_rate.onnx_graphs()}
+    @property
+    def zero_onnx_(self) -> ModelProto:
+        """Y = X·0: a first velocity for each weight."""
+        return native.parse_model(_ZERO)
 
-    def save_onnx_graph(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
+    def _graphs(self) -> dict[str, Any]:
+        return {
+            "model_onnx": self.model_onnx,
+            "learning_rate": self.learning_rate.onnx_graphs(),
+            "zero_onnx_": self.zero_onnx_,
+        }
+
+    def save_onnx_graph(self, folder: str | os.PathLike[str] | type[bytes]) -> dict[str, Any]:
         """Write every graph of the training into an existing folder; the names of the files.
 
+        :param folder: the folder, or the type `bytes`: then nothing is written, and bytes take the place of the names.
         :raises OptionError: the folder does not exist.
         """
+        if folder is bytes:
+            return _as_bytes(self._graphs())
+        assert not isinstance(folder, type)
         if not Path(folder).is_dir():
             raise OptionError(f"There is no folder {os.fspath(folder)!r}. Make it first.")
 
@@ -235,8 +269,15 @@ class BaseOptimizer(ABC):
         return write(self._graphs(), type(self).__name__)
 
 
+def _as_bytes(graphs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: graph.SerializeToString() if isinstance(graph, ModelProto) else _as_bytes(graph)
+        for name, graph in graphs.items()
+    }
+
+
 def checked_array(name: str, values: Any, model: ModelProto) -> np.ndarray:
-    """An array for the input called `name`, in the type of the input. [N] becomes [N, 1] if the input has two axes.
+    """An array for the input called `name`, in its type and with its axes: [N] becomes [N, 1], and [N, 1] becomes [N].
 
     :raises FeedError: `values` are not numbers.
     """
@@ -245,21 +286,12 @@ def checked_array(name: str, values: Any, model: ModelProto) -> np.ndarray:
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     if array.dtype.kind not in "biuf":
         raise FeedError(f"Expected {dtype}, got {array.dtype} for {name!r}.")
-    if array.ndim == 1 and len(tensor.shape.dim) == 2:
+    rank = len(tensor.shape.dim)
+    if (array.ndim, rank) == (1, 2):
         array = array[:, None]
+    elif rank == 1 and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
     return np.ascontiguousarray(array, dtype=dtype)
-
-
-def _executor(device: str, backend: str | None) -> str:
-    if device not in _DEVICES:
-        raise OptionError(f"device={device!r}; there are {choices(_DEVICES)}.")
-    if backend is not None:
-        get_backend(backend)
-        return backend
-    usable = [name for name in _DEVICES[device] if name in available()]
-    if usable:
-        return usable[0]
-    return get_backend(_DEVICES[device][0]).name  # it raises the error that says why
 
 
 def _short(value: Any) -> str:

@@ -127,7 +127,7 @@ class OrtGradientOptimizer(BaseOptimizer):
         return float(np.sum(loss)) / len(data[self._inputs[0]])
 
     def _prepared(self) -> Prepared:
-        return get_backend(self.backend).prepare(self.model_onnx if self._state is None else self.get_trained_onnx())
+        return get_backend(self._executor).prepare(self.model_onnx if self._state is None else self.get_trained_onnx())
 
     def losses(self, X: Any, y: Any, sample_weight: Any = None) -> np.ndarray:
         """The loss of each sample, [N]."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.backends import get_backend
 from refgrad.compat.training.notebook import BaseOptimizer, checked_array
+from refgrad.compat.training.ortgradient import OrtGradientForwardBackward
 from refgrad.compat.training.sgd_learning_loss import BaseLearningLoss, loss_of
 from refgrad.compat.training.sgd_learning_penalty import BaseLearningPenalty, penalty_of
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate
 from refgrad.errors import OptionError, choices
 from refgrad.notices import quiet
-from refgrad.reverse.gradient import gradient
+from refgrad.rewrites.scores import BINARY_OF_LOGITS, origin_of_probabilities
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
@@ -27,11 +27,25 @@ __all__ = ["OrtGradientForwardBackwardOptimizer"]
 _LABEL = "expected"
 
 
+def _refuse_no_raw_score(model: ModelProto, output: ValueInfoProto) -> None:
+    """Refuse probabilities, and scores in several columns, where a loss takes one raw score for each sample."""
+    columns = [dim.dim_value for dim in output.type.tensor_type.shape.dim[1:]]
+    origin = origin_of_probabilities(model, output.name)
+    if origin is None and not any(size > 1 for size in columns):
+        return
+    made = f"is made by {origin.operator}" if origin is not None else f"has {columns[0]} columns"
+    raise OptionError(
+        f"NegLogLearningLoss() takes one raw score for each sample, and {output.name!r} {made}. If these are probabilities, "
+        "take NegLogLearningLoss(probability_function=None). Otherwise refgrad.select_model_inputs_outputs cuts the model at "
+        "the raw score."
+    )
+
+
 class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
     """Trains a model by comparing what it returns with expected values.
 
-    Each step is w ← w − η/n·∂loss/∂w with the sum of the losses of a batch of n samples, and half of that for
-    `SquareLearningLoss`; η falls from epoch to epoch (`LearningRateSGD`). One graph does the whole step.
+    Each step is w ← w − η/n·∂loss/∂w with the sum of the losses of a batch of n samples; η falls from epoch to epoch
+    (`LearningRateSGD`). One graph does the whole step.
 
     :param model_onnx: a model with one input and one output, or the path of one.
     :param weights_to_train: names of float initializers, or patterns; None: the parameters that `refgrad.weights` finds.
@@ -93,7 +107,6 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
             model_onnx, weights_to_train, loss_output_name, max_iter, training_optimizer_name, batch_size, learning_rate,
             device, warm_start, verbose, validation_every, backend, start, random_state, conventions,
         )  # fmt: skip
-        self._part = self.learning_loss.step
 
     def _step_model(self, weights: Sequence[str] | None) -> StepModel:
         graph = self.model_onnx.graph
@@ -104,7 +117,9 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
                 f"The model has one input and one output; this one has {choices(inputs)} and "
                 f"{choices([value.name for value in graph.output])}. refgrad.select_model_inputs_outputs selects."
             )
-        amounts = self.learning_penalty.amounts
+        amounts, output = self.learning_penalty.amounts, graph.output[0]
+        if self.learning_loss.score == BINARY_OF_LOGITS:
+            _refuse_no_raw_score(self.model_onnx, output)
         return step_model(
             self.model_onnx,
             self.learning_loss.score,
@@ -124,13 +139,16 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
             data[self.weight_name] = np.ones(len(X)) if sample_weight is None else sample_weight
         elif sample_weight is not None:
             raise OptionError("sample_weight needs weight_name='weight' when the optimizer is made.")
-        return {name: checked_array(name, given, self._step.model) for name, given in data.items()}
+        arrays = {name: checked_array(name, given, self._step.model) for name, given in data.items()}
+        return arrays | {_LABEL: self._step.in_range(arrays[_LABEL])}
 
     def _scores(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
         """The losses of the elements that are compared."""
         model = self.model_onnx if self._state is None else self.get_trained_onnx()
-        [predicted] = get_backend(self.backend).prepare(model).run({n: data[n] for n in self._step.data[:1]}).values()
-        scorer = get_backend("numpy").prepare(self.learning_loss.loss_score_onnx_)
+        [predicted] = get_backend(self._executor).prepare(model).run({n: data[n] for n in self._step.data[:1]}).values()
+        scorer = get_backend("numpy").prepare(
+            self.learning_loss.score_onnx(helper.np_dtype_to_tensor_dtype(predicted.dtype))
+        )
         rows = zip(data[_LABEL], predicted, strict=True)
         one = [scorer.run({"X1": y.reshape(1, -1), "X2": x.reshape(1, -1)})["loss"].item() for y, x in rows]
         weights = 1.0 if self.weight_name is None else data[self.weight_name]
@@ -144,30 +162,21 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
         return float(np.mean(self._scores(data)))
 
     @property
-    def train_session_(self) -> SimpleNamespace:
-        """`cls_type_._optimized_pre_grad_model`, with the weights as inputs, and `cls_type_._trained_onnx`, its gradient."""
-        return SimpleNamespace(cls_type_=SimpleNamespace(**self._gradients()))
-
-    def _gradients(self) -> dict[str, ModelProto]:
+    def train_session_(self) -> OrtGradientForwardBackward:
+        """The model as a function with `forward` and `backward`."""
         with quiet():  # it was said when the step was made
-            made = gradient(
-                self.model_onnx, list(self._step.weights), keep_outputs=True, weights="inputs", **self._conventions
+            return OrtGradientForwardBackward(
+                self.model_onnx, list(self._step.weights), backend=self._executor, **self._conventions
             )
-        forward = ModelProto()
-        forward.CopyFrom(self.model_onnx)
-        types = {value.name: value for value in made.graph.input}
-        kept = [tensor for tensor in forward.graph.initializer if tensor.name not in self._step.weights]
-        values = [v for v in forward.graph.input if v.name not in self._step.weights]
-        forward.graph.ClearField("initializer")
-        forward.graph.ClearField("input")
-        forward.graph.initializer.extend(kept)
-        forward.graph.input.extend([*values, *(types[name] for name in self._step.weights)])
-        return {"_optimized_pre_grad_model": forward, "_trained_onnx": made}
 
     def _graphs(self) -> dict[str, Any]:
+        function = self.train_session_.cls_type_
         return super()._graphs() | {
             "learning_loss": self.learning_loss.onnx_graphs(),
             "learning_penalty": {},
-            "train_function_": self._gradients(),
+            "train_function_": {
+                "_trained_onnx": function._trained_onnx,
+                "_optimized_pre_grad_model": function._optimized_pre_grad_model,
+            },
             "step": self._step.model,
         }

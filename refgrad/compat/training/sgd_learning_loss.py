@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from typing import Any
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
+from refgrad.compat.training.naming import made_of
 from refgrad.errors import OptionError, choices
 from refgrad.model import native
 from refgrad.protos.traverse import refill
 from refgrad.reverse.gradient import gradient
 from refgrad.rewrites.losses import add_loss_output
+from refgrad.rewrites.scores import BINARY_OF_LOGITS
 
 _PREDICTION = """
 <ir_version: 8, opset_import: ["" : 15]>
-prediction (float[N, {columns}] X2) => (float[N, {columns}] Y2) {{ Y2 = Identity(X2) }}
+prediction (float[N, C] X2) => (float[N, C] Y2) { Y2 = Identity(X2) }
 """
 
 
 class BaseLearningLoss(ABC):
-    """A loss: what a prediction is compared by with the expected values. It is summed over the samples."""
+    """A loss, which compares a prediction with the expected values. It is summed over the samples."""
 
-    score: ClassVar[str]
-    columns: ClassVar[str] = "C"
-    step: ClassVar[float] = 1.0  # the part of the gradient that an update takes
+    @property
+    @abstractmethod
+    def score(self) -> str:
+        """The name of the loss in `add_loss_output`."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -34,8 +37,14 @@ class BaseLearningLoss(ABC):
     @property
     def loss_score_onnx_(self) -> ModelProto:
         """The sum of the losses, of the expected values X1 [N, C] and the prediction X2 [N, C]: loss [1, 1]."""
-        model = native.parse_model(_PREDICTION.format(columns=self.columns))
-        made = add_loss_output(model, self.score, label_name="X1", **self.settings)
+        return self.score_onnx(TensorProto.FLOAT)
+
+    def score_onnx(self, kind: int) -> ModelProto:
+        """`loss_score_onnx_` for predictions of an element type."""
+        prediction = native.parse_model(_PREDICTION)
+        for value in (prediction.graph.input[0], prediction.graph.output[0]):
+            value.type.tensor_type.elem_type = kind
+        made = add_loss_output(prediction, self.score, label_name="X1", **self.settings)
         refill(made.graph.output, [made.graph.output[0]])
         return made
 
@@ -51,16 +60,23 @@ class BaseLearningLoss(ABC):
         """The graphs of the loss."""
         return {"loss_grad_onnx_": self.loss_grad_onnx_, "loss_score_onnx_": self.loss_score_onnx_}
 
+    @staticmethod
+    def select(class_name: BaseLearningLoss | str, **kwargs: Any) -> BaseLearningLoss:
+        """The loss of a name, such as "square_error", with these arguments; a loss itself is returned as it is.
+
+        :raises OptionError: there is no such loss, or it does not take these arguments.
+        """
+        return loss_of(class_name, **kwargs)
+
     def __repr__(self) -> str:
         """The arguments."""
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 class SquareLearningLoss(BaseLearningLoss):
-    """(X1 − X2)². An update takes half of its gradient, X2 − X1, as the numbers that the notebooks print do."""
+    """½·(X1 − X2)². Its derivative by the prediction is X2 − X1, with which the notebooks update."""
 
-    score = "squared_error"
-    step = 0.5
+    score = "half_squared_error"
 
 
 class AbsoluteLearningLoss(BaseLearningLoss):
@@ -84,37 +100,48 @@ class ElasticLearningLoss(BaseLearningLoss):
 
 
 class NegLogLearningLoss(BaseLearningLoss):
-    """−log of the probability of the class, 0 or 1, of which X2 [N, 2] has both; X1 is [N, 1]."""
+    """−log of the probability of the class X1 [N, 1], 0 or 1.
 
-    score = "log"
-    columns = "2"
+    :param eps: probabilities are clipped to [eps, 1 − eps]. A raw score is not clipped: its loss is finite anyway.
+    :param probability_function: "sigmoid": X2 [N, 1] is a raw score, and its sigmoid is the probability of the class 1. None:
+        X2 has that probability, [N, 1], or the probabilities of both classes, [N, 2].
+    """
 
-    def __init__(self, eps: float = 1e-5) -> None:
-        self.eps = eps
+    def __init__(self, eps: float = 1e-5, probability_function: str | None = "sigmoid") -> None:
+        if probability_function not in ("sigmoid", None):
+            raise OptionError(
+                f"probability_function is 'sigmoid' for a raw score, or None for probabilities, not {probability_function!r}."
+            )
+        self.eps, self.probability_function = eps, probability_function
+
+    @property
+    def score(self) -> str:
+        """The loss of raw scores, or of probabilities."""
+        return "log" if self.probability_function is None else BINARY_OF_LOGITS
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The `eps` that probabilities are clipped with, to [eps, 1 − eps]."""
-        return {"eps": self.eps}
+        """The `eps` of probabilities."""
+        return {"eps": self.eps} if self.probability_function is None else {}
 
 
-LOSSES: dict[str, type[BaseLearningLoss]] = {
-    "square_error": SquareLearningLoss,
-    "absolute_error": AbsoluteLearningLoss,
-    "elastic_error": ElasticLearningLoss,
-    "log": NegLogLearningLoss,
+_NAMES: dict[type[BaseLearningLoss], tuple[str, ...]] = {
+    SquareLearningLoss: ("square_error", "square"),
+    AbsoluteLearningLoss: ("absolute_error", "absolute"),
+    ElasticLearningLoss: ("elastic_error", "elastic"),
+    NegLogLearningLoss: ("log", "neglog", "logloss"),
 }
+_LOSSES = {name: loss for loss, names in _NAMES.items() for name in (*names, loss.__name__)}
 
 
-def loss_of(given: Any) -> BaseLearningLoss:
+def loss_of(given: Any, **arguments: Any) -> BaseLearningLoss:
     """The loss that an argument means.
 
-    :raises OptionError: there is no such loss.
+    :raises OptionError: there is no such loss, or it does not take these arguments.
     """
     if isinstance(given, BaseLearningLoss):
         return given
-    if isinstance(given, str) and given in LOSSES:
-        return LOSSES[given]()
-    raise OptionError(
-        f"learning_loss is SquareLearningLoss() or another one, or one of {choices(LOSSES)}; not {given!r}."
-    )
+    if not isinstance(given, str) or given not in _LOSSES:
+        names = choices([names[0] for names in _NAMES.values()])
+        raise OptionError(f"learning_loss is SquareLearningLoss() or another one, or one of {names}; not {given!r}.")
+    return made_of(_LOSSES[given], arguments)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from refgrad.compat.training.naming import made_of
 from refgrad.errors import OptionError
 
 
 class BaseLearningPenalty(ABC):
     """A penalty for large weights, which is added to the loss of a batch."""
+
+    @staticmethod
+    def select(class_name: BaseLearningPenalty | str | None, **kwargs: float) -> BaseLearningPenalty:
+        """The penalty "elastic" with these arguments, or none for None; a penalty is returned as it is.
+
+        :raises OptionError: there is no such penalty, or it does not take these arguments.
+        """
+        return made_of(ElasticLearningPenalty, kwargs) if class_name == "elastic" else penalty_of(class_name)
 
     @property
     @abstractmethod
@@ -45,7 +54,7 @@ class ElasticLearningPenalty(BaseLearningPenalty):
         return f"ElasticLearningPenalty(l1={self.l1!r}, l2={self.l2!r})"
 
 
-def penalty_of(given: BaseLearningPenalty | None) -> BaseLearningPenalty:
+def penalty_of(given: BaseLearningPenalty | str | None) -> BaseLearningPenalty:
     """The penalty that an argument means.
 
     :raises OptionError: it is none.

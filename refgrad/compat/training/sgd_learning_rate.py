@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from onnx import ModelProto
 
+from refgrad.compat.training.naming import made_of
 from refgrad.errors import OptionError, choices
 from refgrad.model import native
 from refgrad.training.optimizers import SGD
@@ -57,6 +59,19 @@ class BaseLearningRate(ABC):
         """Take the rate for when `t` epochs are done: η₀ / (t + 1)^power_t for "invscaling"."""
         self.value = self.schedule.value(t)
         return self
+
+    def loop(self, n: int = 1000) -> Iterator[float]:
+        """The rates of the first `n` epochs. `value` follows."""
+        for t in range(n):
+            yield self.update_learning_rate(t).value
+
+    @staticmethod
+    def select(class_name: BaseLearningRate | float | str, **kwargs: Any) -> BaseLearningRate:
+        """The learning rate of a name or of η₀, with these arguments; a learning rate is returned as it is.
+
+        :raises OptionError: there is no such learning rate, or it does not take these arguments.
+        """
+        return learning_rate_of(class_name, **kwargs)
 
     @property
     @abstractmethod
@@ -144,20 +159,24 @@ class LearningRateSGDNesterov(BaseLearningRate):
         return {"axpyw_onnx_": self.axpyw_onnx_}
 
 
-def learning_rate_of(given: BaseLearningRate | float | str) -> BaseLearningRate:
+_NAMES: dict[str, Callable[..., BaseLearningRate]] = {
+    "SGD": LearningRateSGD,
+    "Nesterov": LearningRateSGDNesterov,
+    "SGDNesterov": LearningRateSGDNesterov,
+    "LearningRateSGD": LearningRateSGD,
+    "LearningRateSGDNesterov": LearningRateSGDNesterov,
+}
+
+
+def learning_rate_of(given: BaseLearningRate | float | str, **arguments: Any) -> BaseLearningRate:
     """The learning rate that an argument means: an object, η₀ of `LearningRateSGD`, or "SGD" or "Nesterov".
 
-    :raises OptionError: it is something else.
+    :raises OptionError: it is something else, or it does not take these arguments.
     """
     if isinstance(given, BaseLearningRate):
         return given
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return LearningRateSGD(float(given))
-    known: dict[str, Callable[[], BaseLearningRate]] = {
-        "SGD": LearningRateSGD,
-        "Nesterov": LearningRateSGDNesterov,
-        "SGDNesterov": LearningRateSGDNesterov,
-    }
-    if isinstance(given, str) and given in known:
-        return known[given]()
-    raise OptionError(f"learning_rate is a number, LearningRateSGD(…), or one of {choices(known)}; not {given!r}.")
+        given, arguments = "SGD", {"eta0": float(given), **arguments}
+    if not isinstance(given, str) or given not in _NAMES:
+        raise OptionError(f"learning_rate is a number, LearningRateSGD(…), or one of {choices(_NAMES)}; not {given!r}.")
+    return made_of(_NAMES[given], arguments)
