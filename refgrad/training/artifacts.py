@@ -30,6 +30,7 @@ TRAINING, EVAL, OPTIMIZER, CHECKPOINT = "training_model.onnx", "eval_model.onnx"
 _RESET = "lazy_reset_grad"
 _OPSET, _IR = 21, 10  # the newest ones that 1.19 reads
 _VERSION = 2  # of the checkpoint
+_ADAMW = AdamW(eps=1e-6, weight_decay=0.0, epsilon="uncorrected")  # the one that generate_artifacts writes
 _LARGEST = 2**31 - 2**16  # bytes of a checkpoint, whose offsets are signed
 
 
@@ -55,7 +56,8 @@ def write_artifacts(
     as `onnxruntime.training.artifacts.generate_artifacts` writes it.
 
     :param folder: a new folder.
-    :param optimizer: `SGD()` without momentum, or `AdamW` as torch has it, the default; 1.19 has no others.
+    :param optimizer: `SGD()` without momentum, or `AdamW`, with epsilon="uncorrected" only without weight decay. 1.19 has no
+        others. The default is AdamW(eps=1e-6, weight_decay=0.0, epsilon="uncorrected"), as `generate_artifacts` writes it.
     :param trainable: as the other options, see `step_model`. Weights are float32.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises NoGradientError: no weight gets a gradient.
@@ -76,7 +78,7 @@ def write_artifacts(
     """
     files = _artifacts(
         model,
-        AdamW() if optimizer is None else optimizer,
+        _ADAMW if optimizer is None else optimizer,
         trainable,
         (loss, output),
         (label, sample_weight, reduction, loss_settings, Conventions(**conventions)),
@@ -165,12 +167,20 @@ def _optimizer_model(optimizer: Optimizer) -> ModelProto:
         value("step", TensorProto.INT64, [1]),
     ]
     lists = ["params", "gradients", "first_order_moments"]
-    if type(optimizer) is AdamW and optimizer.epsilon == "corrected":
+    if type(optimizer) is AdamW:
+        is_uncorrected = (
+            optimizer.epsilon == "uncorrected"
+        )  # then the operator decays a weight after its step, not before
+        if is_uncorrected and optimizer.weight_decay:
+            raise OptionError(
+                "AdamW of onnxruntime 1.19 has no weight decay as this one has it with epsilon='uncorrected'. Give "
+                "weight_decay=0.0, or epsilon='corrected'."
+            )
         lists.append("second_order_moments")
         node = _update(
             "AdamWOptimizer", ["learning_rate", "step", *lists],
             alpha=optimizer.beta1, beta=optimizer.beta2, epsilon=optimizer.eps, weight_decay=optimizer.weight_decay,
-            adam_mode=0, correct_bias=1,
+            adam_mode=int(is_uncorrected), correct_bias=1,
         )  # fmt: skip
     elif optimizer == SGD():
         node = _update("SGDOptimizerV2", ["learning_rate", *lists[:2]])

@@ -34,6 +34,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(),
     "adamw": AdamW(weight_decay=0.1, eps=1e-6),
     "other betas": AdamW(beta1=0.8, beta2=0.95),
+    "uncorrected": AdamW(eps=1e-3, weight_decay=0.0, epsilon="uncorrected"),
 }
 
 
@@ -102,6 +103,14 @@ def test_the_lowered_artifacts_take_the_same_steps(tmp_path: Path, which: str, b
         np.testing.assert_allclose(values[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_the_default_is_the_optimizer_of_generate_artifacts(tmp_path: Path) -> None:
+    write_artifacts(tmp_path / "a", perceptron())
+    [node] = onnx.load(tmp_path / "a" / "optimizer_model.onnx").graph.node
+    found = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    due = {"adam_mode": 1, "alpha": 0.9, "beta": 0.999, "correct_bias": 1, "epsilon": 1e-6, "weight_decay": 0.0}
+    assert found == pytest.approx(due)
+
+
 def test_the_checkpoint_has_the_weights(tmp_path: Path) -> None:
     tables = pytest.importorskip("onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.Checkpoint")
     model = perceptron()
@@ -123,7 +132,9 @@ def test_the_checkpoint_has_the_weights(tmp_path: Path) -> None:
 
 
 def test_only_what_1_19_can_do_is_written(tmp_path: Path) -> None:
-    for optimizer in (SGD(momentum=0.9), Adam(), AdamW(epsilon="uncorrected"), SGD(weight_decay=0.1)):
+    with pytest.raises(OptionError, match=r"Give weight_decay=0\.0, or epsilon='corrected'"):
+        write_artifacts(tmp_path / "a", perceptron(), optimizer=AdamW(epsilon="uncorrected"))
+    for optimizer in (SGD(momentum=0.9), Adam(), SGD(weight_decay=0.1)):
         with pytest.raises(OptionError, match=r"SGD\(\) without momentum and AdamW\(\), and not"):
             write_artifacts(tmp_path / "a", perceptron(), optimizer=optimizer)
     wide = onnx.parser.parse_model(
