@@ -133,7 +133,7 @@ def grouped_estimates(
 
 
 def _of_similar_size(sizes: Mapping[str, float]) -> Iterator[list[str]]:
-    """The names in groups: those of size 0, and those that are not further apart than `_APART`."""
+    """Groups of names: a group has terms of size 0 alone, or terms whose sizes are not further apart than `_APART`."""
     group: list[str] = []
     for name in sorted(sizes, key=lambda name: sizes[name]):
         if group and not sizes[name] <= _APART * sizes[group[0]]:
