@@ -72,12 +72,18 @@ class Subject:
 
     @property
     def feeds(self) -> Arrays:
-        """Feeds with which the interpreter runs the model: ONNX Runtime makes numbers of the largest element of nothing."""
-        prepared = get_backend("numpy").prepare(str(self.path))
+        """Feeds with which both executors run the model and give finite numbers."""
+        interpreter = get_backend("numpy").prepare(str(self.path))
+
+        def run(feeds: Arrays) -> list[Arrays]:
+            return [interpreter.run(feeds), _run(self.model, feeds)]
+
         return fitting_feeds(
             self.model,
-            prepared.run,
-            lambda results: all(np.all(np.isfinite(x)) for x in results.values() if np.asarray(x).dtype.kind == "f"),
+            run,
+            lambda ran: all(
+                np.all(np.isfinite(x)) for one in ran for x in one.values() if np.asarray(x).dtype.kind == "f"
+            ),
             size=SIZE if self.dim is None else self.dim,
         ).feeds
 

@@ -17,6 +17,7 @@ from refgrad.protos.traverse import every_node
 
 _DEVIATES = 0.02  # relative to the largest element of a result: by less than that two executors round differently
 _CARRIED = 8  # times the relative error of a result: the error that its gradient may have of it
+_MORE = 8  # times the rounding error of the interpreter: what is off by more is imprecise
 _STEPS = 32  # so many units of rounding are no deviation in a narrow type either
 
 
@@ -28,18 +29,20 @@ class Deviation:
     reason: str
 
 
-def deviation(truth: Truth, backend: str, error: float = 0.0) -> Deviation | None:
+def deviation(truth: Truth, backend: str, error: float = 0.0, excess: float = np.inf) -> Deviation | None:
     """How an executor computes another function than the model is in float64, far beyond rounding; None where it does not.
 
-    :param error: the largest relative error of a gradient. If an operator of the model has a known fault, a smaller deviation
-        counts too: it is of this size, and far beyond the rounding of the interpreter in the model's own types.
+    If an operator of the model has a known fault, a smaller deviation counts too, if it is far beyond the rounding of the
+    interpreter in the model's own types, and either of the size of the error, or the error hardly beyond rounding.
+
+    :param error: the largest relative error of a gradient. :param excess: how many times the allowed error it is at most.
     """
     point, beyond = truth.point, max(_DEVIATES, _STEPS * 2.0 ** (1 - truth.bits))
     try:
         got = get_backend(backend).prepare(point.model).run(point.feeds)
     except BackendError:
         return None
-    imprecise = None
+    results = {}
     for name, expected in point.forward.run(point.wide, list(got)).items():
         if not isinstance(expected, np.ndarray) or expected.dtype.kind != "f" or got[name].shape != expected.shape:
             continue
@@ -52,15 +55,28 @@ def deviation(truth: Truth, backend: str, error: float = 0.0) -> Deviation | Non
         if sizes.size and (lost.any() or not np.max(off) <= beyond * np.max(sizes)):
             reason = _out_of_range(point.model) if lost.any() else _known_faults(point.model, backend)
             return Deviation(_worst(name, got[name], expected, np.where(lost, np.inf, off), backend), reason)
-        if sizes.size and np.max(off) >= max(error / _CARRIED, _STEPS * 2.0**-truth.bits) * np.max(sizes):
-            imprecise = imprecise or (name, got[name], expected, off)
-    if imprecise is None or not error or not (reason := _known_faults(point.model, backend)):
+        results[name] = expected
+    if not error or not (reason := _known_faults(point.model, backend)):
         return None
-    name, result, expected, off = imprecise
-    rounded = get_backend("numpy").prepare(point.model).run(point.feeds, [name])[name]
-    if _CARRIED * np.max(_off(rounded, expected)) > np.max(off):
-        return None
-    return Deviation(_worst(name, result, expected, off, backend), reason)
+    rounded = get_backend("numpy").prepare(point.model).run(point.feeds, list(results))
+    for name, expected in results.items():
+        here, usual = (_relative(result[name], expected) for result in (got, rounded))
+        least = max(error / _CARRIED, _STEPS * 2.0**-truth.bits)
+        if any(h > _MORE * u and (h >= least or excess <= _MORE) for h, u in zip(here, usual, strict=True)):
+            return Deviation(_worst(name, got[name], expected, _off(got[name], expected), backend), reason)
+    return None
+
+
+def _relative(result: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """The largest error of a result relative to its largest element, and the median of the relative errors of the elements.
+
+    Small elements beside large ones have a part in the median alone: scores of classes beside coordinates.
+    """
+    off, size = _off(result, expected), np.abs(expected)
+    known = np.isfinite(off) & (size > 0) & np.isfinite(size)
+    if not known.any():
+        return 0.0, 0.0
+    return float(np.max(off[known]) / np.max(size[known])), float(np.median(off[known] / size[known]))
 
 
 def _off(result: np.ndarray, expected: np.ndarray) -> np.ndarray:

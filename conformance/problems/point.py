@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.backends.base import Value, describe, graph_inputs
+from refgrad.backends.base import Backend, Prepared, Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance.problems.feeds import widened
@@ -54,8 +55,12 @@ class Point:
         seed: int,
         size: int,
         sizes: Mapping[str, int] | None,
+        executors: Iterable[Backend] = (),
     ) -> Point:
-        """Take the given feeds, or the first random ones at which every output is finite."""
+        """Take the given feeds, or the first random ones at which every output is finite, and the executors run the model.
+
+        At sizes that a model is not made for, its operators may happen to broadcast, and an executor may refuse it.
+        """
         seeds_of, names = names_in(gradient)
         weights = {t.name: array_of(t).astype(np.float64) for t in model.graph.initializer if t.name in names}
         prepared = in_float64(fed_alone(model, weights))
@@ -70,10 +75,11 @@ class Point:
             fed = dict(feeds)
             results, described = prepared.run(weights | widened(fed), seeds_of), "your own"
         else:
-            fed, described, results = fitting_feeds(
+            others = _prepared(executors, model)
+            fed, described, (results, _) = fitting_feeds(
                 model,
-                lambda drawn: prepared.run(weights | widened(drawn), seeds_of),
-                lambda results: all(np.all(np.isfinite(value)) for value in results.values()),
+                lambda drawn: (prepared.run(weights | widened(drawn), seeds_of), _all_run(others, drawn)),
+                lambda ran: ran[1] and all(np.all(np.isfinite(value)) for value in ran[0].values()),
                 seed=seed,
                 size=size,
                 sizes=sizes,
@@ -160,6 +166,24 @@ class Point:
             if results[output].shape != value.shape:
                 raise ShapeMovedError(f"the shape of {output!r} changes along this direction")
         return results
+
+
+def _prepared(executors: Iterable[Backend], model: ModelProto) -> list[Prepared]:
+    """The model on each of the executors that take it."""
+    found = []
+    for executor in executors:
+        with suppress(BackendError):
+            found.append(executor.prepare(model))
+    return found
+
+
+def _all_run(prepared: Iterable[Prepared], feeds: Mapping[str, Any]) -> bool:
+    try:
+        for one in prepared:
+            one.run(feeds)
+    except BackendError:
+        return False
+    return True
 
 
 @dataclass

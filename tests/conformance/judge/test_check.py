@@ -17,7 +17,7 @@ from refgrad.conformance import check, compare
 from refgrad.conformance.oracles.central import directional, one_sided
 from refgrad.conformance.problems.weights import randomize
 from refgrad.derivatives import ortbuilder
-from refgrad.errors import FeedError, OptionError
+from refgrad.errors import BackendError, FeedError, OptionError
 from refgrad.tables import registry
 from refgrad.tables.dialects import DIALECTS
 
@@ -151,6 +151,24 @@ def test_a_size_that_the_model_declares_and_does_not_compute_is_unknown():
     assert verdicts(found) == {"right"}
 
 
+def test_feeds_are_drawn_where_the_executors_run_the_model(monkeypatch):
+    """At sizes that a model is not made for, an executor may refuse what the interpreter runs."""
+    pytest.importorskip("onnxruntime")
+    from refgrad.backends.onnxruntime import _Session
+
+    run = _Session.run
+
+    def of_eight(self, feeds, outputs=None):
+        if feeds["x"].shape[1] < 8:
+            raise BackendError("ort-cpu failed: Shape mismatch attempting to re-use buffer.")
+        return run(self, feeds, outputs)
+
+    monkeypatch.setattr(_Session, "run", of_eight)
+    found = check(model("{ y = Tanh(x) }", "float[N, C] x", "float[N, C] y"))
+    assert found.ok
+    assert "C=8" in found.feeds
+
+
 def test_an_imprecise_kernel_that_is_known_is_not_held_against_the_gradient(monkeypatch):
     """ONNX Runtime's Sigmoid is off by 4e-8, so the gradient of a classifier that is sure of its answer is off too."""
     pytest.importorskip("onnxruntime")
@@ -172,6 +190,20 @@ def test_an_imprecise_kernel_that_is_known_is_not_held_against_the_gradient(monk
 
     monkeypatch.setattr(_Session, "run", off)
     assert verdicts(check(sure, feeds, wrt=["x"], backends=["ort-cpu"]), "float64") == {"wrong"}
+
+
+def test_an_imprecise_kernel_is_seen_in_small_elements_beside_large_ones():
+    """As of a detector: the scores of the classes stand beside coordinates."""
+    pytest.importorskip("onnxruntime")
+    detector = model(
+        "{ a = Add(x, b)  s = Sigmoid(a)  c = Mul(x, k)  y = Concat<axis = 0>(c, s, s) }",
+        "float[4] x, float[4] b, float[4] k",
+        "float[12] y",
+    )
+    feeds = {"x": np.float32([0.1, -0.2, 0.6, 0.3]), "b": np.float32([-10] * 4), "k": np.float32([50, -40, 30, 20])}
+    found = check(detector, feeds, wrt=["b"], backends=["ort-cpu"])
+    assert found.ok
+    assert "known of it: Sigmoid is off by 4e-8" in " ".join(row.note for row in found.rows)
 
 
 @pytest.mark.parametrize(
