@@ -294,7 +294,8 @@ def walk(subject: Subject, seconds: float) -> dict[str, Answer]:
     walked = refgrad.walk(subject.model, feeds, of=chosen, wrt=wrt)
     seen = [(step, step.difference) for step in walked.steps if step.difference is not None]
     scale = max((abs(d.gradient) for _, d in seen), default=0.0)
-    off = [(step, d) for step, d in seen if d.error > OF_WALK * max(abs(d.gradient), abs(d.difference)) + 1e-6 * scale]
+    rounding = 1e-6 * scale + float(np.finfo(np.float32).eps)  # a walk begins with the gradient 1
+    off = [(step, d) for step, d in seen if d.error > OF_WALK * max(abs(d.gradient), abs(d.difference)) + rounding]
     at_kinks = [step for step, _ in off if step.kinks]
     summary = f"{len(walked.steps)} steps, {len(seen)} differences"
     if len(off) > len(at_kinks):

@@ -20,6 +20,8 @@ from refgrad.protos.types import Shape, Type
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.once import raised_at
 
+_WRITTEN_WITH = 18  # the version of ai.onnx that every body can be written with
+
 
 def make_function(
     node: NodeProto,
@@ -95,9 +97,11 @@ def _with_first_named(body: FunctionEmitter, outputs: Sequence[str], result: str
 def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
     """Make the nodes whose operators refgrad defines calls of their bodies, which `model` gets; how many are left.
 
-    A node whose body does not cover its form, or not before more is known of its inputs, stays as it is.
+    A node whose body does not cover its form, or not before more is known of its inputs, stays as it is. The functions import
+    a version of ai.onnx that has all that bodies are written with, whatever the model imports.
     """
     opsets = versions_of(model)
+    opsets[""] = max(opsets.get("", ASSUMED_OPSET), _WRITTEN_WITH)
     made = left = 0
     for node in model.graph.node:
         if (node.domain, node.op_type) in DEFINITIONS:
