@@ -230,13 +230,17 @@ class Truth:
 
         Small numbers become 0 in one of the arrays, and lose digits gradually in the other: executors do either.
         """
+        found = [gradients[name] for gradients in self._confined]
+        return [self.rest(name, x) if x.shape == self.gradients[name].shape else x for x in found]
+
+    @cached_property
+    def _confined(self) -> list[dict[str, np.ndarray]]:
         ranges = {value: limits(kind) for value, kind in self._types.items()}
-        gradients = []
-        for gradual in (True, False):
-            prepared = NumpyBackend().prepare(self.model, precision=Confined(ranges, gradual))
-            value = by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)[name]
-            gradients.append(self.rest(name, value) if value.shape == self.gradients[name].shape else value)
-        return gradients
+        feeds = self.point.wide | self.point.seeds
+        prepared = (
+            NumpyBackend().prepare(self.model, precision=Confined(ranges, gradual)) for gradual in (True, False)
+        )
+        return [by_name(one.run(feeds), self.point.names) for one in prepared]
 
     def moved(self, name: str, bits: int) -> np.ndarray:
         """By how much the gradient of `name` changes when every intermediate result is rounded to `bits` bits."""
