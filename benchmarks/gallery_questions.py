@@ -293,8 +293,8 @@ def walk(subject: Subject, seconds: float) -> dict[str, Answer]:
     wrt = subject.floats or sorted(_moving(subject, feeds, of, np.ones_like(result[of])))
     walked = refgrad.walk(subject.model, feeds, of=chosen, wrt=wrt)
     seen = [(step, step.difference) for step in walked.steps if step.difference is not None]
-    scale = max((abs(d.gradient) for _, d in seen), default=0.0)
-    rounding = 1e-6 * scale + float(np.finfo(np.float32).eps)  # a walk begins with the gradient 1
+    scale = max((abs(d.gradient) for _, d in seen), default=1.0)
+    rounding = NOISE * max(scale, 1.0)  # a walk begins with the gradient 1, and is computed in float32
     off = [(step, d) for step, d in seen if d.error > OF_WALK * max(abs(d.gradient), abs(d.difference)) + rounding]
     at_kinks = [step for step, _ in off if step.kinks]
     summary = f"{len(walked.steps)} steps, {len(seen)} differences"
@@ -375,6 +375,8 @@ def saliency(subject: Subject, seconds: float) -> dict[str, Answer]:
     largest = float(np.max(np.abs(maps[0])))
     off = float(np.max(np.abs(maps[0] - maps[1])))
     text = f"largest {largest:.3g} of {maps[0].size} elements, the executors differ by {off:.1e}"
+    if max(map(np.max, maps)) <= np.finfo(np.float32).eps * np.max(np.abs(result)):
+        return {"saliency": answer(ZERO, text)}  # up to rounding, as beside a Sigmoid that is sure
     if not all(np.all(np.isfinite(one)) for one in maps) or off > OF_SALIENCY * max(largest, 1e-30):
         return {"saliency": answer("wrong", text)}
     return {"saliency": answer(RIGHT if largest else ZERO, text)}
