@@ -196,9 +196,9 @@ def test_an_imprecise_kernel_is_seen_in_small_elements_beside_large_ones():
     """As of a detector: the scores of the classes stand beside coordinates."""
     pytest.importorskip("onnxruntime")
     detector = model(
-        "{ a = Add(x, b)  s = Sigmoid(a)  c = Mul(x, k)  y = Concat<axis = 0>(c, s, s) }",
+        "{ a = Add(x, b)  s = Sigmoid(a)  c = Mul(x, k)  y = Concat<axis = 0>(c, c, c, s) }",
         "float[4] x, float[4] b, float[4] k",
-        "float[12] y",
+        "float[16] y",
     )
     feeds = {"x": np.float32([0.1, -0.2, 0.6, 0.3]), "b": np.float32([-10] * 4), "k": np.float32([50, -40, 30, 20])}
     found = check(detector, feeds, wrt=["b"], backends=["ort-cpu"])
