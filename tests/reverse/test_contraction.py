@@ -95,6 +95,15 @@ PRODUCTS: dict[str, tuple[str, str, dict[str, tuple[int, ...]], str]] = {
 }
 
 
+def runs_products_of_nothing() -> bool:
+    """False for ONNX Runtime before 1.20: it refuses a Gemm over no rows, and its MatMul returns what is in memory."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return False
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 20)
+
+
 def typed(kind: str, shape: tuple[int, ...]) -> str:
     """The type of a tensor in ONNX's text format, where a scalar has no brackets."""
     return f"{kind}[{','.join(map(str, shape))}]" if shape else kind
@@ -172,7 +181,7 @@ def backward_body(gradient: onnx.ModelProto) -> onnx.GraphProto:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_weights_of_a_loop_agree_with_differences(name: str, operator: str) -> None:
     case = case_of(name, operator)
-    assert_gradient(case)
+    assert_gradient(case, runtime="no rows" not in name or runs_products_of_nothing())
     left = PRODUCTS[name][3].split()
     summed = {value.name.removesuffix("_grad_before") for value in backward_body(refgrad.gradient(case.model)).input}
     assert summed & PRODUCTS[name][2].keys() == set(left)
@@ -188,13 +197,13 @@ def test_slices_along_other_axes_in_either_direction(name: str, operator: str) -
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("name", ["a bias", "a matrix by columns", "one layer behind another"])
 def test_a_loop_that_reads_fewer_slices_than_there_are(name: str, steps: int) -> None:
-    assert_gradient(case_of(name, "Loop", steps=steps))
+    assert_gradient(case_of(name, "Loop", steps=steps), runtime=steps > 0 or runs_products_of_nothing())
 
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan"])
 @pytest.mark.parametrize("name", ["a bias", "one layer behind another"])
 def test_a_loop_without_steps(name: str, operator: str) -> None:
-    assert_gradient(case_of(name, operator, steps=0, longest=0))
+    assert_gradient(case_of(name, operator, steps=0, longest=0), runtime=runs_products_of_nothing())
 
 
 @pytest.mark.parametrize("operator", ["Loop", "Scan"])

@@ -31,7 +31,7 @@ def model(opset: int = 18, extra: str = "") -> onnx.ModelProto:
     return onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> m (double[N, 3{extra}] x) => (double[N, 4{extra}] z) '
         "<double[4, 3] w = {1, -2, 0.5, 0.3, 0.7, -1, 2, 1, 0, -0.4, 0.1, 1.2}> "
-        "{ t = " + ("MatMul(w, x) z = Identity(t)" if extra else "Transpose(w) z = MatMul(x, t)") + " }"
+        "{ z = " + ("MatMul(w, x)" if extra else "Gemm<transB = 1>(x, w)") + " }"
     )
 
 

@@ -45,30 +45,25 @@ class Contraction:
         if self.factor is None:
             rows = op.Reshape(cotangents, [-1, size[-1]])
             ones = op.full(op.Concat([1], op.Shape(rows, end=1), axis=0), 1.0, like=rows)
-            total = op.MatMul(ones, rows)  # on the CPU faster than ReduceSum over the first axis
-            return self._scaled(op, total if len(size) == 2 else op.Reshape(total, list(size)))
+            total = op.Gemm(ones, rows, beta=0.0)  # on the CPU faster than ReduceSum over the first axis
+            total = total if len(size) == 2 else op.Reshape(total, list(size))
+            return total if self.scale == 1 else op.Mul(total, self.scale)
+        # Not MatMul: where a loop runs no steps, ONNX Runtime before 1.20 returns any number of MatMul, and refuses Gemm.
         swapped = self.target.is_transposed == self.is_right
         inner, outer = size[::-1] if swapped else size
-        inside = _matrix(op, factors, inner, self.factor.is_transposed == self.is_right, is_left=not swapped)
-        outside = _matrix(op, cotangents, outer, not self.is_right, is_left=swapped)
-        return self._scaled(op, op.MatMul(outside, inside) if swapped else op.MatMul(inside, outside))
+        if self.factor.is_transposed == self.is_right:
+            factors = _with_rows_last(op, factors)
+        if not self.is_right:
+            cotangents = _with_rows_last(op, cotangents)
+        operands = op.Reshape(factors, [-1, inner]), op.Reshape(cotangents, [-1, outer])
+        left, right = reversed(operands) if swapped else operands
+        return op.Gemm(left, right, alpha=None if self.scale == 1 else self.scale, beta=0.0, transA=1)
 
-    def _scaled(self, op: Emitter, contribution: str) -> str:
-        return contribution if self.scale == 1 else op.Mul(contribution, self.scale)
 
-
-def _matrix(op: Emitter, stack: str, width: int, is_transposed: bool, is_left: bool) -> str:
-    """All rows of a stack of matrices in one matrix, an operand of the product that sums over them: its columns on the left.
-
-    `width` is the size of a row. If the matrices are transposed, their columns are the rows.
-    """
-    # A loop may run no steps. Gemm would transpose, but over no rows ONNX Runtime refuses it before version 1.20.
+def _with_rows_last(op: Emitter, stack: str) -> str:
+    """A stack of matrices, each transposed. A stack of vectors is returned as it is."""
     rank = op.rank(stack) or 0
-    axis = rank - 2 if is_transposed and rank > 2 else rank - 1
-    others = [k for k in range(rank) if k != axis]
-    perm = [axis, *others] if is_left else [*others, axis]
-    moved = stack if perm == sorted(perm) else op.Transpose(stack, perm=perm)
-    return op.Reshape(moved, [width, -1] if is_left else [-1, width])
+    return op.Transpose(stack, perm=[*range(rank - 2), rank - 1, rank - 2]) if rank > 2 else stack
 
 
 class Contractions:
