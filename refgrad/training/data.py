@@ -310,10 +310,11 @@ def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.
         return
     if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
         is_thinner = len(shape) == len(dims) - 1 or (len(shape) == len(dims) > 1 == shape[1] != dims[1])
-        if name == step.label and step.class_loss and len(dims) > 1 and is_thinner:
-            raise FeedError(_other_loss(step))
         expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
-        hint = _hint(step, shape, dims, dtype) if name == step.label else ""
+        if name == step.label and step.class_loss and len(dims) > 1 and is_thinner:
+            hint = f" {_other_loss(step)}"
+        else:
+            hint = _hint(step, shape, dims, dtype) if name == step.label else ""
         raise FeedError(f"Expected [{expected}], got {list(shape)} for {name!r}.{hint}")
 
 

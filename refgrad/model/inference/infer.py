@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto,
 from refgrad.errors import InvalidModelError
 from refgrad.model import native
 from refgrad.model.inference.propagation import SHAPED, ContradictionError, infer_shapes
-from refgrad.model.inlining.defined import call_functions
+from refgrad.model.inlining.defined import WRITTEN_WITH, call_functions
 from refgrad.notices import notice
 from refgrad.protos.traverse import every_node, graphs, import_onnx, op_types, subgraphs
 from refgrad.protos.types import UNNAMED, Shape, Type, dimension, held_by, is_container, type_of, unname
@@ -237,7 +237,7 @@ def _infer_through_bodies(model: ModelProto, shaped: bool, trusting: bool) -> Gr
         if waiting:
             called = ModelProto()
             called.CopyFrom(model)
-            left = call_functions(called, known)
+            left = call_functions(called, known, WRITTEN_WITH)
         inferred = infer_shapes(called, shaped, trusting)
         if left in (0, before):
             return inferred

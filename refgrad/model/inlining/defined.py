@@ -20,7 +20,7 @@ from refgrad.protos.types import Shape, Type
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.once import raised_at
 
-_WRITTEN_WITH = 18  # the version of ai.onnx that every body can be written with
+WRITTEN_WITH = 18  # the version of ai.onnx that every body can be written with
 
 
 def make_function(
@@ -94,14 +94,15 @@ def _with_first_named(body: FunctionEmitter, outputs: Sequence[str], result: str
     return written(body.nodes[:last] + body.nodes[last + 1 :], {result: outputs[0]})
 
 
-def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
+def call_functions(model: ModelProto, types: Mapping[str, Type], at_least: int = 1) -> int:
     """Make the nodes whose operators refgrad defines calls of their bodies, which `model` gets; how many are left.
 
-    A node whose body does not cover its form, or not before more is known of its inputs, stays as it is. The functions import
-    a version of ai.onnx that has all that bodies are written with, whatever the model imports.
+    A node whose body does not cover its form, or not before more is known of its inputs, stays as it is.
+
+    :param at_least: the functions import this version of ai.onnx if the model imports an older one.
     """
     opsets = versions_of(model)
-    opsets[""] = max(opsets.get("", ASSUMED_OPSET), _WRITTEN_WITH)
+    opsets[""] = max(opsets.get("", ASSUMED_OPSET), at_least)
     made = left = 0
     for node in model.graph.node:
         if (node.domain, node.op_type) in DEFINITIONS:
