@@ -25,7 +25,7 @@ from refgrad.errors import BackendError
 _FEWEST = 4  # gradients in a group: fewer are observed one by one
 _APART = 1e3  # between the largest and the smallest term of a group
 _PRECISE = 1e-5  # the error of a difference, relative to each term, that is small enough
-_NOISE = 1e-6  # of the size of what a difference adds up: a larger error may hide a derivative that should be 0
+_NOISE = 1e-6  # the error of a difference, relative to its scale, that is small enough where all terms are 0
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,12 @@ def grouped_estimates(
     :param directions: how many random directions each gradient is observed along.
     """
     observer = _Observer(function, at, gradients, cotangents, rng, tolerance)
-    sizes = {
-        name: observer.term(name, direction_at(at[name], rng))
-        for name, gradient in gradients.items()
-        if gradient.size and gradient.shape == at[name].shape and np.all(np.isfinite(gradient))
-    }
+    sizes = {}
+    for name, gradient in gradients.items():
+        if gradient.size and gradient.shape == at[name].shape and np.all(np.isfinite(gradient)):
+            direction = direction_at(at[name], rng)
+            if np.any(direction):  # of an input without a finite element no element moves
+                sizes[name] = observer.term(name, direction)
     return [found for group in _of_similar_size(sizes) for found in observer.group(group, directions)]
 
 

@@ -168,13 +168,11 @@ def _optimizer_model(optimizer: Optimizer) -> ModelProto:
     ]
     lists = ["params", "gradients", "first_order_moments"]
     if type(optimizer) is AdamW:
-        is_uncorrected = (
-            optimizer.epsilon == "uncorrected"
-        )  # then the operator decays a weight after its step, not before
+        is_uncorrected = optimizer.epsilon == "uncorrected"
         if is_uncorrected and optimizer.weight_decay:
             raise OptionError(
-                "AdamW of onnxruntime 1.19 has no weight decay as this one has it with epsilon='uncorrected'. Give "
-                "weight_decay=0.0, or epsilon='corrected'."
+                "With epsilon='uncorrected' AdamW of onnxruntime 1.19 decays a weight after its step, and AdamW of refgrad "
+                "before it. Give weight_decay=0.0, or epsilon='corrected'."
             )
         lists.append("second_order_moments")
         node = _update(

@@ -162,7 +162,7 @@ def steep(factor: float) -> onnx.ModelProto:
 
 
 ROOT = of_one("float16 y", "p = Mul(x, a) q = Sqrt(p) y = ReduceSum<keepdims=0>(q)", a=1)
-SKIPPED = {  # a model, the data of a step whose gradient is not finite, those of a good step, and its derivative
+SKIPPED = {  # by name: a model, data that give a gradient that is not finite, other data, and the derivative of these
     "overflow": (steep(8), 40, 1, 8),  # 8 · 40 times the first scale is beyond 65504
     "root": (ROOT, 0, 4, 1),  # whose derivative at 0 is infinite
 }

@@ -47,7 +47,7 @@ QDQ = {
 def test_a_quantized_weight_is_trained_by_the_gradient_of_its_convention(
     quantization: str, model: str, backend: str
 ) -> None:
-    """The steps are those of NumPy with the derivative that `refgrad.gradient` gives for the squared error."""
+    """NumPy takes the same steps with the derivative by `refgrad.gradient`."""
     source = rounded(QDQ[model])
     step = step_model(source, "squared_error", SGD(), trainable=["w"], quantization=quantization)
     training = Training(step, 0.1, backend)

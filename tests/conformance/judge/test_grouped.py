@@ -111,6 +111,15 @@ def test_a_gradient_that_should_be_zero_is_left_out():
     assert "unused" not in found
 
 
+def test_inputs_that_cannot_move_are_left_to_single_differences():
+    at = {name: np.full(2, np.inf) for name in "abcd"}
+    gradients = {name: np.ones(2) for name in at}
+    found = grouped_estimates(
+        lambda at: {"y": np.zeros(1)}, at, gradients, {"y": np.ones(1)}, np.random.default_rng(1), tolerance=1e-6
+    )
+    assert found == []
+
+
 def test_a_jump_is_left_to_single_differences():
     def stairs(x):
         return np.tanh(x) + 1e-3 * np.sign(np.sin(1e7 * x))
