@@ -18,6 +18,7 @@ from refgrad.conformance.problems.feeds import widened
 from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.ranges import OVERFLOW, OutOfRange, leaving
 from refgrad.conformance.problems.rounding import DRAWS, Confined, Drawn, Perturbed, limits
+from refgrad.conformance.problems.visible import visible
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.model.external import array_of, dtype_of
 from refgrad.model.normalise import normalise
@@ -59,7 +60,8 @@ class Point:
     ) -> Point:
         """Take the given feeds, or the first random ones at which every output is finite, and the executors run the model.
 
-        At sizes that a model is not made for, its operators may happen to broadcast, and an executor may refuse it.
+        At sizes that a model is not made for, its operators may happen to broadcast, and an executor may refuse it. Where
+        rounding hides most gradients, as those of a classifier that is sure of its answer, smaller feeds are tried.
         """
         seeds_of, names = names_in(gradient)
         weights = {t.name: array_of(t).astype(np.float64) for t in model.graph.initializer if t.name in names}
@@ -97,6 +99,9 @@ class Point:
                 )
             cotangent = np.asarray(rng.standard_normal(results[output].shape))
             cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
+        if feeds is None:
+            fed, scale = visible(gradient, names.values(), fed, cotangents)
+            described = described if scale == 1 else f"{described[:-1]}, times {scale:g})"
         return cls(model, prepared, names, seeds_of, fed, cotangents, weights | widened(fed), described)
 
     def named_by(self, gradient: ModelProto) -> Point:
