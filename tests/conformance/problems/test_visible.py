@@ -8,7 +8,10 @@ from refgrad import gradient
 from refgrad.conformance import check
 from refgrad.conformance.problems.visible import visible
 
-SURE = '<ir_version: 8, opset_import: ["": 18]> m (float[2, 4] x) => (float[2, 1] y) <float[4, 1] w = {{90, 90, 90, 90}}> {{ {} }}'
+SURE = (
+    '<ir_version: 8, opset_import: ["": 18]> m (float[2, 4] x) => (float[2, 1] y) '
+    "<float[4, 1] w = {{90, 90, 90, 90}}> {{ {} }}"
+)
 SIGMOID = SURE.format(
     "z = MatMul(x, w)  c = Constant <value_float = 3.0> ()  a = Abs(z)  s = Add(a, c)  y = Sigmoid(s)"
 )
@@ -44,4 +47,3 @@ def test_a_check_says_that_its_feeds_are_smaller():
     assert found.feeds.startswith("random (normal distribution, times ")
     own = check(onnx.parser.parse_model(SIGMOID), {"x": np.ones((2, 4), np.float32)}, backends=["numpy"])
     assert own.feeds == "your own"
-    assert own.answer[0] == "undecided"
