@@ -53,17 +53,20 @@ class Arrays(Data):
     """
 
     def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
-        self._arrays = _named(step, arrays, label)
+        named = _named(step, arrays, label)
         self._step = step
+        self._arrays, self._fixed = _apart(step, named)
         if next(batches(self._arrays, 1), None) is None:  # which refuses other lengths
             raise FeedError("There is no sample in the data. Give at least one.")
-        self._fits = not any(isinstance(array, np.memmap) for array in self._arrays.values())  # else batch by batch
+        self._fits = not any(isinstance(array, np.memmap) for array in named.values())  # else batch by batch
         if self._fits:
-            self._arrays = fitted(step, {name: np.asarray(array) for name, array in self._arrays.items()})
+            fits = fitted(step, {name: np.asarray(array) for name, array in named.items()})
+            self._arrays, self._fixed = _apart(step, fits)
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
-        for batch in batches(self._arrays, size, rng):
+        for samples in batches(self._arrays, size, rng):
+            batch = _together(self._step, samples, self._fixed)
             yield _sized(self._step, batch if self._fits else fitted(self._step, batch))
 
     def __len__(self) -> int:
@@ -73,6 +76,9 @@ class Arrays(Data):
     def description(self) -> str:
         """See the class."""
         digest = hashlib.sha256()
+        for name, array in sorted(self._fixed.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
         for name, array in sorted(self._arrays.items()):
             looked_at = np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(int)
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -109,9 +115,8 @@ class Shards(Data):
 
     def __init__(self, step: StepModel, files: Sequence[Path], label: str | None = None) -> None:
         self._step, self._files, self._label = step, list(files), label
-        self._axes: dict[
-            str, tuple[Path, tuple[int, ...]]
-        ] = {}  # the sizes after the first axis, and the file that has them
+        self._axes: dict[str, tuple[Path, tuple[int, ...]]] = {}  # the sizes of one sample, and the file that has them
+        self._fixed: dict[str, np.ndarray] = {}  # what is no sample, in the first file that was read
         self._described: list[Mapping[str, Any]] = []  # the type and shape of each array, by file
         for file in self._files:
             self._look_at(file)
@@ -131,21 +136,24 @@ class Shards(Data):
         self._described.append(described)
         try:
             named = _named(self._step, described, self._label)
-            refuse_lengths({name: shape[0] if shape else -1 for name, (_, shape) in named.items()})
+            shapes = {name: shape for name, (_, shape) in named.items()}
+            counting = _sample_axes(self._step, shapes)
+            refuse_lengths({n: shapes[n][axis] if axis < len(shapes[n]) else -1 for n, axis in counting.items()})
             for name, (dtype, shape) in named.items():
                 if name == self._step.label and self._step.class_names is not None:
                     continue  # classes by name take the shape of the label
                 dims = self._step.inputs[name][1]
                 shape = _turned(shape, dims)
                 _refuse_shape(self._step, name, shape, dtype)
-                first, axes = self._axes.setdefault(name, (file, shape[1:]))
-                if len(axes) != len(shape) - 1:
-                    raise FeedError(f"{name!r} has {len(shape)} axes, and {len(axes) + 1} in {first.name!r}.")
-                for axis, (here, there) in enumerate(zip(shape[1:], axes, strict=True), 1):
+                sizes = _sizes_of_one(shape, counting.get(name))
+                first, others = self._axes.setdefault(name, (file, sizes))
+                if len(others) != len(sizes):
+                    raise FeedError(f"{name!r} has {len(sizes)} axes, and {len(others)} in {first.name!r}.")
+                for axis, (here, there) in enumerate(zip(sizes, others, strict=True)):
                     if here != there:
                         raise FeedError(
                             f"{name!r} has the size {here} on axis {axis}, and {there} in {first.name!r}. A batch may have "
-                            "samples of both. Give all files the same sizes behind the first axis."
+                            "samples of both. Give all files the same sizes except for the number of samples."
                         )
         except FeedError as error:
             raise FeedError(f"{str(file)!r}: {error}") from error
@@ -167,19 +175,29 @@ class Shards(Data):
                 count = len(next(iter(shard.values())))
             whole = count // size * size
             for start in range(0, whole, size):
-                yield _sized(self._step, {name: array[start : start + size] for name, array in shard.items()})
+                yield self._batch({name: array[start : start + size] for name, array in shard.items()})
             left = {name: array[whole:] for name, array in shard.items()} if whole < count else {}
         if left:
-            yield _sized(self._step, left)
+            yield self._batch(left)
+
+    def _batch(self, samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return _sized(self._step, _together(self._step, samples, self._fixed))
 
     def _shard(self, file: Path) -> dict[str, np.ndarray]:
         arrays = _named(self._step, read_arrays(file, "Samples"), self._label)
         try:
-            if next(batches(arrays, 1), None) is None:  # which refuses other lengths
+            if next(batches(_apart(self._step, arrays)[0], 1), None) is None:  # which refuses other lengths
                 raise FeedError("There is no sample in it. Leave it out.")
-            made = fitted(self._step, arrays)
-            if any(made[name].shape[1:] != axes for name, (_, axes) in self._axes.items()):
+            batch = fitted(self._step, arrays)
+            axes = _sample_axes(self._step, {name: array.shape for name, array in batch.items()})
+            if any(_sizes_of_one(batch[n].shape, axes.get(n)) != sizes for n, (_, sizes) in self._axes.items()):
                 raise FeedError("It was written over while it was read. Begin again.")
+            made, fixed = _apart(self._step, batch)
+            for name, array in fixed.items():
+                if not np.array_equal(array, self._fixed.setdefault(name, array)):
+                    raise FeedError(
+                        f"{name!r} has no samples, and it differs from the one in another file. Give one for all."
+                    )
             return made
         except FeedError as error:
             raise FeedError(f"{str(file)!r}: {error}") from error
@@ -254,11 +272,49 @@ def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dic
     return given
 
 
+def _sample_axes(step: StepModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The axis that counts the samples, of each array that has samples; the others are the same in every batch.
+
+    One sample beside several is for all of them: a state [2, 1, 128] that every sample begins with.
+    """
+    axes = {name: axis for name, axis in step.sample_axes.items() if axis is not None}
+    counts = {name: shapes[name][axis] for name, axis in axes.items() if axis and axis < len(shapes[name])}
+    others = [shapes[name][0] for name, axis in axes.items() if not axis and shapes[name]]
+    return {name: axis for name, axis in axes.items() if counts.get(name) != 1 or others[:1] in ([], [1])}
+
+
+def _sizes_of_one(shape: tuple[int, ...], counting: int | None) -> tuple[int, ...]:
+    """A shape without the number of samples, which is −1."""
+    return tuple(-1 if axis == counting else size for axis, size in enumerate(shape))
+
+
+def _apart(step: StepModel, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays that have samples, which the first axis counts, and those that are the same in every batch."""
+    axes = _sample_axes(step, {name: np.shape(array) for name, array in arrays.items()})
+    samples = {
+        name: np.moveaxis(arrays[name], axis, 0) if 0 < axis < np.ndim(arrays[name]) else arrays[name]
+        for name, axis in axes.items()
+    }
+    return samples, {name: array for name, array in arrays.items() if name not in axes}
+
+
+def _together(
+    step: StepModel, samples: Mapping[str, np.ndarray], fixed: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """A batch as the step takes it, of samples that the first axis counts and of what is the same in every batch."""
+    count = len(next(iter(samples.values())))
+    batch = {name: np.moveaxis(array, 0, step.sample_axes[name] or 0) for name, array in samples.items()}
+    for name, array in fixed.items():
+        axis = step.sample_axes[name]
+        batch[name] = array if axis is None else np.repeat(array, count, axis)
+    return {name: batch[name] for name in step.inputs}
+
+
 def _sized(step: StepModel, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The batch, refused where the model takes batches of another size."""
     for name, array in batch.items():
         _, dims = step.inputs[name]
-        if dims and dims[0] is not None and len(array) != dims[0]:
+        if dims and step.sample_axes[name] == 0 and dims[0] is not None and len(array) != dims[0]:
             raise FeedError(
                 f"The model takes batches of {dims[0]} samples, and one has {len(array)}. Give batches of that size, and a "
                 "multiple of it in samples, or export the model with a dynamic first axis (dynamic_shapes of "
@@ -304,13 +360,15 @@ def _turned(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> tupl
 
 
 def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Refuse samples of another rank or size than the step takes; the first axis counts them."""
-    dims = step.inputs[name][1]
+    """Refuse samples of another rank or size than the step takes, except for the axis that counts them."""
+    dims, counting = step.inputs[name][1], step.sample_axes[name]
     if dims is None:
         return
-    if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
+    if len(shape) != len(dims) or any(
+        d not in (None, n) for axis, (d, n) in enumerate(zip(dims, shape, strict=True)) if axis != counting
+    ):
         is_thinner = len(shape) == len(dims) - 1 or (len(shape) == len(dims) > 1 == shape[1] != dims[1])
-        expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
+        expected = ", ".join("N" if k == counting else "?" if d is None else str(d) for k, d in enumerate(dims))
         if name == step.label and step.class_loss and len(dims) > 1 and is_thinner:
             hint = f" {_other_loss(step)}"
         else:

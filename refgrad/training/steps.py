@@ -85,6 +85,26 @@ class StepModel:
         }
 
     @cached_property
+    def sample_axes(self) -> dict[str, int | None]:
+        """The axis that counts the samples, of each of the data and of the label; None where an input has none.
+
+        It is the first axis. Of a model that takes batches of any size, an input whose first axis has a fixed size may have it
+        elsewhere, as a recurrent state [layers, N, hidden], or nowhere, as a sample rate.
+        """
+        axes: dict[str, int | None] = dict.fromkeys(self.inputs, 0)
+        shapes = {v.name: v.shape for v in graph_inputs(self.model.graph) if v.name in self.data}
+        counting = [None if dims is None else dims[0] for dims in shapes.values() if dims is None or _is_free(dims[:1])]
+        if not counting:
+            return axes
+        names = {size for size in counting if size is not None}
+        for name, dims in shapes.items():
+            if dims is not None and not _is_free(dims[:1]):
+                free = [axis for axis, size in enumerate(dims) if _is_free((size,))]
+                of_samples = [axis for axis in free if dims[axis] is None or not names or dims[axis] in names]
+                axes[name] = of_samples[0] if len(free) == len(of_samples) == 1 else None
+        return axes
+
+    @cached_property
     def rate_type(self) -> np.dtype:
         """The type that the learning rate is fed in."""
         [rate] = [value for value in self.model.graph.input if value.name == RATE]
@@ -162,6 +182,11 @@ class StepModel:
     def beginning_with(self, state: Mapping[str, np.ndarray]) -> StepModel:
         """The step that begins with a state."""
         return replace(self, state=dict(state))
+
+
+def _is_free(size: tuple[int | str | None, ...]) -> bool:
+    """True if the size of an axis is not fixed. A scalar has no axis."""
+    return bool(size) and not isinstance(size[0], int)
 
 
 def _known(size: int | str | None) -> int | None:
