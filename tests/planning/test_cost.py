@@ -133,6 +133,17 @@ def test_sizes_that_are_none(sizes, error, says):
         refgrad.cost(parsed("g (float[N,?] x) => (float[N,?] y) { y = Neg(x) }"), sizes)
 
 
+def test_an_axis_is_called_by_its_input_too():
+    model = parsed("g (float[N,?] x) => (float[N,?] y) { y = Neg(x) }")
+    assert refgrad.cost(model, {"N": 2, "x[1]": 7}).flops == 14
+    assert refgrad.cost(model, {"x[0]": 3, "x[1]": 7}).flops == 21
+    with pytest.raises(UnknownNameError, match=r"no input has the dimension 'x\[2\]'"):
+        refgrad.cost(model, {"N": 2, "x[2]": 7})
+    fixed = parsed("g (float[4] x) => (float[4] y) { y = Neg(x) }")
+    with pytest.raises(UnknownNameError, match=r"no input has the dimension 'x\[0\]'"):
+        refgrad.cost(fixed, {"x[0]": 7})
+
+
 def test_any_size():
     model = parsed("g (float[N,?] x) => (float[N,?] y) { y = Neg(x) }")
     assert refgrad.cost(model, {"N": 2, "*": 5}).flops == 10
