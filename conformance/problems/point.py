@@ -392,26 +392,34 @@ def with_values(model: ModelProto, feeds: Mapping[str, Any]) -> tuple[ModelProto
 
 
 def with_computed_sizes(gradient: ModelProto, point: Point) -> ModelProto:
-    """The gradient; a cotangent's size that the model declares, and contradicts at the point, is unknown.
+    """The gradient; a cotangent's size that the model declares, and contradicts at the point, is unknown."""
+    named = point.named_by(gradient)
+    return without_wrong_sizes(gradient, {**named.feeds, **named.cotangents}, named.cotangents)
+
+
+def without_wrong_sizes(model: ModelProto, arrays: Mapping[str, Any], among: Collection[str]) -> ModelProto:
+    """The model; a declared size that arrays contradict is unknown, of the inputs and outputs `among` its own.
 
     Exporters write such sizes: an output of 2 elements is declared to have as many as there are samples.
+
+    :param arrays: by the names of inputs and outputs.
     """
-    named = point.named_by(gradient)
-    fed = {**named.feeds, **named.cotangents}
     sizes: dict[str, int] = {}
     wrong = []
-    for at, value in sorted(enumerate(gradient.graph.input), key=lambda one: one[1].name in named.cotangents):
+    values = [("input", at, value) for at, value in enumerate(model.graph.input)]
+    values += [("output", at, value) for at, value in enumerate(model.graph.output)]
+    for kind, at, value in sorted(values, key=lambda one: one[2].name in among):
         dims = value.type.tensor_type.shape.dim
-        for axis, (dim, size) in enumerate(zip(dims, np.shape(fed.get(value.name, 0)), strict=False)):
-            if size != (sizes.setdefault(dim.dim_param, size) if dim.dim_param else dim.dim_value or size):
-                wrong.append((at, axis))
-    wrong = [(at, axis) for at, axis in wrong if gradient.graph.input[at].name in named.cotangents]
+        for axis, (dim, size) in enumerate(zip(dims, np.shape(arrays.get(value.name, 0)), strict=False)):
+            expected = sizes.setdefault(dim.dim_param, size) if dim.dim_param else dim.dim_value or size
+            if size != expected and value.name in among:
+                wrong.append((kind, at, axis))
     if not wrong:
-        return gradient
+        return model
     changed = ModelProto()
-    changed.CopyFrom(gradient)
-    for at, axis in wrong:
-        changed.graph.input[at].type.tensor_type.shape.dim[axis].Clear()
+    changed.CopyFrom(model)
+    for kind, at, axis in wrong:
+        getattr(changed.graph, kind)[at].type.tensor_type.shape.dim[axis].Clear()
     return changed
 
 
