@@ -13,8 +13,9 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared, get_backend
-from refgrad.backends.base import load_model
 from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.model.external import Opened
+from refgrad.model.reading import read
 from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
@@ -64,7 +65,10 @@ class Training:
 
     def _prepared_for(self, model: ModelProto) -> Prepared:
         backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
-        return backend.prepare(model, **self.options)
+        source = self.step.opened(model)
+        if isinstance(source, Opened):
+            return backend.prepare_opened(source, **self.options)
+        return backend.prepare(source, **self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
         """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
@@ -200,6 +204,8 @@ class Training:
         were lifted out of attributes (`refgrad.lift_weights`) are written into the attributes of the original, or into the
         initializers of the lifted model, whichever is given.
 
+        External data is referenced, not read: save the result in the folder of the model.
+
         :param model: a model, which is not modified, or the path of one.
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
@@ -210,7 +216,7 @@ def written_back(
     model: ModelProto | str | os.PathLike[str], weights: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray]
 ) -> ModelProto:
     """A copy of `model` with these weights and running statistics, for inference: as `Training.write_to`."""
-    made, left = lower_weights(model if isinstance(model, ModelProto) else load_model(model), weights)
+    made, left = lower_weights(model if isinstance(model, ModelProto) else read(model, lift=False), weights)
     set_inference_mode(made)
     left = {**left, **statistics}
     return write_back(made, left) if left else made
