@@ -68,6 +68,9 @@ class Opened:
 ModelSource: TypeAlias = "ModelProto | Opened | str | os.PathLike[str]"
 
 
+PLACE_OF_DATA = "Give the path of a model in that folder: data_beside='model.onnx'"
+
+
 def place_of(model: ModelSource) -> str | os.PathLike[str]:
     """The path beside which the external data of a model lies; "" for a model in memory without one."""
     if isinstance(model, Opened):
@@ -464,7 +467,7 @@ def _refuse_place(tensor: TensorProto) -> None:
         raise _refusal(tensor, error) from error
 
 
-def refuse_external(tensor: TensorProto) -> None:
+def refuse_external(tensor: TensorProto, advice: str = "Give the path of the model") -> None:
     """Refuse a tensor whose values lie in a file, where no folder is known to look for it.
 
     :raises InvalidModelError: they do.
@@ -472,7 +475,7 @@ def refuse_external(tensor: TensorProto) -> None:
     if is_external(tensor):
         raise InvalidModelError(
             f"The values of tensor {_shown(tensor.name)} lie in a file, {_shown(_location(tensor))}, and only a model that is "
-            "read by its path has a folder to look in. Give the path of the model, or load it with its external data."
+            f"read by its path has a folder to look in. {advice}, or load it with its external data."
         )
 
 

@@ -20,7 +20,16 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.model.checks.malformed import explained
-from refgrad.model.external import ExternalData, Opened, array_of, dtype_of, is_external, place_of
+from refgrad.model.external import (
+    PLACE_OF_DATA,
+    ExternalData,
+    Opened,
+    array_of,
+    dtype_of,
+    is_external,
+    place_of,
+    refuse_external,
+)
 from refgrad.model.places import places
 from refgrad.model.reading import opened, read
 from refgrad.notices import notice
@@ -260,6 +269,7 @@ def merge_adapters(
         def rows(tensor: TensorProto) -> Callable[[slice], np.ndarray]:
             if isinstance(source, Opened) and is_external(tensor):
                 return partial(data.array, tensor)
+            refuse_external(tensor, PLACE_OF_DATA)
             return array_of(tensor).__getitem__
 
         sums = {name: np.concatenate([*one.sums(rows(tensors[name]))]) for name, one in merged.items()}

@@ -12,7 +12,16 @@ from onnx import ModelProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, counted, did_you_mean
 from refgrad.model.checks.malformed import explained
-from refgrad.model.external import ExternalData, ModelSource, Opened, array_of, place_of, values_of
+from refgrad.model.external import (
+    PLACE_OF_DATA,
+    ExternalData,
+    ModelSource,
+    Opened,
+    external_tensors,
+    place_of,
+    refuse_external,
+    values_of,
+)
 from refgrad.model.reading import opened, read
 from refgrad.notices import quiet
 from refgrad.parameters.weights import weights_of
@@ -147,6 +156,8 @@ def step_model(
     if trainable is not None and not len(trainable):
         raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
     whole = opened(model, data_beside)
+    for tensor in external_tensors(whole) if isinstance(whole, ModelProto) else ():
+        refuse_external(tensor, PLACE_OF_DATA)
     whole, chosen = trained(whole, trainable, freeze)
     model = read(whole)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
@@ -274,10 +285,7 @@ def _values_of(model: ModelSource, names: Sequence[str]) -> dict[str, np.ndarray
     """The values of these initializers. No other is read."""
     tensors = {tensor.name: tensor for tensor in read(model).graph.initializer}
     with ExternalData(place_of(model)) as data:
-        return {
-            name: array_of(tensors[name]) if isinstance(model, ModelProto) else values_of(tensors[name], data)
-            for name in names
-        }
+        return {name: values_of(tensors[name], data) for name in names}
 
 
 def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequence[str]) -> list[str]:
