@@ -37,7 +37,7 @@ from refgrad.links import Folders, with_data_in
 from refgrad.model import native
 from refgrad.model.checks.malformed import explained
 from refgrad.model.checks.recursion import refuse_growth, refuse_recursion
-from refgrad.model.external import ModelSource, Opened, links_leave, loaded
+from refgrad.model.external import ModelSource, Opened, links_leave, loaded, without_links
 from refgrad.model.reading import is_large, skeleton_of
 
 _MOST_SHAPES = 8  # of which memory is kept
@@ -230,11 +230,12 @@ class _Session(Local):
         # ONNX Runtime follows no link out of the folder of the model.
         source: str | bytes
         if isinstance(model, Opened):
-            if links_leave(proto, model.path) or not _finds_data():
-                proto = loaded(model)
+            if _finds_data():
+                made, folder = without_links(model)
+                options.add_session_config_entry(_DATA_FOLDER, folder)
+                source = _serialized(made)
             else:
-                options.add_session_config_entry(_DATA_FOLDER, os.path.abspath(model.path.parent))
-            source = _serialized(proto)
+                source = _serialized(loaded(model))
         elif _is_binary(model) and not links_leave(proto, model):
             source = os.fspath(model)
         else:

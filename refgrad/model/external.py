@@ -385,6 +385,25 @@ def values_of(tensor: TensorProto, data: ExternalData) -> np.ndarray:
     return data.array(tensor) if is_external(tensor) else array_of(tensor)
 
 
+def without_links(model: Opened) -> tuple[ModelProto, str]:
+    """The model with the places of its data in a folder, the second result, where no link leads to them.
+
+    :raises InvalidModelError: something may not be read.
+    """
+    folder = os.path.abspath(model.path.parent)
+    with ExternalData(model.path) as data:
+        if not any(data.is_linked(tensor) for tensor in external_tensors(model.proto)):
+            return model.proto, folder
+    made = ModelProto()
+    made.CopyFrom(model.proto)
+    entries = [e for tensor in external_tensors(made) for e in tensor.external_data if e.key == "location"]
+    files = {entry.value: os.path.realpath(os.path.join(folder, entry.value)) for entry in entries}
+    common = os.path.commonpath([os.path.dirname(file) for file in files.values()])
+    for entry in entries:
+        entry.value = Path(os.path.relpath(files[entry.value], common)).as_posix()
+    return made, common
+
+
 def is_external(tensor: TensorProto) -> bool:
     """True if the values of `tensor` lie in a file beside the model."""
     return tensor.data_location == TensorProto.EXTERNAL

@@ -14,7 +14,15 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.model import native
-from refgrad.model.external import ExternalData, ModelSource, Opened, array_of, is_external, refuse_unknown_type
+from refgrad.model.external import (
+    ExternalData,
+    ModelSource,
+    Opened,
+    array_of,
+    external_tensors,
+    is_external,
+    refuse_unknown_type,
+)
 from refgrad.model.places import lifted
 from refgrad.model.upgrading.nchwc import filters, in_layout, plain_layout
 from refgrad.model.upgrading.upgrade import spell_out_misplaced
@@ -109,7 +117,7 @@ def opened(model: ModelSource, data_beside: str | os.PathLike[str] | None = None
         return model
     proto = read(model, lift=False)
     if isinstance(model, ModelProto):
-        if data_beside is None:
+        if data_beside is None or not any(external_tensors(proto)):
             return proto
         path = Path(data_beside)
         copy = ModelProto()

@@ -59,11 +59,15 @@ class Training:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
         self._rate_type = self.step.rate_type
-        self._prepared = self._prepared_for(self.step.model)
+        self._prepared = self.prepared(self.step.model)
         self._evaluation: Prepared | None = None  # prepared where it is asked for
         self._run = self._prepared.recurrence(self.step.next, self.step.state)
 
-    def _prepared_for(self, model: ModelProto) -> Prepared:
+    def prepared(self, model: ModelProto) -> Prepared:
+        """A model of the same frozen weights, ready to run on the executor of the training.
+
+        :raises BackendError: the executor cannot run it.
+        """
         backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
         source = self.step.opened(model)
         if isinstance(source, Opened):
@@ -116,7 +120,7 @@ class Training:
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
         if self.step.evaluation is not None:
-            prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)
+            prepared = self._evaluation = self._evaluation or self.prepared(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | self.step.statistics_in(state)
         for batch in batches:

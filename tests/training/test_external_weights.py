@@ -322,6 +322,22 @@ def test_an_older_onnxruntime_gets_the_model_with_its_data(tmp_path: Path, monke
         _near(value, due[name])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_links_that_may_be_followed_lead_to_weights(backend: str, tmp_path: Path) -> None:
+    """The cache of the Hugging Face hub has links to files with other names."""
+    snapshot, blobs = (tmp_path / "models--a--b" / part for part in ("snapshots/1/onnx", "blobs"))
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    path = saved(network(), tmp_path / "m.onnx")
+    for file, blob in ((path, "12"), (tmp_path / "m.onnx.data", "34")):
+        os.rename(file, blobs / blob)
+        (snapshot / file.name).symlink_to(Path("../../../blobs", blob))
+    step = step_model(snapshot / "m.onnx", "cross_entropy", Adam(), trainable=["head.*"])
+    due = trained(step_model(network(), "cross_entropy", Adam(), trainable=["head.*"]), backend).weights
+    for name, value in trained(step, backend).weights.items():
+        (np.testing.assert_array_equal if backend == "numpy" else _near)(value, due[name])
+
+
 @pytest.mark.parametrize("shift", [0, 2])
 @pytest.mark.parametrize(
     "dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64], ids=lambda kind: kind.__name__
@@ -411,6 +427,22 @@ def test_running_statistics_in_a_file_are_read_and_written(tmp_path: Path, monke
     for name, value in due.items():
         np.testing.assert_array_equal(got[name], value)
     assert not np.array_equal(got["mean"], values(model)["mean"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_estimator_takes_the_path_of_a_model(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    from refgrad.training.estimators import OnnxRegressor
+
+    path = saved(network(), tmp_path / "m.onnx")
+    fed = data()
+    y = np.eye(CLASSES, dtype=np.float32)[fed["label"]]
+    found, due = (
+        OnnxRegressor(model, trainable=["head.*"], max_iter=3, random_state=0, backend=backend).fit(fed["x"], y)
+        for model in (path, network())
+    )
+    _near(found.predict(fed["x"]), due.predict(fed["x"]))
+    assert in_files(found.onnx_model_) == ["body.0.w", "body.1.w"]
 
 
 def test_the_cause_of_a_loss_that_is_not_finite_is_found_beside_weights_in_a_file(tmp_path: Path) -> None:
