@@ -133,7 +133,7 @@ class ExternalData:
 
         :raises InvalidModelError: this and what was loaded before are more than may be taken (`memory.at_most`).
         """
-        self._count(tensor)
+        self.count(tensor)
         tensor.raw_data = b"".join(self.chunks(tensor))
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
@@ -148,7 +148,7 @@ class ExternalData:
             whole.CopyFrom(tensor)
             self.load(whole)
             return array_of(whole) if rows is None else array_of(whole)[rows]
-        self._count(tensor)
+        self.count(tensor)
         shape, first = tuple(tensor.dims), 0
         if rows is not None:
             first, last, _ = rows.indices(shape[0])
@@ -185,10 +185,10 @@ class ExternalData:
         values = np.frombuffer(self._mapped[location], np.uint8, size, offset)
         return values.view(dtype_of(tensor)).reshape(tuple(tensor.dims))
 
-    def _count(self, tensor: TensorProto) -> None:
-        """Count the bytes of `tensor` that are read.
+    def count(self, tensor: TensorProto) -> None:
+        """Count the bytes of `tensor`, which is read or mapped.
 
-        :raises InvalidModelError: these and those before are more than may be taken.
+        :raises InvalidModelError: these and those before are more than may be taken (`memory.at_most`).
         """
         limit = allowed()
         if limit is None:

@@ -130,7 +130,9 @@ def opened(model: ModelSource, data_beside: str | os.PathLike[str] | None = None
             data.load(tensor)
         for tensor in filter(is_external, proto.graph.initializer):
             data.check(tensor)
-            if not _is_of_many(tensor):
+            if _is_of_many(tensor):
+                data.count(tensor)
+            else:
                 data.load(tensor)
     return Opened(proto, path) if any(map(is_external, proto.graph.initializer)) else proto
 

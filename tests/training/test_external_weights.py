@@ -13,19 +13,20 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
-from refgrad.backends import get_backend, wrap
+from refgrad.backends import available, get_backend, wrap
 from refgrad.cli import main
-from refgrad.errors import FeedError, InvalidModelError, TrainingError
+from refgrad.errors import FeedError, InvalidModelError, OptionError, TrainingError
 from refgrad.model.external import ExternalData, Opened, is_external
 from refgrad.model.reading import opened
 from refgrad.parameters.weights import weights
-from refgrad.training import SGD, Adam, Arrays, Run, Training, batches, lora, merge_adapters, step_model
+from refgrad.protos.memory import at_most
+from refgrad.training import SGD, Adam, Arrays, Run, Training, batches, lora, merge_adapters, save_trained, step_model
 from refgrad.training.steps import StepModel
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore:rank=8 is more than the weights")]
+pytestmark = pytest.mark.filterwarnings("ignore:rank=8 is more than the weights")
 
 SIZE, CLASSES = 160, 20  # vectors of more than 128 elements are not small
-BACKENDS = ["numpy", pytest.param("ort-cpu", marks=pytest.mark.stock)]
+BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 
 
 def network(dtype: np.dtype | type = np.float32) -> ModelProto:
@@ -262,16 +263,9 @@ def test_data_outside_of_the_folder_is_not_read(location: str, tmp_path: Path) -
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = location
-    for backend in ("numpy", "ort-cpu"):
-        if get_backend_or_none(backend):
-            with pytest.raises(InvalidModelError, match="cannot be used"):
-                Training(step, 0.1, backend)
-
-
-def get_backend_or_none(name: str) -> bool:
-    from refgrad.backends import backends
-
-    return backends()[name] is None
+    for backend in BACKENDS:
+        with pytest.raises(InvalidModelError, match="cannot be used"):
+            Training(step, 0.1, backend)
 
 
 def test_a_model_in_memory_needs_the_place_of_its_data(tmp_path: Path) -> None:
@@ -310,7 +304,7 @@ def test_another_executor_gets_the_model_with_its_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.weights["head.w"], own.weights["head.w"])
 
 
-@pytest.mark.stock
+@pytest.mark.skipif("ort-cpu" not in BACKENDS, reason="onnxruntime is not installed")
 def test_an_older_onnxruntime_gets_the_model_with_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from refgrad.backends import onnxruntime
 
@@ -320,6 +314,29 @@ def test_an_older_onnxruntime_gets_the_model_with_its_data(tmp_path: Path, monke
     monkeypatch.setattr(onnxruntime, "_KNOWS_DATA_FOLDER", (99, 0))
     for name, value in trained(step, "ort-cpu").weights.items():
         _near(value, due[name])
+
+
+def test_a_result_is_of_the_model_that_was_trained(tmp_path: Path) -> None:
+    path = saved(network(), tmp_path / "m.onnx")
+    training = trained(step_model(path, "cross_entropy", SGD(), trainable=["head.*"]))
+    assert save_trained(training, path, tmp_path / "made.onnx", path) == tmp_path / "made.onnx.data"
+    for name, value in values(onnx.load(tmp_path / "made.onnx")).items():
+        np.testing.assert_array_equal(value, training.weights.get(name, values(network())[name]))
+    other = onnx.load(path, load_external_data=False)
+    other.graph.initializer[2].dims[:] = [CLASSES, SIZE]
+    with pytest.raises(
+        OptionError, match=r"has 'head.w' as float32\[160, 20\], and the model has it as float32\[20, 160\]"
+    ):
+        save_trained(training, other, tmp_path / "other.onnx", path)
+    with pytest.raises(OptionError, match="has no adapters"):
+        save_trained(training, path, tmp_path / "other.onnx", path, merge=True)
+    assert not (tmp_path / "other.onnx").exists()
+
+
+def test_weights_in_a_file_count_as_memory(tmp_path: Path) -> None:
+    path = saved(network(), tmp_path / "m.onnx")
+    with at_most(150_000), pytest.raises(InvalidModelError, match=r"takes 204800 bytes, and max_memory is 150000"):
+        step_model(path, "cross_entropy", trainable=["head.*"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
