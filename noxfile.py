@@ -429,6 +429,7 @@ def benchmarks(session: nox.Session) -> None:
     for script in (
         "import_time",
         "memory",
+        "training_memory",
         "recompute",
         "quantized_weights",
         "depth",

@@ -16,7 +16,7 @@ from onnx import helper
 
 from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, did_you_mean
 from refgrad.links import Folders, with_data_in
-from refgrad.model.external import external_tensors, load, refuse_external
+from refgrad.model.external import Opened, external_tensors, load, loaded, refuse_external
 from refgrad.model.places import lifted
 from refgrad.model.reading import read
 from refgrad.protos.types import dimension
@@ -364,3 +364,10 @@ class Backend(ABC):
 
         Raises InvalidModelError if it is not a model and BackendError if this executor cannot run it.
         """
+
+    def prepare_opened(self, model: Opened, **options: Any) -> Prepared:
+        """Make a model ready to run whose external data lies beside a path. Here the data is loaded.
+
+        Raises what `prepare` raises.
+        """
+        return self.prepare(loaded(model), **options)

@@ -37,7 +37,7 @@ from refgrad.links import Folders, with_data_in
 from refgrad.model import native
 from refgrad.model.checks.malformed import explained
 from refgrad.model.checks.recursion import refuse_growth, refuse_recursion
-from refgrad.model.external import links_leave
+from refgrad.model.external import ModelSource, Opened, links_leave, loaded, without_links
 from refgrad.model.reading import is_large, skeleton_of
 
 _MOST_SHAPES = 8  # of which memory is kept
@@ -50,6 +50,9 @@ _LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 SLEEPING = {"session.intra_op.allow_spinning": "0"}  # between runs threads leave the processor to others
+# Weights that are mapped from their files: for products ONNX Runtime would keep a copy in another layout for each node.
+_MAPPING = {"session.disable_prepacking": "1"}
+_DATA_FOLDER, _KNOWS_DATA_FOLDER = "session.model_external_initializers_file_folder_path", (1, 21)
 _FATAL_SEVERITY = 4  # errors are raised: they are not written to stderr as well
 
 
@@ -85,7 +88,7 @@ class CpuBackend(Backend):
     @explained
     def prepare(
         self,
-        model: ModelLike,
+        model: ModelSource,
         threads: int | None = None,
         optimization: str = "all",
         without: Collection[str] = (),
@@ -118,6 +121,13 @@ class CpuBackend(Backend):
                     f"{name}={entries!r}: every name and every value must be a string, as in onnxruntime."
                 )
         return _Session(self, model, threads, optimization, tuple(without), settings, of_provider)
+
+    def prepare_opened(self, model: Opened, **options: Any) -> Prepared:
+        """Open a session that maps the weights of `model` from their files, and makes no copies of them in another layout.
+
+        Raises what `prepare` raises.
+        """
+        return self.prepare(model, **options)
 
     def _device(self) -> str:
         return "CPU"
@@ -180,7 +190,7 @@ class _Session(Local):
     def __init__(
         self,
         backend: CpuBackend,
-        model: ModelLike,
+        model: ModelSource,
         threads: int | None,
         optimization: str = "all",
         without: tuple[str, ...] = (),
@@ -189,7 +199,7 @@ class _Session(Local):
     ) -> None:
         import onnxruntime
 
-        proto = load_model(model, external_data=False)
+        proto = model.proto if isinstance(model, Opened) else load_model(model, external_data=False)
         refuse_recursion(proto.functions)  # ONNX Runtime writes calls out, however many nodes that makes
         refuse_growth(proto)
         try:
@@ -208,7 +218,8 @@ class _Session(Local):
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        for entry in (config or {}).items():
+        config = {**_MAPPING, **(config or {})} if isinstance(model, Opened) else config or {}
+        for entry in config.items():
             options.add_session_config_entry(*entry)
         if threads is not None:
             options.intra_op_num_threads = threads
@@ -217,9 +228,18 @@ class _Session(Local):
         providers = [(first, dict(provider_options)) if provider_options else first, *others]
         left_out = {"disabled_optimizers": list(without)} if without else {}
         # ONNX Runtime follows no link out of the folder of the model.
-        source = (
-            os.fspath(model) if _is_binary(model) and not links_leave(proto, model) else _serialized(load_model(model))
-        )
+        source: str | bytes
+        if isinstance(model, Opened):
+            if _finds_data():
+                made, folder = without_links(model)
+                options.add_session_config_entry(_DATA_FOLDER, folder)
+                source = _serialized(made)
+            else:
+                source = _serialized(loaded(model))
+        elif _is_binary(model) and not links_leave(proto, model):
+            source = os.fspath(model)
+        else:
+            source = _serialized(load_model(model))
         try:
             self._session = onnxruntime.InferenceSession(source, options, providers=providers, **left_out)
         except Exception as error:
@@ -448,6 +468,13 @@ def _to_numpy(value: Any) -> Any:
 def _bits(dtype: np.dtype[Any]) -> int:
     info = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
     return int(info(dtype).bits)
+
+
+def _finds_data() -> bool:
+    """True if this release can be told the folder of external data. An older one would look into the current folder."""
+    import onnxruntime
+
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= _KNOWS_DATA_FOLDER
 
 
 def _is_binary(model: ModelLike) -> TypeGuard[str | os.PathLike[str]]:

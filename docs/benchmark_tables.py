@@ -137,6 +137,17 @@ BENCHMARKS = (
         "Peak of `gradient()` beyond what the caller holds. Goal: at most 1.2 of the weights; under 100 MiB for a path.",
     ),
     (
+        "Memory of a training beside frozen weights",
+        "training_memory",
+        "The peak of `refgrad train` with Adam and 32 samples per step, where the weights lie in a file beside the model: "
+        "low-rank adapters of all weights, or the head alone, and the trained model written to a file "
+        "(benchmarks/training_memory.py). The peak is the resident memory of the largest process of the command. Pages of the "
+        "file that the runtime maps count in full, though other processes share them and the system can drop them. So do "
+        'Python and the libraries, about 110 MiB. "predicted MiB" is what `refgrad.cost` predicts for a step: activations, '
+        'trained weights and states, and data. "ratio" is the peak without them, divided by the weights. '
+        "Each run checks that only the trained weights differ in the result. Goal: at most 1.6.",
+    ),
+    (
         "Depth",
         "depth",
         "`gradient()` and the interpreter as a model gets ten times as deep: a chain of nodes, and a Scan and a Loop that make "

@@ -11,7 +11,6 @@ import onnx
 from refgrad.backends.base import (
     Backend,
     Local,
-    ModelLike,
     check_feeds,
     check_outputs,
     graph_inputs,
@@ -25,6 +24,7 @@ from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
 from refgrad.links import Folders, with_data_in
 from refgrad.model.checks.malformed import explained
+from refgrad.model.external import ExternalData, ModelSource, Opened, place_of
 from refgrad.model.inlining.inline import inline_functions
 from refgrad.model.reading import read
 from refgrad.protos.memory import allowed, at_most
@@ -45,7 +45,7 @@ class NumpyBackend(Backend):
     @explained
     def prepare(
         self,
-        model: ModelLike,
+        model: ModelSource,
         precision: str | Declared | None = None,
         bits: int | None = None,
         max_memory: int | None = None,
@@ -83,11 +83,20 @@ class NumpyBackend(Backend):
             raise OptionError(
                 f"max_memory={max_memory!r} is not a number of bytes above 0. Give one, or None for no limit."
             )
-        with at_most(max_memory):
-            proto = read(load_model(model), sort=False)
+        with at_most(max_memory), ExternalData(place_of(model)) as data:
+            is_opened = isinstance(model, Opened)
+            proto = read(model if isinstance(model, Opened) else load_model(model), sort=False)
             if proto.functions:
                 proto = _inlined(proto)
-            return NumpyModel(proto, chosen if bits is None else Rounded(bits), allowed())
+            precision = chosen if bits is None else Rounded(bits)
+            return NumpyModel(proto, precision, allowed(), data if is_opened else None)
+
+    def prepare_opened(self, model: Opened, **options: Any) -> NumpyModel:
+        """Plan `model` for runs. Its weights are mapped into memory: they stay in their files.
+
+        Raises what `prepare` raises.
+        """
+        return self.prepare(model, **options)
 
 
 def _is_size(value: object) -> bool:
@@ -103,14 +112,20 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 class NumpyModel(Local):
     """A planned model."""
 
-    def __init__(self, model: onnx.ModelProto, precision: Declared, max_memory: int | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        precision: Declared,
+        max_memory: int | None = None,
+        data: ExternalData | None = None,
+    ) -> None:
         opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
         self.inputs = tuple(precision.value(value) for value in graph_inputs(model.graph))
         self.outputs = tuple(precision.value(value) for value in graph_outputs(model.graph))
         self._precision = precision
         self._max_memory = max_memory
         scope = Scope(opsets, precision, plan_graph, plan_function, limit=max_memory)
-        self._plan = plan_graph(model.graph, scope, nested=False)
+        self._plan = plan_graph(model.graph, scope, nested=False, data=data)
 
     @np.errstate(all="ignore")
     def run(

@@ -23,7 +23,7 @@ from refgrad.backends.numpy.memory import ARRAYS, WATCH, Progress, nbytes, owner
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, in_tuple
 from refgrad.errors import BackendError, InvalidModelError, RefgradError
-from refgrad.model.external import array_of
+from refgrad.model.external import ExternalData, array_of, is_external
 from refgrad.protos.memory import allowed
 from refgrad.protos.traverse import ReadsAndWrites, positions_needed, topological_positions
 
@@ -322,9 +322,17 @@ class _Lives:
         return tuple(name for name in names if self._last_read[name] == index)
 
 
-def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> PlannedGraph:
-    """Plan a graph. A nested graph may read values of the graphs around it."""
-    constants = {t.name: _frozen(scope.precision.tensor(t)) for t in graph.initializer}
+def plan_graph(
+    graph: onnx.GraphProto, scope: Scope, nested: bool = True, data: ExternalData | None = None
+) -> PlannedGraph:
+    """Plan a graph. A nested graph may read values of the graphs around it. `data` maps initializers that lie in files."""
+
+    def value(tensor: onnx.TensorProto) -> Any:
+        if data is not None and is_external(tensor):
+            return scope.precision.array(data.mapped(tensor))
+        return scope.precision.tensor(tensor)
+
+    constants = {tensor.name: _frozen(value(tensor)) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
     inputs, outputs = [i.name for i in graph.input], [o.name for o in graph.output]

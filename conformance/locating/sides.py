@@ -35,6 +35,7 @@ from refgrad.errors import (
     of_type,
     raised,
 )
+from refgrad.model.external import ModelSource
 from refgrad.worker import Worker
 
 PRECISIONS = ("float16", "bfloat16", "float32", "float64")
@@ -213,5 +214,5 @@ class _PreparedGuarded(Prepared):
 class _InDouble(NumpyBackend):
     """The interpreter in double: the model stays as it is."""
 
-    def prepare(self, model: ModelLike, *arguments: Any, **options: Any) -> NumpyModel:
+    def prepare(self, model: ModelSource, *arguments: Any, **options: Any) -> NumpyModel:
         return super().prepare(model, precision="float64")

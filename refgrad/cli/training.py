@@ -12,7 +12,6 @@ import typer
 from onnx import ModelProto
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from refgrad.backends.base import load_model
 from refgrad.cli.commands import choice
 from refgrad.cli.numbers import number
 from refgrad.cli.options import Backend, Json, Model, Result, Seed, names, with_conventions, with_groups
@@ -20,16 +19,18 @@ from refgrad.cli.output import AGREES, INTERRUPTED, Files, is_quiet, print_json,
 from refgrad.conformance.problems.systems.executors import get_executor
 from refgrad.errors import FeedError, OptionError, TrainingError, counted
 from refgrad.interruption import OutOfTime
+from refgrad.model.reading import read
 from refgrad.model.writing import replacing, save_gradient
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
-from refgrad.training.adapters import adapters_of, merge_adapters
+from refgrad.training.adapters import adapters_of
 from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.data import Arrays, Data, open_data
 from refgrad.training.losses import LOSSES
 from refgrad.training.optimizers import OPTIMIZERS, Optimizer, optimizer_class
 from refgrad.training.precision import DYNAMIC
 from refgrad.training.runs import Run
+from refgrad.training.saving import save_trained
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, step_model
 from refgrad.training.steps import StepModel
@@ -441,7 +442,7 @@ def train(
 ) -> None:
     """Train MODEL on data, and write it with its new weights."""
     chosen = update.by(optimizer)
-    proto, trainable = _with_adapters(load_model(model), weights, seed)
+    proto, trainable = _with_adapters(read(model, lift=False), weights, seed)
     step = _step(
         proto,
         objective,
@@ -451,6 +452,7 @@ def train(
         trainable=trainable,
         freeze=names(weights.freeze),
         seed=seed,
+        data_beside=model,
         **conventions,
     )
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
@@ -472,8 +474,7 @@ def train(
         raise OutOfTime(f"{said} {_left(run)}") from over
     except TrainingError as error:
         raise TrainingError(f"{error} {str(output)!r} is not written. {_left(run)}") from error
-    trained = training.write_to(proto)
-    data_file = save_gradient(merge_adapters(trained) if weights.lora else trained, output, model)
+    data_file = save_trained(training, proto, output, model, merge=bool(weights.lora))
     result = _result(run, output, data, data_file)
     if as_json:
         print_json(result)
@@ -512,7 +513,7 @@ def training_model(
     """
     label = "label" if objective.label is None else objective.label
     step = _step(
-        load_model(model), objective, update.by(optimizer), update, layers, trainable=names(trainable),
+        model, objective, update.by(optimizer), update, layers, trainable=names(trainable),
         freeze=names(freeze), label=label, seed=seed, **conventions,
     )  # fmt: skip
     save_gradient(step.model, output, model)
@@ -541,7 +542,7 @@ def _with_adapters(model: ModelProto, weights: WeightOptions, seed: int) -> tupl
 
 
 def _step(
-    model: ModelProto,
+    model: ModelProto | Path,
     objective: ObjectiveOptions,
     optimizer: Optimizer,
     update: UpdateOptions,

@@ -8,15 +8,19 @@ check and the reading changes nothing.
 
 from __future__ import annotations
 
+import io
 import math
+import mmap
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -32,7 +36,7 @@ _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 _PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message
 _COPIED, _GREAT = 1 << 18, 1 << 28  # bytes: to learn the length of raw data is to copy it
 _KEYS = ("location", "offset", "length")
-_CHUNK = 1 << 24
+_CHUNK = 1 << 20
 _SHOWN = 200  # characters of a name in a message
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # of a file; onnx's checker fails at longer ones
 _PUT_BACK = "Put the data file back beside the model."
@@ -53,6 +57,27 @@ _PACKED: dict[int, int] = {  # bits of an element, where several share a byte
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model in memory whose external data stays in files beside `path`, the path of the model that it was made of."""
+
+    proto: ModelProto
+    path: Path
+
+
+ModelSource: TypeAlias = "ModelProto | Opened | str | os.PathLike[str]"
+
+
+PLACE_OF_DATA = "Give the path of a model in that folder: data_beside='model.onnx'"
+
+
+def place_of(model: ModelSource) -> str | os.PathLike[str]:
+    """The path beside which the external data of a model lies; "" for a model in memory without one."""
+    if isinstance(model, Opened):
+        return model.path
+    return "" if isinstance(model, ModelProto) else model
+
+
 class ExternalData:
     """The external data of the model at `path`. Use it in `with`: it keeps the last file open.
 
@@ -66,6 +91,7 @@ class ExternalData:
         self._size = 0
         self._loaded = 0
         self._is_linked = False
+        self._mapped: dict[str, mmap.mmap] = {}
 
     def __enter__(self) -> ExternalData:
         return self
@@ -107,18 +133,73 @@ class ExternalData:
 
         :raises InvalidModelError: this and what was loaded before are more than may be taken (`memory.at_most`).
         """
-        limit = allowed()
-        if limit is not None:
-            self.check(tensor)
-            self._loaded += _bytes_of(tensor)
-            if self._loaded > limit:
-                raise InvalidModelError(
-                    f"With tensor {_shown(tensor.name)} the external data of {str(self._model)!r} takes {self._loaded} bytes, "
-                    f"and max_memory is {limit}. Give it more, or do not take this model."
-                )
+        self.count(tensor)
         tensor.raw_data = b"".join(self.chunks(tensor))
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
+
+    def array(self, tensor: TensorProto, rows: slice | None = None) -> np.ndarray:
+        """The values of `tensor`, read into memory once, or only these rows of its first axis.
+
+        :raises InvalidModelError: as `load`.
+        """
+        if not _lies_as_array(tensor):
+            whole = TensorProto()
+            whole.CopyFrom(tensor)
+            self.load(whole)
+            return array_of(whole) if rows is None else array_of(whole)[rows]
+        self.count(tensor)
+        shape, first = tuple(tensor.dims), 0
+        if rows is not None:
+            first, last, _ = rows.indices(shape[0])
+            shape = (last - first, *shape[1:])
+        array = np.empty(shape, dtype_of(tensor))
+        left = array.reshape(-1).view(np.uint8).data
+        try:
+            offset, _ = self._extent(tensor)
+            file = io.FileIO(self._file, closefd=False)
+            file.seek(offset + first * math.prod(shape[1:]) * array.itemsize)
+            while left:
+                count = file.readinto(left[:_CHUNK])
+                if not count:
+                    raise _UnusableError("the file became shorter while it was read", "Read the model again.")
+                left = left[count:]
+        except _UnusableError as error:
+            raise self._refusal(tensor, error) from error
+        return array
+
+    def mapped(self, tensor: TensorProto) -> np.ndarray:
+        """The values of `tensor` where they lie in their file, mapped into memory, or a copy of a few. They are read-only.
+
+        The file must not be written to as long as the array is used. Replacing it changes nothing.
+        """
+        try:
+            offset, size = self._extent(tensor)
+            if not _lies_as_array(tensor) or size < _COPIED or offset % dtype_of(tensor).itemsize:
+                return _frozen(self.array(tensor))
+            location = _location(tensor)
+            if location not in self._mapped:
+                self._mapped[location] = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+        except _UnusableError as error:
+            raise self._refusal(tensor, error) from error
+        values = np.frombuffer(self._mapped[location], np.uint8, size, offset)
+        return values.view(dtype_of(tensor)).reshape(tuple(tensor.dims))
+
+    def count(self, tensor: TensorProto) -> None:
+        """Count the bytes of `tensor`, which is read or mapped.
+
+        :raises InvalidModelError: these and those before are more than may be taken (`memory.at_most`).
+        """
+        limit = allowed()
+        if limit is None:
+            return
+        self.check(tensor)
+        self._loaded += _bytes_of(tensor)
+        if self._loaded > limit:
+            raise InvalidModelError(
+                f"With tensor {_shown(tensor.name)} the external data of {str(self._model)!r} takes {self._loaded} bytes, "
+                f"and max_memory is {limit}. Give it more, or do not take this model."
+            )
 
     def _refusal(self, tensor: TensorProto, error: _UnusableError) -> InvalidModelError:
         return _refusal(tensor, error, f" of {str(self._model)!r}" if self._model.name else "")
@@ -273,6 +354,17 @@ def load(model: ModelProto, path: str | os.PathLike[str], tensors: Iterable[Tens
             data.load(tensor)
 
 
+def loaded(model: Opened) -> ModelProto:
+    """A copy of the model with its data in memory.
+
+    :raises InvalidModelError: something may not be read, or does not fit its tensor.
+    """
+    whole = ModelProto()
+    whole.CopyFrom(model.proto)
+    load(whole, model.path)
+    return whole
+
+
 def links_leave(model: ModelProto, path: str | os.PathLike[str]) -> bool:
     """True if a link leads to external data outside of the real folder of the model at `path` (with links resolved).
 
@@ -283,6 +375,33 @@ def links_leave(model: ModelProto, path: str | os.PathLike[str]) -> bool:
         linked = {_location(tensor) for tensor in external_tensors(model) if data.is_linked(tensor)}
     files = (Path(os.path.realpath(Path(path).parent / location)) for location in linked)
     return not all(file.is_relative_to(folder) for file in files)
+
+
+def values_of(tensor: TensorProto, data: ExternalData) -> np.ndarray:
+    """The values of a tensor, wherever they lie. The array may be read-only.
+
+    :raises InvalidModelError: its type is unknown, or its data cannot be used.
+    """
+    return data.array(tensor) if is_external(tensor) else array_of(tensor)
+
+
+def without_links(model: Opened) -> tuple[ModelProto, str]:
+    """The model with the places of its data in a folder, the second result, where no link leads to them.
+
+    :raises InvalidModelError: something may not be read.
+    """
+    folder = os.path.abspath(model.path.parent)
+    with ExternalData(model.path) as data:
+        if not any(data.is_linked(tensor) for tensor in external_tensors(model.proto)):
+            return model.proto, folder
+    made = ModelProto()
+    made.CopyFrom(model.proto)
+    entries = [e for tensor in external_tensors(made) for e in tensor.external_data if e.key == "location"]
+    files = {entry.value: os.path.realpath(os.path.join(folder, entry.value)) for entry in entries}
+    common = os.path.commonpath([os.path.dirname(file) for file in files.values()])
+    for entry in entries:
+        entry.value = Path(os.path.relpath(files[entry.value], common)).as_posix()
+    return made, common
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -367,7 +486,7 @@ def _refuse_place(tensor: TensorProto) -> None:
         raise _refusal(tensor, error) from error
 
 
-def refuse_external(tensor: TensorProto) -> None:
+def refuse_external(tensor: TensorProto, advice: str = "Give the path of the model") -> None:
     """Refuse a tensor whose values lie in a file, where no folder is known to look for it.
 
     :raises InvalidModelError: they do.
@@ -375,7 +494,7 @@ def refuse_external(tensor: TensorProto) -> None:
     if is_external(tensor):
         raise InvalidModelError(
             f"The values of tensor {_shown(tensor.name)} lie in a file, {_shown(_location(tensor))}, and only a model that is "
-            "read by its path has a folder to look in. Give the path of the model, or load it with its external data."
+            f"read by its path has a folder to look in. {advice}, or load it with its external data."
         )
 
 
@@ -390,6 +509,17 @@ def array_of(tensor: TensorProto) -> np.ndarray:
         return numpy_helper.to_array(tensor)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidModelError(f"Tensor {tensor.name!r} cannot be read: {error}. Export the model again.") from error
+
+
+def _lies_as_array(tensor: TensorProto) -> bool:
+    """True if an array can share the memory of a tensor: each element has bytes of its own."""
+    refuse_unknown_type(tensor)
+    return tensor.data_type not in _PACKED and tensor.data_type != TensorProto.STRING and sys.byteorder == "little"
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
 
 
 def _entries(tensor: TensorProto) -> tuple[str, int, int | None]:
@@ -418,6 +548,13 @@ def _parts(location: str) -> list[str]:
     if max(len(part.encode(errors="replace")) for part in parts) > _LONGEST_NAME or len(location) > _LONGEST_PATH:
         raise _UnusableError("no file can have so long a name", _EXPORT)
     return parts
+
+
+def size_in_model(tensor: TensorProto) -> int:
+    """How many bytes the numbers of a tensor take in the file of a model, about."""
+    if is_external(tensor) or tensor.data_type not in KNOWN or tensor.data_type == TensorProto.STRING:
+        return 0
+    return _bytes_of(tensor)
 
 
 def _bytes_of(tensor: TensorProto) -> int:

@@ -14,7 +14,15 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.model import native
-from refgrad.model.external import ExternalData, array_of, is_external, refuse_unknown_type
+from refgrad.model.external import (
+    ExternalData,
+    ModelSource,
+    Opened,
+    array_of,
+    external_tensors,
+    is_external,
+    refuse_unknown_type,
+)
 from refgrad.model.places import lifted
 from refgrad.model.upgrading.nchwc import filters, in_layout, plain_layout
 from refgrad.model.upgrading.upgrade import spell_out_misplaced
@@ -39,9 +47,7 @@ _LONG_PATH = 300  # the most characters of a path that a message repeats in full
 _LARGE = 1024  # bytes; a larger initializer holds weights, a smaller one may hold the axes or the shape for an operator
 
 
-def read(
-    model: ModelProto | str | os.PathLike[str], *, weights: bool = True, sort: bool = True, lift: bool = True
-) -> ModelProto:
+def read(model: ModelSource, *, weights: bool = True, sort: bool = True, lift: bool = True) -> ModelProto:
     """The given model, or the model in the given file.
 
     The external data of initializers is checked, but not loaded.
@@ -59,6 +65,8 @@ def read(
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
         return _settled(model, sort, lift and weights)
+    if isinstance(model, Opened):
+        return _settled(model.proto, sort, lift and weights)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
@@ -97,6 +105,36 @@ def read(
             for tensor in filter(is_external, filters(proto)):
                 data.load(tensor)
     return _settled(proto, sort, lift and weights)
+
+
+def opened(model: ModelSource, data_beside: str | os.PathLike[str] | None = None) -> ModelProto | Opened:
+    """The model with its large initializers where they lie, in memory or in files. Small ones, and other tensors, are loaded.
+
+    :param data_beside: the path of a model beside which the external data of `model` lies, if `model` is in memory.
+    :raises InvalidModelError: there is no model, or its external data cannot be used.
+    """
+    if isinstance(model, Opened):
+        return model
+    proto = read(model, lift=False)
+    if isinstance(model, ModelProto):
+        if data_beside is None or not any(external_tensors(proto)):
+            return proto
+        path = Path(data_beside)
+        copy = ModelProto()
+        copy.CopyFrom(proto)
+        proto = copy
+    else:
+        path = Path(model)
+    with ExternalData(path) as data:
+        for tensor in filter(is_external, tensors_without_initializers(proto)):
+            data.load(tensor)
+        for tensor in filter(is_external, proto.graph.initializer):
+            data.check(tensor)
+            if _is_of_many(tensor):
+                data.count(tensor)
+            else:
+                data.load(tensor)
+    return Opened(proto, path) if any(map(is_external, proto.graph.initializer)) else proto
 
 
 def _settled(model: ModelProto, sort: bool, lift: bool) -> ModelProto:
@@ -230,7 +268,11 @@ def _is_repeated(importing: ModelProto | FunctionProto) -> bool:
 
 def is_large(tensor: TensorProto) -> bool:
     """True if a tensor is large: a large tensor holds weights, a small one may hold the axes or the shape for an operator."""
-    return is_external(tensor) or math.prod(tensor.dims) * 8 > _LARGE
+    return is_external(tensor) or _is_of_many(tensor)
+
+
+def _is_of_many(tensor: TensorProto) -> bool:
+    return math.prod(tensor.dims) * 8 > _LARGE
 
 
 def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:

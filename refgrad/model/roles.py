@@ -247,7 +247,8 @@ def role_of(tensor: TensorProto, reads: tuple[Read, ...], values: Callable[[], n
         if generated and _is_filled(values()):
             return "constant"  # the exporter's own ones and zeros, where the layer's weights are applied elsewhere
         angles = all(read.op_type in ("MatMul", "Einsum", "Gather") for read in reads)
-        return "constant" if angles and _is_progression(values()) else "parameter"
+        is_short = _size(tensor) <= _LONGEST_PROGRESSION  # a larger one is not read
+        return "constant" if angles and is_short and _is_progression(values()) else "parameter"
     if _size(tensor) <= 1:
         is_bias = any(read.op_type in traits.SUMS and read.added_to in _WITH_BIAS for read in reads)
         return "parameter" if is_bias and tensor.dims else "scalar"

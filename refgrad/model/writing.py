@@ -8,18 +8,21 @@ import os
 import reprlib
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
+from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import set_external_data
 
 from refgrad.errors import InvalidModelError, OutputFileError
 from refgrad.model import native
-from refgrad.model.external import ExternalData, external_tensors, files_beside, is_external
+from refgrad.model.external import ExternalData, external_tensors, files_beside, is_external, size_in_model
 from refgrad.protos.inputs import is_regular, open_regular
+from refgrad.protos.traverse import tensors_without_initializers
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _INLINE = 1024  # bytes; smaller initializers stay in the model
@@ -93,26 +96,38 @@ def save_made(
     return None
 
 
-def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:
+def save_gradient(
+    gradient: ModelProto,
+    path: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    values: Mapping[str, Iterable[np.ndarray]] | None = None,
+) -> Path | None:
     """Write the gradient of the model at `source`. Return the data file that was written beside it, or None.
 
     External data of `source` is referenced if both models are in the same folder. Otherwise the tensors that the gradient
     needs are copied into `<path>.data`. Tensors behind a link are copied, too, because runtimes refuse to follow a link out of
     the folder; so are the weights of a result over 2 GB. `gradient` is modified.
 
+    :param values: new values of initializers whose values lie in a file, by name, as arrays that follow each other. They are
+        written into `<path>.data`.
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
     target, origin = writable(path), Path(source)
     data = data_file_of(target)
     refuse_replacing([target, data], models=[origin])
-    beside = list(external_tensors(gradient))
-    moved = beside and (target.parent.resolve() != origin.parent.resolve() or _is_linked(beside, origin))
-    if not moved and gradient.ByteSize() <= _PROTOBUF_LIMIT:
+    values = values or {}
+    new = [tensor for tensor in gradient.graph.initializer if tensor.name in values]
+    kept = [tensor for tensor in gradient.graph.initializer if tensor.name not in values]
+    beside = [*filter(is_external, (*kept, *tensors_without_initializers(gradient)))]
+    if target.parent.resolve() == origin.parent.resolve() and not _is_linked(beside, origin):
+        beside = []
+    inner = [*kept, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
+    inner = [tensor for tensor in inner if not is_external(tensor)]
+    if not beside and not new and (whole := _serialized(gradient, inner)) is not None:
         with replacing(target) as file:
-            file.write_bytes(gradient.SerializeToString())
+            file.write_bytes(whole)
         return None
-    large = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
-    large = [tensor for tensor in large if not is_external(tensor) and len(tensor.raw_data) > _INLINE]
+    large = [tensor for tensor in inner if len(tensor.raw_data) > _INLINE]
     with (
         _kept_unless_both(data),
         replacing(target) as file,
@@ -120,10 +135,25 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
         ExternalData(origin) as source_data,
     ):
         with data_file.open("wb") as out:
-            for tensor in (*beside, *large):
-                _move(tensor, source_data, out, data.name)
+            for tensor in beside:
+                _move(tensor, source_data.chunks(tensor), out, data.name)
+            for tensor in large:
+                _move(tensor, [tensor.raw_data], out, data.name)
+            for tensor in new:
+                _move(tensor, map(_bytes, values[tensor.name]), out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+def _serialized(model: ModelProto, inner: Iterable[TensorProto]) -> bytes | None:
+    """The bytes of a model; None if they are too many for a file. `inner` are its tensors that lie in it."""
+    if sum(size_in_model(tensor) for tensor in inner) > _PROTOBUF_LIMIT:
+        return None
+    try:
+        whole: bytes = model.SerializeToString()
+    except (EncodeError, ValueError):  # of more than 2 GB
+        return None
+    return whole if len(whole) <= _PROTOBUF_LIMIT else None
 
 
 def _is_linked(tensors: Iterable[TensorProto], model: Path) -> bool:
@@ -292,11 +322,15 @@ def _data_files(model: Path) -> set[Path]:
         return set()
 
 
-def _move(tensor: TensorProto, data: ExternalData, out: BinaryIO, location: str) -> None:
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _move(tensor: TensorProto, chunks: Iterable[bytes | memoryview], out: BinaryIO, location: str) -> None:
     """Append the bytes of a tensor to `out` and let the tensor refer to them."""
     out.write(b"\0" * (-out.tell() % _PAGE))
     offset = out.tell()
-    for chunk in data.chunks(tensor) if is_external(tensor) else [tensor.raw_data]:
+    for chunk in chunks:
         out.write(chunk)
     tensor.raw_data = b""
     set_external_data(tensor, location, offset, out.tell() - offset)

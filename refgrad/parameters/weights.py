@@ -15,7 +15,17 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.markup import html_table
 from refgrad.model.checks.malformed import explained
-from refgrad.model.external import ExternalData, array_of, dtype_of, is_external, refuse_mismatch, refuse_unknown_type
+from refgrad.model.external import (
+    ExternalData,
+    ModelSource,
+    array_of,
+    dtype_of,
+    is_external,
+    place_of,
+    refuse_mismatch,
+    refuse_unknown_type,
+    values_of,
+)
 from refgrad.model.places import kinds_of, places
 from refgrad.model.reading import read
 from refgrad.model.roles import KINDS, Read, is_of_layer
@@ -148,11 +158,16 @@ def weights(model: ModelProto | str | os.PathLike[str], state_dict: Mapping[str,
     >>> found["kernel"].names, found["kernel"].how
     (('layer.weight',), 'transposed')
     """
+    return weights_of(model, state_dict)
+
+
+def weights_of(model: ModelSource, state_dict: Mapping[str, Any] | None = None) -> Weights:
+    """`weights` of a model wherever its data lies."""
     source = read(model, lift=False)
     state = None if state_dict is None else _arrays_of("state_dict", state_dict)
     held = places(source)
     reads = {one.name: one.reads for one in held}
-    with ExternalData("" if isinstance(model, ModelProto) else model) as data:
+    with ExternalData(place_of(model)) as data:
 
         def values(tensor: TensorProto) -> np.ndarray:
             return _values(tensor, None if isinstance(model, ModelProto) else data)
@@ -294,12 +309,7 @@ def _kind(role: str, source: Source | None, elementwise: bool) -> str:
 
 def _values(tensor: TensorProto, data: ExternalData | None) -> np.ndarray:
     refuse_mismatch(tensor)
-    if is_external(tensor) and data is not None:
-        whole = TensorProto()
-        whole.CopyFrom(tensor)
-        data.load(whole)
-        tensor = whole
-    return array_of(tensor)
+    return array_of(tensor) if data is None else values_of(tensor, data)
 
 
 def _arrays_of(argument: str, values: object) -> dict[str, np.ndarray]:

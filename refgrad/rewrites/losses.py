@@ -18,7 +18,7 @@ from refgrad.builder.nodes import NodeBuilder, constant_tensor
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.escaping import is_printable
 from refgrad.model.checks.malformed import explained, refusal_of
-from refgrad.model.external import ExternalData, array_of, is_external
+from refgrad.model.external import ExternalData, place_of, values_of
 from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
@@ -245,18 +245,14 @@ def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str,
     :param onx: a model, or the path of one. External data is read: beside the file, or in the current folder.
     :raises InvalidModelError: the model or its external data cannot be read.
     """
-    source = read(onx)
-    found = {}
-    with ExternalData("" if isinstance(onx, ModelProto) else onx) as data:
-        for tensor in source.graph.initializer:
-            if tensor.data_type in FLOATS and not is_number(tensor):
-                whole = tensor
-                if is_external(tensor):
-                    whole = TensorProto()
-                    whole.CopyFrom(tensor)
-                    data.load(whole)
-                found[tensor.name] = (array_of(whole), tensor)
-    return found
+    tensors = train_tensors(read(onx))
+    with ExternalData(place_of(onx)) as data:
+        return {name: (values_of(tensor, data), tensor) for name, tensor in tensors.items()}
+
+
+def train_tensors(model: ModelProto) -> dict[str, TensorProto]:
+    """The initializers that `get_train_initializer` reads, by name."""
+    return {t.name: t for t in model.graph.initializer if t.data_type in FLOATS and not is_number(t)}
 
 
 class _LossBuilder(NodeBuilder):

@@ -12,6 +12,7 @@ from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
+from refgrad.training.saving import save_trained
 from refgrad.training.schedules import (
     Adaptive,
     Constant,
@@ -83,6 +84,7 @@ __all__ = [
     "open_data",
     "plot_losses",
     "save_checkpoint",
+    "save_trained",
     "step_model",
     "with_training_info",
     "write_artifacts",

@@ -9,7 +9,9 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +20,18 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.model.checks.malformed import explained
-from refgrad.model.external import array_of, dtype_of
+from refgrad.model.external import (
+    PLACE_OF_DATA,
+    ExternalData,
+    Opened,
+    array_of,
+    dtype_of,
+    is_external,
+    place_of,
+    refuse_external,
+)
 from refgrad.model.places import places
-from refgrad.model.reading import read
+from refgrad.model.reading import opened, read
 from refgrad.notices import notice
 from refgrad.parameters.weights import write_back
 from refgrad.protos.documents import parse_json, record_of, typed
@@ -29,6 +40,7 @@ from refgrad.protos.types import FLOATS
 from refgrad.ranges import RANGES, checked
 from refgrad.reverse.requested import matching
 
+_BLOCK = 1 << 18  # elements of a weight that are added to at a time
 _KEY = "refgrad.adapters"  # metadata: which tensors adapt which weight
 
 
@@ -238,24 +250,72 @@ def _insert(graph: GraphProto, branches: dict[str, list[NodeProto]]) -> None:
 
 
 @explained
-def merge_adapters(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+def merge_adapters(
+    model: ModelProto | str | os.PathLike[str], data_beside: str | os.PathLike[str] | None = None
+) -> ModelProto:
     """The model without its adapters: W + A·B·(α / rank) in the place of W.
+
+    A weight W that lies in a file is read, and the result holds the sum. Other external data is referenced, not read: save the
+    result in the folder of the model.
+
+    :param data_beside: the path of a model beside which the external data of `model` lies, if `model` is in memory.
+    :raises OptionError: the model has no adapters.
+    """
+    source = opened(model, data_beside)
+    made, merged = without_adapters(read(source, lift=False))
+    tensors = {one.name: one.tensor for one in places(made)}
+    with ExternalData(place_of(source)) as data:
+
+        def rows(tensor: TensorProto) -> Callable[[slice], np.ndarray]:
+            if isinstance(source, Opened) and is_external(tensor):
+                return partial(data.array, tensor)
+            refuse_external(tensor, PLACE_OF_DATA)
+            return array_of(tensor).__getitem__
+
+        sums = {name: np.concatenate([*one.sums(rows(tensors[name]))]) for name, one in merged.items()}
+    return write_back(made, sums)
+
+
+@dataclass(frozen=True)
+class Merging:
+    """The sum of a weight and its adapter."""
+
+    left: np.ndarray  # A, or Bᵀ if the layers read the transposed weight
+    right: np.ndarray
+    factor: float
+
+    def sums(self, weight: Callable[[slice], np.ndarray]) -> Iterator[np.ndarray]:
+        """W + A·B·factor, some rows after the others. `weight` returns rows of W."""
+        right = self.right.astype(np.float64)
+        count = max(1, _BLOCK // right.shape[1])
+        for start in range(0, len(self.left), count):
+            part = slice(start, min(start + count, len(self.left)))
+            held = weight(part)
+            yield (held + self.left[part].astype(np.float64) @ right * self.factor).astype(held.dtype)
+
+
+def without_adapters(source: ModelProto) -> tuple[ModelProto, dict[str, Merging]]:
+    """A copy of the model without its adapters, and for each weight that has one what is to be added.
 
     :raises OptionError: the model has no adapters.
     """
-    source = read(model, lift=False)
     kept = _adapters(source)
     if not kept:
         raise OptionError("The model has no adapters; refgrad.training.lora adds them.")
     tensors = {one.name: one.tensor for one in places(source)}
     merged = {}
-    try:
-        for name, one in kept.items():
-            weight = array_of(tensors[name])
-            added = array_of(tensors[one.A]).astype(np.float64) @ array_of(tensors[one.B]) * one.factor
-            merged[name] = (weight + (added.T if one.transposed else added)).astype(weight.dtype)
-    except (KeyError, TypeError, ValueError) as error:
-        raise OptionError(f"The adapters that the metadata of the model names are not there: {error}.") from error
+    for name, one in kept.items():
+        if missing := next((each for each in (name, one.A, one.B) if each not in tensors), ""):
+            raise OptionError(f"The adapters that the metadata of the model names are not there: {missing!r}.")
+        left, right = array_of(tensors[one.A]), array_of(tensors[one.B])
+        if one.transposed:
+            left, right = right.T, left.T
+        due, got = list(tensors[name].dims), [*left.shape[:1], *right.shape[1:]]
+        if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0] or due != got:
+            raise OptionError(
+                f"The adapters {one.A!r} and {one.B!r} that the metadata of the model names do not fit {name!r}."
+            )
+        merged[name] = Merging(left, right, one.factor)
     made = ModelProto()
     made.CopyFrom(source)
     frozen = {own: whole for one in kept.values() for own, whole in one.frozen.items()}
@@ -267,7 +327,7 @@ def merge_adapters(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     refill(made.graph.node, nodes)
     refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in ends])
     refill(made.metadata_props, [entry for entry in made.metadata_props if entry.key != _KEY])
-    return write_back(made, merged)
+    return made, merged
 
 
 def adapters_of(model: ModelProto) -> list[str]:

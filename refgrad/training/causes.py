@@ -37,7 +37,7 @@ def first_not_finite(step: StepModel, feeds: Mapping[str, np.ndarray], state: Ma
     The interpreter computes every value anew.
     """
     given = {**feeds, **state}
-    values = {**given, **NumpyBackend().prepare(step.model).run(given, trace=True)}
+    values = {**given, **NumpyBackend().prepare(step.opened(step.model)).run(given, trace=True)}
     makers = {name: node for node in step.model.graph.node for name in node.output}
     for name, value in values.items():
         if not _is_broken(value):

@@ -9,7 +9,7 @@ from typing import Any
 from onnx import ModelProto
 
 from refgrad.errors import OptionError, choices
-from refgrad.parameters.weights import weights
+from refgrad.model.places import places
 from refgrad.rewrites.lifting import lift_weights
 from refgrad.training.optimizers import Optimizer, optimizer_class
 from refgrad.training.schedules import Adaptive, Constant, InverseScaling, Optimal, Schedule
@@ -76,8 +76,9 @@ class Convention:
 
     def penalty(self, model: ModelProto, names: Sequence[str], alpha: float) -> dict[str, tuple[float, float]]:
         """The penalty of `step_model` for alpha, of the weights `names`; of intercepts only where the library has one."""
-        found, amount = weights(lift_weights(model)), alpha / 2 if self.half_penalty else alpha
-        chosen = [name for name in names if self.penalizes_intercepts or not _INTERCEPTS.issuperset(found[name].reads)]
+        reads = {one.name: set(map(str, one.reads)) for one in places(lift_weights(model))}
+        amount = alpha / 2 if self.half_penalty else alpha
+        chosen = [name for name in names if self.penalizes_intercepts or not _INTERCEPTS.issuperset(reads[name])]
         return dict.fromkeys(chosen, (0.0, amount)) if alpha else {}
 
     def settings(self) -> dict[str, Any]:

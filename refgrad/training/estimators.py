@@ -16,7 +16,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
 
-from refgrad.backends import get_backend
 from refgrad.errors import FeedError, OptionError, choices
 from refgrad.model.reading import read
 from refgrad.notices import quiet
@@ -139,6 +138,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
             "kinks": self.kinks,
             "quantization": self.quantization,
             "strong_zero": self.strong_zero,
+            "data_beside": None if isinstance(self.model, ModelProto) else self.model,
         } | library.settings()
         self._step: StepModel = step_model(source, **settings)
         if penalty := library.penalty(source, list(self._step.weights), self.alpha):
@@ -263,7 +263,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         if not self._forward:
             trained = self._training.write_to(self._source)
             chosen = select_model_inputs_outputs(trained, outputs=[self._output])
-            self._forward.append(get_backend(self.backend).prepare(chosen))
+            self._forward.append(self._training.prepared(chosen))
         result: np.ndarray = self._forward[0].run({self._input.name: x})[self._output]
         return result
 

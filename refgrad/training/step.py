@@ -5,21 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
 from onnx import ModelProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, counted, did_you_mean
 from refgrad.model.checks.malformed import explained
-from refgrad.model.reading import read
+from refgrad.model.external import (
+    PLACE_OF_DATA,
+    ExternalData,
+    ModelSource,
+    Opened,
+    external_tensors,
+    place_of,
+    refuse_external,
+    values_of,
+)
+from refgrad.model.reading import opened, read
 from refgrad.notices import quiet
-from refgrad.parameters.weights import weights
+from refgrad.parameters.weights import weights_of
 from refgrad.protos.traverse import names_of
 from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
-from refgrad.rewrites.losses import get_train_initializer
+from refgrad.rewrites.losses import train_tensors
 from refgrad.rewrites.scores import OF_CHANCES, OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
@@ -41,6 +51,7 @@ DROPOUTS = ("off", "training")
 _FLAT = 2**16  # the most elements of all weights together for which one vector is faster than one tensor per weight
 _CLIP_EPSILON = 1e-6
 PENALTIES_BY = ("step", "sample")
+M = TypeVar("M", bound=ModelSource)
 
 
 @explained
@@ -68,6 +79,7 @@ def step_model(
     unbiased: bool = True,
     dropout: str = "off",
     seed: int = 0,
+    data_beside: str | os.PathLike[str] | None = None,
     **conventions: Unpack[ConventionOptions],
 ) -> StepModel:
     """The model of one step of training.
@@ -113,6 +125,9 @@ def step_model(
         False, from one that is divided by n, as in ONNX. n is the number of elements per channel.
     :param dropout: "off": nothing is dropped. "training": each Dropout draws a new mask in every step. The masks depend on
         `seed` and the number of the step, which becomes a state, and are the same on every executor.
+    :param data_beside: the path of a model beside which the external data of `model` lies, if `model` is in memory, such as
+        `lora("model.onnx")`. Weights that are not trained stay in their files. Save `StepModel.model` in the folder of the
+        model.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
     :raises OptionError: an option does not fit.
     :raises NoGradientError: no weight gets a gradient, or an operator on the way has no derivative.
@@ -140,7 +155,11 @@ def step_model(
         raise OptionError(f"optimizer is an optimizer of refgrad.training, such as SGD(), not {optimizer!r}.")
     if trainable is not None and not len(trainable):
         raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
-    model, chosen = trained(model, trainable, freeze)
+    whole = opened(model, data_beside)
+    for tensor in external_tensors(whole) if isinstance(whole, ModelProto) else ():
+        refuse_external(tensor, PLACE_OF_DATA)
+    whole, chosen = trained(whole, trainable, freeze)
+    model = read(whole)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
     refuse_vanishing(optimizer, chosen)
@@ -160,8 +179,7 @@ def step_model(
     if batch_norm not in BATCH_NORMS:
         raise OptionError(f"batch_norm={batch_norm!r}; there are {choices(BATCH_NORMS)}.")
     statistics: list[Statistic] = []
-    source: ModelProto | str | os.PathLike[str] = model
-    still: ModelProto | str | os.PathLike[str] = model
+    source = still = model
     if batch_norm == "training":
         source, still, statistics = in_training_mode(model)
         chosen = {name: value for name, value in chosen.items() if name not in {s.name for s in statistics}}
@@ -187,8 +205,8 @@ def step_model(
     if penalty_by not in PENALTIES_BY:
         raise OptionError(f"penalty_by={penalty_by!r}; there are {choices(PENALTIES_BY)}.")
     decays, shared = _decays(penalty, chosen), penalty_by == "sample"
-    held = get_train_initializer(model) if statistics else {}
-    running = {statistic: held[statistic.name][0] for statistic in statistics}
+    held = _values_of(whole, [statistic.name for statistic in statistics])
+    running = {statistic: held[statistic.name] for statistic in statistics}
     draws = dropout == "training"
     amounts = _weight_decays(weight_decay, chosen, optimizer)
     asked = StepRequest(
@@ -211,14 +229,19 @@ def step_model(
         **({} if scale is None else {SCALE: f"{SCALE}={scale!r}" if scale == DYNAMIC else f"{SCALE}={scale:g}"}),
         **{name: f"{name}={value!r}" for name, value in conventions.items()},
     }
-    made_step = replace(Assembly(made, chosen, running, asked).step(), accumulate=int(accumulate), settings=settings)
+    made_step = replace(
+        Assembly(made, chosen, running, asked).step(),
+        accumulate=int(accumulate),
+        settings=settings,
+        data_beside=whole.path if isinstance(whole, Opened) else None,
+    )
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
         with quiet():  # the same notices were given for the step model
-            whole, name = differentiated(
+            all_of_it, name = differentiated(
                 still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings, rules
             )
-        evaluation = select_model_inputs_outputs(whole, outputs=[name])
+        evaluation = select_model_inputs_outputs(all_of_it, outputs=[name])
     if loss not in OF_CLASSES:
         label_range = (0, 1) if loss in OF_CHANCES else None
         class_loss = "" if output is None else loss_of_classes(read(model), output, ("N", None))
@@ -231,8 +254,8 @@ def step_model(
 
 
 def trained(
-    model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None, freeze: Sequence[str] | None = None
-) -> tuple[ModelProto | str | os.PathLike[str], dict[str, np.ndarray]]:
+    model: M, trainable: Sequence[str] | None, freeze: Sequence[str] | None = None
+) -> tuple[M, dict[str, np.ndarray]]:
     """The model with its weights as initializers, and the values of the weights to train, by name.
 
     :param trainable: names and patterns of weights; None chooses all.
@@ -241,31 +264,37 @@ def trained(
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     """
     source = read(model)
-    if (plain := without_maps(source)) is not source:
-        model = plain
-    if any(map(holds_weights, read(model).graph.node)):
-        model = lift_weights(model)
-    held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    chosen = _trained(trainable, model, list(held))
+    plain = without_maps(source)
+    if any(map(holds_weights, plain.graph.node)):
+        plain = lift_weights(plain)
+    if plain is not source:
+        model = cast("M", Opened(plain, model.path) if isinstance(model, Opened) else plain)
+    floats = list(train_tensors(plain))
+    chosen = _trained(trainable, model, floats)
     if freeze:
-        frozen = _chosen(freeze, list(held), "freeze")
+        frozen = _chosen(freeze, floats, "freeze")
         if not set(chosen) - set(frozen):
             raise OptionError(
                 f"freeze={list(freeze)!r} leaves nothing to train. Without it these are: {choices(chosen)}."
             )
         chosen = [name for name in chosen if name not in frozen]
-    return model, {name: held[name] for name in chosen}
+    return model, _values_of(model, chosen)
 
 
-def _trained(
-    trainable: Sequence[str] | None, model: ModelProto | str | os.PathLike[str], floats: Sequence[str]
-) -> list[str]:
+def _values_of(model: ModelSource, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The values of these initializers. No other is read."""
+    tensors = {tensor.name: tensor for tensor in read(model).graph.initializer}
+    with ExternalData(place_of(model)) as data:
+        return {name: values_of(tensors[name], data) for name in names}
+
+
+def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequence[str]) -> list[str]:
     """The names of the weights to train.
 
     These are the initializers that `trainable` names and the parameters that its patterns match. If `trainable` is None,
     these are the adapters that `lora` added, or all parameters.
     """
-    found = weights(model)
+    found = weights_of(model)
     adapters = adapters_of(read(model))
     parameters = [name for name in adapters or found.trainable if name in floats]
     if trainable is not None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnx import ModelProto, helper
 from refgrad.backends.base import graph_inputs
 from refgrad.errors import FeedError
 from refgrad.markup import html_table, shape_text
+from refgrad.model.external import ExternalData, Opened, external_tensors
 from refgrad.training.labels import first_of, labels_of
 from refgrad.training.precision import master
 
@@ -57,6 +59,7 @@ class StepModel:
         default_factory=dict
     )  # the float32 states that hold weights and statistics of 16 bits
     finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
+    data_beside: Path | None = None  # the path beside which the external data of both models lies, if they have any
 
     def _repr_html_(self) -> str:
         """The inputs of the step, and what each is fed, for a notebook."""
@@ -110,10 +113,22 @@ class StepModel:
         [rate] = [value for value in self.model.graph.input if value.name == RATE]
         return helper.tensor_dtype_to_np_dtype(rate.type.tensor_type.elem_type)
 
+    def opened(self, model: ModelProto) -> ModelProto | Opened:
+        """The model of the step, or another one of the same weights, with the place of its external data."""
+        return model if self.data_beside is None else Opened(model, self.data_beside)
+
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 that tells the step from others: of its model, the first weights, and the names that are fed back."""
-        digest = hashlib.sha256(self.model.SerializeToString(deterministic=True))
+        """The SHA-256 that tells the step from others: of its model, the first weights, and the names that are fed back.
+
+        :raises InvalidModelError: the external data of the model cannot be read.
+        """
+        model = self.model
+        if self.data_beside is not None:
+            model = ModelProto()
+            model.CopyFrom(self.model)
+            _put_digests(model, self.data_beside)
+        digest = hashlib.sha256(model.SerializeToString(deterministic=True))
         digest.update(json.dumps(sorted(self.next.items())).encode())
         for name, value in sorted(self.weights.items()):
             digest.update(f"{name} {value.dtype} {value.shape}".encode())
@@ -187,6 +202,18 @@ class StepModel:
 def _is_free(size: tuple[int | str | None, ...]) -> bool:
     """True if the size of an axis is not fixed. A scalar has no axis."""
     return bool(size) and not isinstance(size[0], int)
+
+
+def _put_digests(model: ModelProto, place: Path) -> None:
+    """Put the SHA-256 of external data in the place of it, so that its name and its place in the file do not matter."""
+    with ExternalData(place) as data:
+        for tensor in external_tensors(model):
+            digest = hashlib.sha256()
+            for chunk in data.chunks(tensor):
+                digest.update(chunk)
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+            tensor.raw_data = digest.digest()
 
 
 def _known(size: int | str | None) -> int | None:

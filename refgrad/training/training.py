@@ -13,8 +13,9 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared, get_backend
-from refgrad.backends.base import load_model
 from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.model.external import Opened
+from refgrad.model.reading import read
 from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
@@ -58,13 +59,20 @@ class Training:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
         self._rate_type = self.step.rate_type
-        self._prepared = self._prepared_for(self.step.model)
+        self._prepared = self.prepared(self.step.model)
         self._evaluation: Prepared | None = None  # prepared where it is asked for
         self._run = self._prepared.recurrence(self.step.next, self.step.state)
 
-    def _prepared_for(self, model: ModelProto) -> Prepared:
+    def prepared(self, model: ModelProto) -> Prepared:
+        """A model of the same frozen weights, ready to run on the executor of the training.
+
+        :raises BackendError: the executor cannot run it.
+        """
         backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
-        return backend.prepare(model, **self.options)
+        source = self.step.opened(model)
+        if isinstance(source, Opened):
+            return backend.prepare_opened(source, **self.options)
+        return backend.prepare(source, **self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
         """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
@@ -112,7 +120,7 @@ class Training:
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
         if self.step.evaluation is not None:
-            prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)
+            prepared = self._evaluation = self._evaluation or self.prepared(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | self.step.statistics_in(state)
         for batch in batches:
@@ -200,6 +208,8 @@ class Training:
         were lifted out of attributes (`refgrad.lift_weights`) are written into the attributes of the original, or into the
         initializers of the lifted model, whichever is given.
 
+        External data is referenced, not read: save the result in the folder of the model.
+
         :param model: a model, which is not modified, or the path of one.
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
@@ -210,7 +220,7 @@ def written_back(
     model: ModelProto | str | os.PathLike[str], weights: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray]
 ) -> ModelProto:
     """A copy of `model` with these weights and running statistics, for inference: as `Training.write_to`."""
-    made, left = lower_weights(model if isinstance(model, ModelProto) else load_model(model), weights)
+    made, left = lower_weights(model if isinstance(model, ModelProto) else read(model, lift=False), weights)
     set_inference_mode(made)
     left = {**left, **statistics}
     return write_back(made, left) if left else made

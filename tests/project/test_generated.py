@@ -70,8 +70,9 @@ def test_a_python_example_prints_what_it_says(code):
 
 
 @pytest.mark.parametrize("page", ["fine_tuning", "estimators", "locating"])
-def test_the_examples_of_a_page_print_what_they_say(page, capsys):
+def test_the_examples_of_a_page_print_what_they_say(page, capsys, tmp_path, monkeypatch):
     """In the order of the page, each going on where the one before ended."""
+    monkeypatch.chdir(tmp_path)
     blocks, names = re.findall(r"```python\n(.*?)```", DOCS[page], re.DOTALL), {}
     for name in re.findall(r"^from (\w+)", "\n".join(blocks), re.MULTILINE):
         pytest.importorskip(name)
