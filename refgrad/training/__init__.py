@@ -26,6 +26,7 @@ from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 from refgrad.training.training_info import from_training_info, with_training_info
+from refgrad.training.two_models import gradient_model, update_model
 
 if TYPE_CHECKING:
     from refgrad.compat.training.optimizers import OrtGradientOptimizer
@@ -77,6 +78,7 @@ __all__ = [
     "batches",
     "convention",
     "from_training_info",
+    "gradient_model",
     "load_checkpoint",
     "lora",
     "merge_adapters",
@@ -84,6 +86,7 @@ __all__ = [
     "plot_losses",
     "save_checkpoint",
     "step_model",
+    "update_model",
     "with_training_info",
     "write_artifacts",
 ]

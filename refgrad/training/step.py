@@ -211,7 +211,12 @@ def step_model(
         **({} if scale is None else {SCALE: f"{SCALE}={scale!r}" if scale == DYNAMIC else f"{SCALE}={scale:g}"}),
         **{name: f"{name}={value!r}" for name, value in conventions.items()},
     }
-    made_step = replace(Assembly(made, chosen, running, asked).step(), accumulate=int(accumulate), settings=settings)
+    made_step = replace(
+        Assembly(made, chosen, running, asked).step(),
+        accumulate=int(accumulate),
+        settings=settings,
+        mean_over="" if reduction == "sum" else "label" if isinstance(loss, str) else "samples",
+    )
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
         with quiet():  # the same notices were given for the step model
@@ -227,7 +232,15 @@ def step_model(
     known = names if names is not None and count in (None, len(names)) else None
     ignored = (loss_settings or {}).get("ignore_index")
     class_names = None if known is None else tuple(known)
-    return replace(made_step, classes=count, class_names=class_names, ignored=ignored, evaluation=evaluation)
+    amounts_of = (loss_settings or {}).get("class_weights")
+    return replace(
+        made_step,
+        classes=count,
+        class_names=class_names,
+        ignored=ignored,
+        evaluation=evaluation,
+        class_weights=None if amounts_of is None else tuple(amounts_of),
+    )
 
 
 def trained(

@@ -23,6 +23,20 @@ RATE, STEP, VECTOR = "learning_rate", "step", "weights"
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The values between the gradient and the update in the model of a step.
+
+    :param gradients: the gradient of each state that holds weights, by the name of the state.
+    :param loss: the loss without penalties.
+    :param count: the number of samples, "" if the update does not read it.
+    """
+
+    gradients: Mapping[str, str]
+    loss: str
+    count: str = ""
+
+
+@dataclass(frozen=True)
 class StepModel:
     """A step of training.
 
@@ -57,6 +71,11 @@ class StepModel:
         default_factory=dict
     )  # the float32 states that hold weights and statistics of 16 bits
     finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
+    cut: Cut | None = None  # where the gradient ends and the update begins
+    mean_over: str = (
+        "samples"  # what the loss is the mean of: "samples" or the elements of the "label"; "": it is a sum
+    )
+    class_weights: tuple[float, ...] | None = None  # how much each class counts in this mean
 
     def _repr_html_(self) -> str:
         """The inputs of the step, and what each is fed, for a notebook."""

@@ -13,16 +13,18 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared, get_backend
-from refgrad.backends.base import load_model
+from refgrad.backends.base import Recurrence, load_model
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
 from refgrad.training.causes import first_not_finite
+from refgrad.training.many_processes import AllReduce, PartGradient, ReducedSteps, check_place
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
+from refgrad.training.two_models import gradient_model
 
 Batch = Mapping[str, np.ndarray]
 
@@ -32,6 +34,9 @@ class Training:
     """A training in progress: the step model, prepared on an executor, with the weights that it has reached.
 
     `options` are options of the executor: with {"threads": 1} onnxruntime takes small steps faster than with its own choice.
+
+    With `all_reduce` many processes train together, each on its part of every batch (docs/many_processes.md). It takes a dict
+    of arrays, and returns their sums, or means, over all processes. `place` is the number of this process and of all.
 
     >>> import numpy as np, onnx.parser
     >>> from refgrad.training import SGD, Constant, Training, batches, step_model
@@ -53,14 +58,27 @@ class Training:
     backend: str | Backend = "numpy"
     progress: Progress = field(default_factory=Progress)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    all_reduce: AllReduce | None = field(default=None, kw_only=True)
+    place: tuple[int, int] = field(default=(0, 1), kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
+        check_place(self.place)
         self._rate_type = self.step.rate_type
-        self._prepared = self._prepared_for(self.step.model)
+        whole = self.step.model if self.all_reduce is None else gradient_model(self.step)
+        self._prepared = self._prepared_for(whole)
         self._evaluation: Prepared | None = None  # prepared where it is asked for
-        self._run = self._prepared.recurrence(self.step.next, self.step.state)
+        self._run = self._begun(self.step.state)
+
+    def _begun(self, state: Mapping[str, np.ndarray]) -> Recurrence | ReducedSteps:
+        """The steps from a state on."""
+        if self.all_reduce is None:
+            return self._prepared.recurrence(self.step.next, state)
+        all_reduce, part = self.all_reduce, PartGradient(self.step, self._prepared, self.place)
+        return ReducedSteps(
+            self.step, self._prepared_for, state, lambda batch, now: all_reduce(part.sums(batch, now)), self.place
+        )
 
     def _prepared_for(self, model: ModelProto) -> Prepared:
         backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
@@ -78,7 +96,7 @@ class Training:
         for batch in batches:
             done = self.progress
             loss = self.train_on(batch, schedule(done))
-            size = len(batch[first]) if first else 1
+            size = self._run.samples if isinstance(self._run, ReducedSteps) else len(batch[first]) if first else 1
             self.progress = Progress(
                 done.epoch,
                 done.step + 1,
@@ -111,6 +129,8 @@ class Training:
         """
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
+        if self.all_reduce is not None:
+            state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
@@ -180,7 +200,7 @@ class Training:
 
         :raises FeedError: the state is not one of this step.
         """
-        self._run = self._prepared.recurrence(self.step.next, {name: state[name] for name in self.step.state})
+        self._run = self._begun({name: state[name] for name in self.step.state})
         self.progress = progress
 
     @property

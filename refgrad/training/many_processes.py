@@ -1,0 +1,174 @@
+"""Training in many processes: each computes the gradient of a part of every batch, and their sum updates the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.backends import Prepared
+from refgrad.errors import FeedError, OptionError, choices
+from refgrad.training.steps import STEP, StepModel
+from refgrad.training.two_models import between, update_model
+
+COUNTS = "counts"  # the name of the array of the loss, its divisor, the samples and the processes
+Sums = dict[str, np.ndarray]
+AllReduce = Callable[[Sums], Mapping[str, np.ndarray]]
+_LOSS, _DIVISOR, _SAMPLES, _PROCESSES = range(4)
+
+
+def samples_in(step: StepModel, batch: Mapping[str, np.ndarray]) -> int:
+    """The number of samples of a batch."""
+    return len(batch[step.data[0]]) if step.data else 1
+
+
+def divisor_of(step: StepModel, batch: Mapping[str, np.ndarray]) -> float:
+    """The number by which the sum of the losses of a batch is divided: the gradient of a part counts so much."""
+    if not step.mean_over:
+        return 1.0
+    if step.mean_over == "samples" or step.label not in batch:
+        return float(samples_in(step, batch))
+    label = np.asarray(batch[step.label])
+    counted = label if step.ignored is None else label[label != step.ignored]
+    return float(counted.size if step.class_weights is None else np.take(step.class_weights, counted).sum())
+
+
+def check_place(place: Any) -> None:
+    """Refuse what is not the number of a process, from 0, and the number of processes.
+
+    :raises OptionError: it is not.
+    """
+    fits = isinstance(place, tuple | list) and len(place) == 2 and all(type(one) is int for one in place)
+    if not fits or not 0 <= place[0] < place[1]:
+        raise OptionError(
+            f"place is the number of this process, from 0, and the number of all, as in (0, 2), not {place!r}."
+        )
+
+
+class PartGradient:
+    """The gradient model of a step, prepared, for one part of each batch.
+
+    :param place: the number of this process, and how many there are. Masks of Dropout differ between processes.
+    """
+
+    def __init__(self, step: StepModel, prepared: Prepared, place: tuple[int, int] = (0, 1)) -> None:
+        self._step, self._prepared, self._place, self._names = step, prepared, place, between(step)
+        self._reads = {value.name for value in prepared.inputs} & set(step.state)
+
+    def sums(self, part: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> Sums:
+        """Arrays to add to the arrays of the other parts: gradients, running statistics and counts.
+
+        Gradients are multiplied by the divisor of the loss, and running statistics by the number of samples.
+        """
+        step, names = self._step, self._names
+        of_state = names.gradients | names.statistics
+        divisor, samples = divisor_of(step, part), samples_in(step, part)
+        counts = np.array([0.0, divisor, samples, 1.0])
+        if not samples:
+            return {name: np.zeros_like(step.state[held]) for held, name in of_state.items()} | {COUNTS: counts}
+        fed = {name: state[name] for name in self._reads}
+        if STEP in fed:  # the number that masks of Dropout are drawn by
+            rank, processes = self._place
+            fed[STEP] = np.array(fed[STEP] * processes + rank, np.int64)
+        results = self._prepared.run({**part, **fed})
+        if step.mean_over and not divisor:  # no label counts: the model has divided by 1
+            divisor = 1.0
+        counts[_LOSS] = float(results[names.loss].item()) * divisor
+        found = {name: results[name] * results[name].dtype.type(divisor) for name in names.gradients.values()}
+        found |= {name: results[name] * results[name].dtype.type(samples) for name in names.statistics.values()}
+        return found | {COUNTS: counts}
+
+
+class ReducedSteps:
+    """Steps of a training by sums over processes, in the place of a `Recurrence`.
+
+    :param prepare: prepares a model on the executor.
+    :param state: the first state.
+    :param sums: returns the sums of all processes for a batch and a state.
+    :param place: see `PartGradient`.
+    """
+
+    def __init__(
+        self,
+        step: StepModel,
+        prepare: Callable[[ModelProto], Prepared],
+        state: Mapping[str, np.ndarray],
+        sums: Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._step, self._sums, self._place, self._names = step, sums, place, between(step)
+        self._data = {*step.data, step.label}
+        prepared = prepare(update_model(step))
+        self._loss_type = next((value.dtype for value in prepared.inputs if value.name == self._names.loss), None)
+        self._update = prepared.recurrence(step.next, state)
+        self.samples = 0  # of the last batch, in all processes
+
+    def step(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """One step with this process's part of a batch: the loss of the whole batch, and what else the update returns.
+
+        :raises FeedError: a batch does not fit the model, or no process has a sample.
+        :raises OptionError: `sums` returns something else.
+        """
+        names, step = self._names, self._step
+        part = {name: np.asarray(value) for name, value in feeds.items() if name in self._data}
+        given = {name: value for name, value in feeds.items() if name not in self._data}
+        sums = self._checked(self._sums(part, self.values))
+        counts = sums.pop(COUNTS)
+        factor = self._factor(float(counts[_PROCESSES]))
+        counts = counts * factor
+        samples, by = round(counts[_SAMPLES]), float(counts[_DIVISOR] or 1.0) if step.mean_over else 1.0
+        if not samples:
+            raise FeedError("No process has a sample of this batch. Give at least one.")
+        self.samples, loss = samples, counts[_LOSS] / by
+        for divisor, group in ((by, names.gradients), (samples, names.statistics)):
+            for name in group.values():
+                sums[name] = np.asarray(sums[name] * sums[name].dtype.type(factor / divisor))
+        if names.loss != step.loss:
+            sums[names.loss] = np.array(loss, self._loss_type)
+        if names.samples:
+            sums[names.samples] = np.array(samples)
+        return {step.loss: np.array(loss)} | self._update.step({**given, **sums})
+
+    def _checked(self, found: Mapping[str, np.ndarray]) -> Sums:
+        """The sums, after a check of their names and shapes.
+
+        :raises OptionError: they are not those that were given.
+        """
+        due = {COUNTS: (4,)}
+        due |= {name: self._step.state[s].shape for s, name in (self._names.gradients | self._names.statistics).items()}
+        if not isinstance(found, Mapping):
+            raise OptionError(
+                f"all_reduce returns a dict of arrays: {choices(due)}. It returned {type(found).__name__}."
+            )
+        for name, shape in due.items():
+            if name not in found or np.shape(found[name]) != shape:
+                has = f"{name!r} as {list(np.shape(found[name]))}" if name in found else f"no {name!r}"
+                raise OptionError(
+                    f"all_reduce returns the arrays that it was given, each in its shape: {choices(due)}. It returned {has}, "
+                    f"expected {list(shape)}."
+                )
+        return {name: np.asarray(found[name]) for name in due}
+
+    def _factor(self, processes: float) -> float:
+        """The number that makes sums of what `sums` returned: 1, or the number of processes if it returned means.
+
+        :raises OptionError: it returned neither.
+        """
+        count = self._place[1]
+        if round(processes, 3) not in (1, count):
+            raise OptionError(
+                f"all_reduce added up the arrays of {processes:g} processes, and place={self._place} says that there are "
+                f"{count}. Give place=(rank, number of processes), and return sums or means over all of them."
+            )
+        return count / processes
+
+    def undo(self) -> None:
+        """Take the values from before the last step, once."""
+        self._update.undo()
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """The values that the next step is fed."""
+        return self._update.values
