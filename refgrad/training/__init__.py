@@ -10,6 +10,7 @@ from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
+from refgrad.training.many_processes import PartGradient, part_of
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
 from refgrad.training.schedules import (
@@ -66,6 +67,7 @@ __all__ = [
     "Optimizer",
     "OrtGradientForwardBackwardOptimizer",
     "OrtGradientOptimizer",
+    "PartGradient",
     "Progress",
     "RMSProp",
     "Run",
@@ -83,6 +85,7 @@ __all__ = [
     "lora",
     "merge_adapters",
     "open_data",
+    "part_of",
     "plot_losses",
     "save_checkpoint",
     "step_model",

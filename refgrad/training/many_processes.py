@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.backends import Prepared
+from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.errors import FeedError, OptionError, choices
 from refgrad.training.steps import STEP, StepModel
-from refgrad.training.two_models import between, update_model
+from refgrad.training.two_models import between, gradient_model, update_model
 
 COUNTS = "counts"  # the name of the array of the loss, its divisor, the samples and the processes
 Sums = dict[str, np.ndarray]
+SumsOf = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 AllReduce = Callable[[Sums], Mapping[str, np.ndarray]]
 _LOSS, _DIVISOR, _SAMPLES, _PROCESSES = range(4)
 
@@ -47,15 +48,48 @@ def check_place(place: Any) -> None:
         )
 
 
-class PartGradient:
-    """The gradient model of a step, prepared, for one part of each batch.
+def part_of(batch: Mapping[str, Any], place: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The samples of a batch for one of several processes: parts of consecutive samples, as even as possible.
 
-    :param place: the number of this process, and how many there are. Masks of Dropout differ between processes.
+    :param place: the number of the process, from 0, and the number of processes.
+    :raises OptionError: `place` is something else.
+
+    >>> import numpy as np
+    >>> from refgrad.training import part_of
+    >>> [part_of({"x": np.arange(5)}, (rank, 2))["x"].tolist() for rank in range(2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    check_place(place)
+    return {name: np.array_split(np.asarray(array), place[1])[place[0]] for name, array in batch.items()}
+
+
+def added(given: Iterable[Mapping[str, np.ndarray]]) -> Sums:
+    """The sums of the arrays that have the same name."""
+    found: Sums = {}
+    for arrays in given:
+        for name, array in arrays.items():
+            found[name] = found[name] + array if name in found else array
+    return found
+
+
+class PartGradient:
+    """The gradient of a step for a part of each batch.
+
+    :param step: as `step_model` returns it.
+    :param backend: an executor, or its name.
+    :param place: the number of this process, from 0, and the number of processes. Masks of Dropout differ between them.
+    :param options: options of the executor.
+    :raises OptionError: `place` is something else, or the step comes from elsewhere.
     """
 
-    def __init__(self, step: StepModel, prepared: Prepared, place: tuple[int, int] = (0, 1)) -> None:
-        self._step, self._prepared, self._place, self._names = step, prepared, place, between(step)
-        self._reads = {value.name for value in prepared.inputs} & set(step.state)
+    def __init__(
+        self, step: StepModel, backend: str | Backend = "numpy", place: tuple[int, int] = (0, 1), **options: Any
+    ) -> None:
+        check_place(place)
+        executor = get_backend(backend) if isinstance(backend, str) else backend
+        self.prepared = executor.prepare(gradient_model(step), **options)
+        self._step, self._place, self._names = step, place, between(step)
+        self._reads = {value.name for value in self.prepared.inputs} & set(step.state)
 
     def sums(self, part: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> Sums:
         """Arrays to add to the arrays of the other parts: gradients, running statistics and counts.
@@ -72,13 +106,18 @@ class PartGradient:
         if STEP in fed:  # the number that masks of Dropout are drawn by
             rank, processes = self._place
             fed[STEP] = np.array(fed[STEP] * processes + rank, np.int64)
-        results = self._prepared.run({**part, **fed})
+        results = self.prepared.run({**part, **fed})
         if step.mean_over and not divisor:  # no label counts: the model has divided by 1
             divisor = 1.0
         counts[_LOSS] = float(results[names.loss].item()) * divisor
-        found = {name: results[name] * results[name].dtype.type(divisor) for name in names.gradients.values()}
-        found |= {name: results[name] * results[name].dtype.type(samples) for name in names.statistics.values()}
+        found = {name: _multiplied(results[name], divisor) for name in names.gradients.values()}
+        found |= {name: _multiplied(results[name], samples) for name in names.statistics.values()}
         return found | {COUNTS: counts}
+
+
+def _multiplied(array: np.ndarray, number: float) -> np.ndarray:
+    """The array times a number, in its own type and in C order."""
+    return np.asarray(np.multiply(array, array.dtype.type(number), order="C"))
 
 
 class ReducedSteps:
@@ -86,8 +125,8 @@ class ReducedSteps:
 
     :param prepare: prepares a model on the executor.
     :param state: the first state.
-    :param sums: returns the sums of all processes for a batch and a state.
-    :param place: see `PartGradient`.
+    :param sums: returns what `PartGradient.sums` returns for a batch and a state, added up over all processes.
+    :param place: the number of this process and of all, if `sums` may return means; None: it returns sums.
     """
 
     def __init__(
@@ -95,8 +134,8 @@ class ReducedSteps:
         step: StepModel,
         prepare: Callable[[ModelProto], Prepared],
         state: Mapping[str, np.ndarray],
-        sums: Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
-        place: tuple[int, int] = (0, 1),
+        sums: SumsOf,
+        place: tuple[int, int] | None = None,
     ) -> None:
         self._step, self._sums, self._place, self._names = step, sums, place, between(step)
         self._data = {*step.data, step.label}
@@ -124,7 +163,7 @@ class ReducedSteps:
         self.samples, loss = samples, counts[_LOSS] / by
         for divisor, group in ((by, names.gradients), (samples, names.statistics)):
             for name in group.values():
-                sums[name] = np.asarray(sums[name] * sums[name].dtype.type(factor / divisor))
+                sums[name] = _multiplied(sums[name], factor / divisor)
         if names.loss != step.loss:
             sums[names.loss] = np.array(loss, self._loss_type)
         if names.samples:
@@ -140,14 +179,14 @@ class ReducedSteps:
         due |= {name: self._step.state[s].shape for s, name in (self._names.gradients | self._names.statistics).items()}
         if not isinstance(found, Mapping):
             raise OptionError(
-                f"all_reduce returns a dict of arrays: {choices(due)}. It returned {type(found).__name__}."
+                f"The sums are a dict of arrays: {choices(due)}. Expected a dict, got {type(found).__name__}."
             )
         for name, shape in due.items():
             if name not in found or np.shape(found[name]) != shape:
                 has = f"{name!r} as {list(np.shape(found[name]))}" if name in found else f"no {name!r}"
                 raise OptionError(
-                    f"all_reduce returns the arrays that it was given, each in its shape: {choices(due)}. It returned {has}, "
-                    f"expected {list(shape)}."
+                    f"The sums have the arrays {choices(due)}, each in the shape of its summands. Expected {name!r} as "
+                    f"{list(shape)}, got {has}."
                 )
         return {name: np.asarray(found[name]) for name in due}
 
@@ -156,13 +195,13 @@ class ReducedSteps:
 
         :raises OptionError: it returned neither.
         """
-        count = self._place[1]
-        if round(processes, 3) not in (1, count):
+        count = self._place[1] if self._place else 0  # whoever adds up parts knows how many there are
+        if count and round(processes, 3) not in (1, count):
             raise OptionError(
-                f"all_reduce added up the arrays of {processes:g} processes, and place={self._place} says that there are "
-                f"{count}. Give place=(rank, number of processes), and return sums or means over all of them."
+                f"The sums are of {processes:g} processes, and place={self._place} says that there are {count}. Give "
+                "place=(rank, number of processes), and return sums or means over all of them."
             )
-        return count / processes
+        return (count or processes) / processes
 
     def undo(self) -> None:
         """Take the values from before the last step, once."""

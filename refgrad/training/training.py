@@ -19,12 +19,11 @@ from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES
 from refgrad.rewrites.lifting import lower_weights
 from refgrad.training.causes import first_not_finite
-from refgrad.training.many_processes import AllReduce, PartGradient, ReducedSteps, check_place
+from refgrad.training.many_processes import AllReduce, PartGradient, ReducedSteps, SumsOf, check_place
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
-from refgrad.training.two_models import gradient_model
 
 Batch = Mapping[str, np.ndarray]
 
@@ -36,7 +35,9 @@ class Training:
     `options` are options of the executor: with {"threads": 1} onnxruntime takes small steps faster than with its own choice.
 
     With `all_reduce` many processes train together, each on its part of every batch (docs/many_processes.md). It takes a dict
-    of arrays, and returns their sums, or means, over all processes. `place` is the number of this process and of all.
+    of arrays, and returns their sums, or means, over all processes. `place` is the number of this process and of all. With
+    `sums` this process alone trains, and the gradient comes from elsewhere: `sums(batch, state)` returns the sums of
+    `PartGradient.sums` over the parts of the batch.
 
     >>> import numpy as np, onnx.parser
     >>> from refgrad.training import SGD, Constant, Training, batches, step_model
@@ -60,25 +61,36 @@ class Training:
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     all_reduce: AllReduce | None = field(default=None, kw_only=True)
     place: tuple[int, int] = field(default=(0, 1), kw_only=True)
+    sums: SumsOf | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
         check_place(self.place)
         self._rate_type = self.step.rate_type
-        whole = self.step.model if self.all_reduce is None else gradient_model(self.step)
-        self._prepared = self._prepared_for(whole)
+        if self.all_reduce is not None and self.sums is not None:
+            raise OptionError("all_reduce and sums exclude each other: each says where sums over processes come from.")
+        if self.all_reduce is None and self.sums is None:
+            self._part, self._prepared = None, self._prepared_for(self.step.model)
+        else:
+            self._part = PartGradient(self.step, self.backend, self.place, **self.options)
+            self._prepared = self._part.prepared
         self._evaluation: Prepared | None = None  # prepared where it is asked for
         self._run = self._begun(self.step.state)
 
     def _begun(self, state: Mapping[str, np.ndarray]) -> Recurrence | ReducedSteps:
         """The steps from a state on."""
-        if self.all_reduce is None:
+        if self._part is None:
             return self._prepared.recurrence(self.step.next, state)
-        all_reduce, part = self.all_reduce, PartGradient(self.step, self._prepared, self.place)
-        return ReducedSteps(
-            self.step, self._prepared_for, state, lambda batch, now: all_reduce(part.sums(batch, now)), self.place
-        )
+        if self.sums is not None:
+            return ReducedSteps(self.step, self._prepared_for, state, self.sums)
+        part, all_reduce = self._part, self.all_reduce
+        assert all_reduce is not None
+
+        def sums(batch: Batch, now: Batch) -> Mapping[str, np.ndarray]:
+            return all_reduce(part.sums(batch, now))
+
+        return ReducedSteps(self.step, self._prepared_for, state, sums, self.place)
 
     def _prepared_for(self, model: ModelProto) -> Prepared:
         backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
@@ -129,7 +141,7 @@ class Training:
         """
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
-        if self.all_reduce is not None:
+        if self._part is not None:
             state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)

@@ -69,7 +69,7 @@ def test_a_python_example_prints_what_it_says(code):
     assert printed.splitlines()[-1] == re.search(r"# (\d.*)", code)[1]
 
 
-@pytest.mark.parametrize("page", ["fine_tuning", "estimators", "locating"])
+@pytest.mark.parametrize("page", ["fine_tuning", "estimators", "locating", "many_processes"])
 def test_the_examples_of_a_page_print_what_they_say(page, capsys):
     """In the order of the page, each going on where the one before ended."""
     blocks, names = re.findall(r"```python\n(.*?)```", DOCS[page], re.DOTALL), {}

@@ -18,12 +18,14 @@ from refgrad.training import (
     Adagrad,
     Adam,
     AdamW,
+    PartGradient,
     RMSProp,
     StepModel,
     Training,
     batches,
     from_training_info,
     gradient_model,
+    part_of,
     step_model,
     update_model,
     with_training_info,
@@ -89,9 +91,7 @@ class Together:
 
 def parted(data: dict[str, np.ndarray], size: int, rank: int, count: int) -> list[dict[str, np.ndarray]]:
     """This rank's part of each batch; the last batch may leave nothing for some."""
-    return [
-        {name: np.array_split(array, count)[rank] for name, array in batch.items()} for batch in batches(data, size)
-    ]
+    return [part_of(batch, (rank, count)) for batch in batches(data, size)]
 
 
 def alone_and_together(
@@ -340,9 +340,11 @@ def test_what_all_reduce_returns_is_checked() -> None:
             Training(step, all_reduce=change, place=place).train_on(batch, 0.1)
         return str(raised.value)
 
-    assert "It returned list" in refused(list)
-    assert "no 'weights_grad', expected [64]" in refused(lambda arrays: {"counts": arrays["counts"]})
-    assert "'counts' as [1, 4], expected [4]" in refused(lambda a: {**a, "counts": a["counts"][None]})
+    assert "Expected a dict, got list" in refused(list)
+    assert "Expected 'weights_grad' as [64], got no 'weights_grad'" in refused(
+        lambda arrays: {"counts": arrays["counts"]}
+    )
+    assert "Expected 'counts' as [4], got 'counts' as [1, 4]" in refused(lambda a: {**a, "counts": a["counts"][None]})
     assert "of 2 processes, and place=(0, 1) says that there are 1" in refused(
         lambda arrays: {name: array * 2 for name, array in arrays.items()}
     )
@@ -350,6 +352,26 @@ def test_what_all_reduce_returns_is_checked() -> None:
         assert "place" in refused(dict, place)
     with pytest.raises(FeedError, match="No process has a sample"):
         Training(step, all_reduce=dict).train_on({"x": X[:0], "label": Y[:0]}, 0.1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_may_come_from_elsewhere(backend: str) -> None:
+    step = step_model(network(), "squared_error", Adam(), penalty={"*": (0, 0.1)})
+    data = {"x": X.astype(np.float32), "label": Y.astype(np.float32)}
+    parts = [PartGradient(step, backend, (rank, 3)) for rank in range(3)]
+
+    def sums(batch: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = [part.sums(part_of(batch, (rank, 3)), state) for rank, part in enumerate(parts)]
+        return {name: sum(one[name] for one in found) for name in found[0]}
+
+    alone, other = Training(step, 0.01, backend), Training(step, 0.01, backend, sums=sums)
+    for training in (alone, other):
+        for _ in range(3):
+            training.epoch(batches(data, 16))
+    check_equal(alone, [other])
+    assert other.evaluate(batches(data, 16)) == pytest.approx(alone.evaluate(batches(data, 16)), rel=1e-5)
+    with pytest.raises(OptionError, match="exclude each other"):
+        Training(step, sums=sums, all_reduce=dict)
 
 
 def test_a_step_from_elsewhere_does_not_say_where_its_gradient_ends() -> None:
