@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -431,6 +433,13 @@ def train(
         int | None,
         number("batch_size", help="Samples per step.", show_default=f"{_SAMPLES}, or the model's fixed batch size"),
     ] = None,
+    processes: Annotated[
+        int,
+        number(
+            "processes",
+            help="How many processes of this machine share each batch. The weights equal the weights of one process, up to rounding.",
+        ),
+    ] = 1,
     validation: ValidationOptions,
     checkpoint: CheckpointOptions,
     shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the samples in each epoch.")] = True,
@@ -454,14 +463,17 @@ def train(
         **conventions,
     )
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
-    training = Training(step, rate.of(chosen, epochs), get_executor(backend))
+    training = Training(
+        step, rate.of(chosen, epochs), get_executor(backend), processes=processes, options=_threads(backend, processes)
+    )
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
         checkpoint.checkpoint_every, checkpoint.resume,
     )  # fmt: skip
     try:
-        _shown(run, is_quiet() or as_json)
+        with contextlib.closing(training):
+            _shown(run, is_quiet() or as_json)
     except KeyboardInterrupt:
         say(f"refgrad: Interrupted after step {training.progress.step}. {_left(run)}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -555,6 +567,13 @@ def _step(
         clip_norm=update.clip_norm, clip_value=update.clip_value, accumulate=update.accumulate,
         loss_scale=update.scale, batch_norm=layers.batch_norm, dropout=layers.dropout, **options,
     )  # fmt: skip
+
+
+def _threads(backend: str, processes: int) -> dict[str, int]:
+    """The options of an executor with which so many processes share the cores of this machine."""
+    if processes == 1 or not backend.startswith("ort-"):
+        return {}
+    return {"threads": max(1, (os.cpu_count() or 1) // processes)}
 
 
 def _left(run: Run) -> str:

@@ -60,7 +60,8 @@ def part_of(batch: Mapping[str, Any], place: tuple[int, int]) -> dict[str, np.nd
     [[0, 1, 2], [3, 4]]
     """
     check_place(place)
-    return {name: np.array_split(np.asarray(array), place[1])[place[0]] for name, array in batch.items()}
+    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    return {name: np.array_split(a, place[1])[place[0]] if a.ndim else a for name, a in arrays.items()}
 
 
 def added(given: Iterable[Mapping[str, np.ndarray]]) -> Sums:
@@ -89,7 +90,7 @@ class PartGradient:
         executor = get_backend(backend) if isinstance(backend, str) else backend
         self.prepared = executor.prepare(gradient_model(step), **options)
         self._step, self._place, self._names = step, place, between(step)
-        self._reads = {value.name for value in self.prepared.inputs} & set(step.state)
+        self.reads = {value.name for value in self.prepared.inputs} & set(step.state)
 
     def sums(self, part: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> Sums:
         """Arrays to add to the arrays of the other parts: gradients, running statistics and counts.
@@ -102,7 +103,7 @@ class PartGradient:
         counts = np.array([0.0, divisor, samples, 1.0])
         if not samples:
             return {name: np.zeros_like(step.state[held]) for held, name in of_state.items()} | {COUNTS: counts}
-        fed = {name: state[name] for name in self._reads}
+        fed = {name: state[name] for name in self.reads}
         if STEP in fed:  # the number that masks of Dropout are drawn by
             rank, processes = self._place
             fed[STEP] = np.array(fed[STEP] * processes + rank, np.int64)

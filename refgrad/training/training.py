@@ -16,7 +16,7 @@ from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import Recurrence, load_model
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.parameters.weights import write_back
-from refgrad.ranges import RANGES
+from refgrad.ranges import RANGES, checked
 from refgrad.rewrites.lifting import lower_weights
 from refgrad.training.causes import first_not_finite
 from refgrad.training.many_processes import AllReduce, PartGradient, ReducedSteps, SumsOf, check_place
@@ -24,6 +24,7 @@ from refgrad.training.normalization import set_inference_mode
 from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel
+from refgrad.training.workers import Workers
 
 Batch = Mapping[str, np.ndarray]
 
@@ -37,7 +38,8 @@ class Training:
     With `all_reduce` many processes train together, each on its part of every batch (docs/many_processes.md). It takes a dict
     of arrays, and returns their sums, or means, over all processes. `place` is the number of this process and of all. With
     `sums` this process alone trains, and the gradient comes from elsewhere: `sums(batch, state)` returns the sums of
-    `PartGradient.sums` over the parts of the batch.
+    `PartGradient.sums` over the parts of the batch. `processes=N` starts processes on this machine that do
+    so; `close` ends them.
 
     >>> import numpy as np, onnx.parser
     >>> from refgrad.training import SGD, Constant, Training, batches, step_model
@@ -62,19 +64,25 @@ class Training:
     all_reduce: AllReduce | None = field(default=None, kw_only=True)
     place: tuple[int, int] = field(default=(0, 1), kw_only=True)
     sums: SumsOf | None = field(default=None, kw_only=True)
+    processes: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
         check_place(self.place)
         self._rate_type = self.step.rate_type
-        if self.all_reduce is not None and self.sums is not None:
-            raise OptionError("all_reduce and sums exclude each other: each says where sums over processes come from.")
-        if self.all_reduce is None and self.sums is None:
+        checked("processes", self.processes)
+        if [self.all_reduce is not None, self.sums is not None, self.processes > 1].count(True) > 1:
+            raise OptionError("all_reduce, sums and processes exclude each other: each says where sums come from.")
+        self._workers: Workers | None = None
+        if self.all_reduce is None and self.sums is None and self.processes == 1:
             self._part, self._prepared = None, self._prepared_for(self.step.model)
         else:
-            self._part = PartGradient(self.step, self.backend, self.place, **self.options)
+            place = self.place if self.processes == 1 else (0, self.processes)
+            self._part = PartGradient(self.step, self.backend, place, **self.options)
             self._prepared = self._part.prepared
+            if self.processes > 1:
+                self._workers = Workers(self.step, self._part, self.backend, self.options, self.processes)
         self._evaluation: Prepared | None = None  # prepared where it is asked for
         self._run = self._begun(self.step.state)
 
@@ -82,8 +90,8 @@ class Training:
         """The steps from a state on."""
         if self._part is None:
             return self._prepared.recurrence(self.step.next, state)
-        if self.sums is not None:
-            return ReducedSteps(self.step, self._prepared_for, state, self.sums)
+        if (added := self.sums if self._workers is None else self._workers.sums) is not None:
+            return ReducedSteps(self.step, self._prepared_for, state, added)
         part, all_reduce = self._part, self.all_reduce
         assert all_reduce is not None
 
@@ -201,6 +209,11 @@ class Training:
             f"A gradient is not finite in {where}, {scale}{found}. "
             f"{advice or 'It is no overflow, so a smaller loss scale does not help.'}"
         )
+
+    def close(self) -> None:
+        """End the other processes, if there are any. The weights stay."""
+        if self._workers is not None:
+            self._workers.close()
 
     @property
     def state(self) -> dict[str, np.ndarray]:
