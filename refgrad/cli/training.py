@@ -437,7 +437,7 @@ def train(
         int,
         number(
             "processes",
-            help="How many processes of this machine share each batch. The weights equal the weights of one process, up to rounding.",
+            help="The number of processes that share each batch. Up to rounding, the weights equal the weights of one process.",
         ),
     ] = 1,
     validation: ValidationOptions,
