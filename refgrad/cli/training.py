@@ -27,12 +27,13 @@ from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
-from refgrad.training.data import Arrays, Data, open_data
+from refgrad.training.data import Arrays, Data
 from refgrad.training.losses import LOSSES
 from refgrad.training.optimizers import OPTIMIZERS, Optimizer, optimizer_class
 from refgrad.training.precision import DYNAMIC
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
+from refgrad.training.sources import open_data
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
@@ -373,8 +374,8 @@ class ValidationOptions:
             return given, None if self.validation is None else _validation_data(step, self.validation, label)
         if not isinstance(given, Arrays):
             raise OptionError(
-                f"--validation {self.validation} keeps back a part of one file, and --data is a folder of .npz files. Give a "
-                "file or a folder of validation data."
+                f"--validation {self.validation} keeps back a part of data that are read at once or mapped into memory, and "
+                "--data is read part by part. Give a file or a folder of validation data."
             )
         return given.split(self.part, seed)
 
@@ -417,7 +418,8 @@ def train(
         Path,
         typer.Option(
             metavar="DATA",
-            help="The inputs and the expected values by name: a .npz file, a folder of .npz files, or a folder of .npy files.",
+            help="The inputs and the expected values by name: a .npz, .parquet or .arrow file, or a folder of such files or "
+            "of .npy files.",
         ),
         Files.READ,
     ],

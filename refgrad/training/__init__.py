@@ -9,7 +9,7 @@ from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
-from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
+from refgrad.training.data import Arrays, Batches, Data, Shards
 from refgrad.training.many_processes import PartGradient, part_of
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
@@ -23,6 +23,7 @@ from refgrad.training.schedules import (
     Schedule,
     Warmup,
 )
+from refgrad.training.sources import open_data
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
