@@ -9,7 +9,8 @@ from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
-from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
+from refgrad.training.data import Arrays, Batches, Data, Shards
+from refgrad.training.many_processes import PartGradient, part_of
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
 from refgrad.training.saving import save_trained
@@ -23,10 +24,12 @@ from refgrad.training.schedules import (
     Schedule,
     Warmup,
 )
+from refgrad.training.sources import open_data
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 from refgrad.training.training_info import from_training_info, with_training_info
+from refgrad.training.two_models import gradient_model, update_model
 
 if TYPE_CHECKING:
     from refgrad.compat.training.optimizers import OrtGradientOptimizer
@@ -66,6 +69,7 @@ __all__ = [
     "Optimizer",
     "OrtGradientForwardBackwardOptimizer",
     "OrtGradientOptimizer",
+    "PartGradient",
     "Progress",
     "RMSProp",
     "Run",
@@ -78,14 +82,17 @@ __all__ = [
     "batches",
     "convention",
     "from_training_info",
+    "gradient_model",
     "load_checkpoint",
     "lora",
     "merge_adapters",
     "open_data",
+    "part_of",
     "plot_losses",
     "save_checkpoint",
     "save_trained",
     "step_model",
+    "update_model",
     "with_training_info",
     "write_artifacts",
 ]

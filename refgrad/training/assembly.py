@@ -31,7 +31,7 @@ from refgrad.training.precision import (
     unscaled,
 )
 from refgrad.training.slimming import slim, uses
-from refgrad.training.steps import RATE, STEP, VECTOR, StepModel
+from refgrad.training.steps import RATE, STEP, VECTOR, Cut, StepModel
 
 _CLIP_EPSILON = 1e-6
 
@@ -110,6 +110,8 @@ class Assembly:
         for name, value in parts.items():
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)
             op.types[self._held(name)] = op.types[slopes[name]] = (kind, value.ndim)
+        slopes = self._told_apart(slopes)
+        ends = dict(slopes)
         values = dict(self.weights) | {statistic.name: value for statistic, value in self.running.items()}
         for name, held in self.masters.items():
             self._narrowed(name, held, values[name])
@@ -120,9 +122,10 @@ class Assembly:
             finite = all_finite(op, slopes)
             if self.asked.accumulate > 1:
                 slopes = {name: op.Where(finite, g, op.const(0.0, like=g)) for name, g in slopes.items()}
-        total = self.asked.loss
+        total, counted = self.asked.loss, ""
         if self.asked.shared and self.asked.decays:
-            self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
+            counted = self._count(data)
+            self.count = op.Cast(counted, to=TensorProto.DOUBLE)
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
         kinds = {op.type(self._held(name)) for name in parts}
@@ -157,7 +160,19 @@ class Assembly:
             results[held] = statistic.following(op, self.asked.unbiased, held)
         if not self._is_scalar(self.asked.loss):
             total = op.Reshape(total, np.zeros(0, np.int64))
-        return self._assembled(data, results, total, layout, finite)
+        cut = Cut({self._held(name): slope for name, slope in ends.items()}, self.asked.loss, counted)
+        return self._assembled(data, results, total, layout, finite, cut)
+
+    def _told_apart(self, slopes: Mapping[str, str]) -> dict[str, str]:
+        """The gradients, each of them the result of a node and of no other weight."""
+        computed = {name for node in self.made.graph.node for name in node.output}
+        computed.update(name for node in self.last.nodes for name in node.outputs)
+        found: dict[str, str] = {}
+        for name, slope in slopes.items():
+            is_own = slope in computed and slope not in found.values()
+            found[name] = slope if is_own else self.last.Identity(slope)
+            self.last.types[found[name]] = self.last.types[slope]
+        return found
 
     def _held(self, name: str) -> str:
         """The state that holds a weight or a statistic: itself, or its master."""
@@ -378,6 +393,7 @@ class Assembly:
         total: str,
         layout: Mapping[str, tuple[int, tuple[int, ...]]],
         finite: str,
+        cut: Cut,
     ) -> StepModel:
         made, source = ModelProto(), self.made.graph
         made.CopyFrom(self.made)
@@ -404,7 +420,9 @@ class Assembly:
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
         if finite:
             graph.output.append(helper.make_tensor_value_info(final[finite], TensorProto.BOOL, []))
-        slim(made)
+        ends = {name: final.get(name, name) for name in (*cut.gradients.values(), cut.loss, cut.count)}
+        kept = slim(made, set(ends.values()))
+        ends = {name: kept[value] for name, value in ends.items()}
         following = {state: final[name] for state, name in results.items()}
         rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
         noted: dict[str, Any] = {"next": following, "loss": result, "label": self.asked.label, "layout": rows}
@@ -423,4 +441,5 @@ class Assembly:
             statistics=tuple(statistic.name for statistic in self.running),
             masters=dict(self.masters),
             finite=final.get(finite, ""),
+            cut=Cut({state: ends[name] for state, name in cut.gradients.items()}, ends[cut.loss], ends[cut.count]),
         )

@@ -234,6 +234,7 @@ def step_model(
         accumulate=int(accumulate),
         settings=settings,
         data_beside=whole.path if isinstance(whole, Opened) else None,
+        mean_over="" if reduction == "sum" else "label" if isinstance(loss, str) else "samples",
     )
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
@@ -250,7 +251,15 @@ def step_model(
     known = names if names is not None and count in (None, len(names)) else None
     ignored = (loss_settings or {}).get("ignore_index")
     class_names = None if known is None else tuple(known)
-    return replace(made_step, classes=count, class_names=class_names, ignored=ignored, evaluation=evaluation)
+    amounts_of = (loss_settings or {}).get("class_weights")
+    return replace(
+        made_step,
+        classes=count,
+        class_names=class_names,
+        ignored=ignored,
+        evaluation=evaluation,
+        class_weights=None if amounts_of is None else tuple(amounts_of),
+    )
 
 
 def trained(

@@ -1,5 +1,7 @@
 """Inputs of a training that count samples on another axis than the first, or have none: recurrent states, sample rates."""
 
+from contextlib import closing
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -7,8 +9,9 @@ import pytest
 
 from refgrad.cli import main
 from refgrad.errors import FeedError
-from refgrad.training import SGD, step_model
-from refgrad.training.data import Arrays, Batches, Shards, open_data
+from refgrad.training import SGD, Training, part_of, step_model
+from refgrad.training.data import Arrays, Batches, Shards
+from refgrad.training.sources import open_data
 
 COUNT = 6
 RECURRENT = onnx.parser.parse_model("""
@@ -142,3 +145,21 @@ def test_the_shell_trains_a_recurrent_model(tmp_path, monkeypatch):
     assert main(words.split()) == 0
     [w] = onnx.load("t.onnx").graph.initializer
     np.testing.assert_allclose(onnx.numpy_helper.to_array(w), right, atol=1e-2)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_several_processes_share_the_samples(processes, step):
+    batch = arrays()
+    parts = [part_of(batch, (rank, processes), step.sample_axes) for rank in range(processes)]
+    assert sum(step.samples_in(part) for part in parts) == COUNT
+    for part in parts:
+        np.testing.assert_array_equal(part["state"][1, :, 0], part["x"][:, 0])
+        assert part["rate"] == 3
+
+
+def test_two_processes_train_as_one(step):
+    curves = []
+    for processes in (1, 2):
+        with closing(Training(step, 1e-3, processes=processes)) as training:
+            curves.append([training.train_on(arrays(), 1e-3) for _ in range(3)])
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-6)
