@@ -31,7 +31,7 @@ from refgrad.training.labels import classes_of
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
-from refgrad.training.outputs import compared_output, without_maps
+from refgrad.training.outputs import compared_output, reaching, without_maps
 from refgrad.training.precision import DYNAMIC, SCALE, chosen_scale, refuse_vanishing
 from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
@@ -143,6 +143,7 @@ def step_model(
     model, chosen = trained(model, trainable, freeze)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
+        chosen = reaching(read(model), chosen, output, trainable)
     refuse_vanishing(optimizer, chosen)
     scale = chosen_scale(loss_scale, chosen)
     if scale is not None and SCALE in names_of(read(model).graph):
