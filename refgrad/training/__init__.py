@@ -10,6 +10,7 @@ from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
+from refgrad.training.loss_terms import LossTerm, sum_of_losses
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
 from refgrad.training.schedules import (
@@ -59,6 +60,7 @@ __all__ = [
     "InverseScaling",
     "LearningRateSGD",
     "LearningRateSGDNesterov",
+    "LossTerm",
     "NegLogLearningLoss",
     "NoLearningPenalty",
     "Optimal",
@@ -84,6 +86,7 @@ __all__ = [
     "plot_losses",
     "save_checkpoint",
     "step_model",
+    "sum_of_losses",
     "with_training_info",
     "write_artifacts",
 ]

@@ -76,7 +76,7 @@ def step_model(
     :param loss: the loss of `output` and the label: a score of `refgrad.add_loss_output`, such as "squared_error", or
         "binary_cross_entropy_with_logits" of raw scores and labels 0 and 1. "cross_entropy" takes logits [N, C, ...] and
         classes [N, ...] in int64. "log_loss" takes the same classes and probabilities [N, C, ...], or the probabilities of
-        the second of two classes [N, 1]. None: `output` is the loss already. A model of the same opset, or its
+        the second of two classes [N, 1]. None: `output` is the loss already. A model, or its
         `pathlib.Path`: the model returns the loss, a scalar. Its inputs with the names of outputs of `model` get these
         outputs; if there are none, its first input gets `output`. Its other inputs are fed.
     :param optimizer: the update; SGD without momentum by default.

@@ -18,7 +18,7 @@ import onnx.parser
 from make_artifacts import _training
 from onnx import TensorProto, numpy_helper
 
-from refgrad.training import SGD, Optimizer, write_artifacts
+from refgrad.training import SGD, LossTerm, Optimizer, sum_of_losses, write_artifacts
 
 STEPS, ROWS = 20, 6
 Arrays = Mapping[str, np.ndarray]
@@ -143,18 +143,24 @@ def two_heads() -> onnx.ModelProto:
     )
 
 
-def sum_of_losses(blocks: Any) -> Any:
-    """The cross entropy of y plus 0.5 times the squared error of z, as an onnxblock."""
+def weighted(blocks: Any) -> Any:
+    """The cross entropy of y plus 0.5 times the squared error of z, as an onnxblock.
+
+    Its constants have an axis. The builder fails at a sum of a scalar and a vector, so both terms have one until the end.
+    """
+    made = blocks.blocks
 
     class Sum(blocks.Block):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = blocks.loss.CrossEntropyLoss(), blocks.loss.MSELoss()
-            self.add, self.scale, self.mul = blocks.blocks.Add(), blocks.blocks.Constant(0.5), blocks.blocks.Mul()
+            self.losses = blocks.loss.CrossEntropyLoss(), blocks.loss.MSELoss()
+            self.weights, self.mul = (made.Constant(1.0), made.Constant(0.5)), (made.Mul(), made.Mul())
+            self.add, self.total = made.Add(), made.ReduceSum(keepdims=False)
 
         def build(self, y: str, z: str) -> str:
-            second = self.mul(self.second(z, "target"), self.scale())
-            return str(self.add(self.first(y, "labels"), second))
+            values = self.losses[0](y, "labels"), self.losses[1](z, "target")
+            terms = [mul(value, one()) for mul, value, one in zip(self.mul, values, self.weights, strict=True)]
+            return str(self.total(self.add(*terms)))
 
     return Sum()
 
@@ -231,6 +237,17 @@ CASES = {
         ours={"output": "z", "trainable": ["w1", "b1", "w3", "b3"]},
         theirs={"loss_input_names": ["z"]},
     ),
+    "sum of losses": Case(
+        two_heads,
+        "",
+        ours={
+            "loss": sum_of_losses(
+                two_heads(),
+                [LossTerm("cross_entropy", "y", "labels"), LossTerm("squared_error", "z", "target", weight=0.5)],
+            )
+        },
+        theirs=lambda blocks: {"loss": weighted(blocks)},
+    ),
 }
 
 
@@ -252,7 +269,8 @@ def batches(model: onnx.ModelProto, case: Case) -> list[list[np.ndarray]]:
             target = rng.integers(0, classes, rows)
         elif case.loss == "BCEWithLogitsLoss":
             target = (target > 0).astype(np.float32)
-        made.append([x, target])
+        both = [rng.integers(0, classes, rows), rng.standard_normal((rows, 2)).astype(np.float32)]
+        made.append([x, target] if case.loss else [x, *both])
     return made
 
 
@@ -286,7 +304,7 @@ def write(folder: Path, case: Case, artifacts: Any) -> None:
     theirs, ours = folder / "theirs", folder / "ours"
     theirs.mkdir(parents=True)
     asked = {
-        "loss": artifacts.LossType[case.loss],
+        **({"loss": artifacts.LossType[case.loss]} if case.loss else {}),
         "optimizer": artifacts.OptimType[case.optimizer],
         **case.options(artifacts.onnxblock),
     }
@@ -303,7 +321,7 @@ def write(folder: Path, case: Case, artifacts: Any) -> None:
         onnx.save(made, file)
     optimizer: Optimizer | None = SGD() if case.optimizer == "SGD" else None
     given = {"trainable": trained_of(model, case), **case.ours}
-    write_artifacts(ours, model, LOSSES[case.loss], optimizer, **given)
+    write_artifacts(ours, model, given.pop("loss", None) or LOSSES[case.loss], optimizer, **given)
 
 
 def steps(folder: Path, case: Case, api: Any) -> dict[str, np.ndarray]:
