@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from refgrad.errors import ConvergenceError
 from refgrad.show.plot import plot_losses
+from refgrad.training.adapter_files import save_adapter, with_adapter_inputs
 from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
@@ -84,9 +85,11 @@ __all__ = [
     "merge_adapters",
     "open_data",
     "plot_losses",
+    "save_adapter",
     "save_checkpoint",
     "step_model",
     "sum_of_losses",
+    "with_adapter_inputs",
     "with_training_info",
     "write_artifacts",
 ]

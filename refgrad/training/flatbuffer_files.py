@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import helper
@@ -11,7 +11,7 @@ from onnx import helper
 from refgrad.errors import OptionError
 from refgrad.installing import install
 
-_CHECKPOINT_VERSION = 2
+_CHECKPOINT_VERSION, _ADAPTER_VERSION = 2, 1
 _LARGEST = 2**31 - 2**16  # bytes of a file, whose offsets are signed
 
 
@@ -26,9 +26,35 @@ def checkpoint(trained: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarra
     """
     arrays = (*trained.values(), *frozen.values())
     file = _Tables("A checkpoint", sum(value.nbytes for value in arrays), "Train fewer: give trainable.")
-    tensors = [[file.tensor(name, value, nominal) for name, value in part.items()] for part in (trained, frozen)]
+    slots = _Slots(name=0, dims=2, kind=3, content=4, fields=7)
+    tensors = [[file.tensor(name, value, slots, nominal) for name, value in part.items()] for part in (trained, frozen)]
     module = file.table(dict(enumerate(map(file.vector, tensors))), 4, flags=(2,) if nominal else ())
     return file.finished(file.table({1: module}, 4, {0: _CHECKPOINT_VERSION}), b"ODTC")
+
+
+def adapter(parameters: Mapping[str, np.ndarray], adapter_version: int, model_version: int) -> bytes:
+    """An adapter of ONNX Runtime 1.20 and later.
+
+    Parameter: name, dims, data_type, raw_data. Adapter: format_version, adapter_version, model_version, parameters.
+
+    :raises OptionError: flatbuffers is not installed, or the parameters are too large.
+    """
+    size = sum(value.nbytes for value in parameters.values())
+    file = _Tables("An adapter", size, "Take a smaller rank.")
+    slots = _Slots(name=0, dims=1, kind=2, content=3, fields=4)
+    tensors = file.vector([file.tensor(name, value, slots) for name, value in parameters.items()])
+    versions = {0: _ADAPTER_VERSION, 1: adapter_version, 2: model_version}
+    return file.finished(file.table({3: tensors}, 4, versions), b"TORT")
+
+
+class _Slots(NamedTuple):
+    """The positions of the fields of a tensor in its table."""
+
+    name: int
+    dims: int
+    kind: int
+    content: int
+    fields: int
 
 
 class _Tables:
@@ -62,14 +88,14 @@ class _Tables:
             self.builder.PrependBoolSlot(slot, True, False)
         return int(self.builder.EndObject())
 
-    def tensor(self, name: str, value: np.ndarray, nominal: bool = False) -> int:
+    def tensor(self, name: str, value: np.ndarray, slots: _Slots, nominal: bool = False) -> int:
         """A tensor; a nominal one has a name and a type alone."""
-        parts = {0: self.builder.CreateString(name)}
+        parts = {slots.name: self.builder.CreateString(name)}
         if not nominal:
             little = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
-            parts[2] = self.builder.CreateNumpyVector(np.array(value.shape, np.int64))
-            parts[4] = self.builder.CreateByteVector(little.tobytes())
-        return self.table(parts, 7, {3: int(helper.np_dtype_to_tensor_dtype(value.dtype))})
+            parts[slots.dims] = self.builder.CreateNumpyVector(np.array(value.shape, np.int64))
+            parts[slots.content] = self.builder.CreateByteVector(little.tobytes())
+        return self.table(parts, slots.fields, {slots.kind: int(helper.np_dtype_to_tensor_dtype(value.dtype))})
 
     def vector(self, members: Sequence[int]) -> int:
         """A vector of tables."""
