@@ -108,7 +108,7 @@ def write_artifacts(
         attribute `seed` of a Dropout counts. The eval model drops nothing.
     :param additional_outputs: values of the model that the training model and the eval model return after the loss, instead
         of the outputs of the model.
-    :param input_gradients: inputs whose gradients the training model returns after the additional outputs.
+    :param input_gradients: inputs whose gradients the training model returns after the additional outputs, as `x.gradient`.
     :param prefix: the beginning of the names of the files.
     :param nominal_checkpoint: write nominal_checkpoint too, with the names of the weights and without their numbers.
     :param overwrite: write into `folder` if it exists, and replace the files of these names.
@@ -204,10 +204,13 @@ def _artifacts(
         results = [value.name for value in read(model).graph.output if value.name in computed]
     else:
         additional = results = [name for name in dict.fromkeys(wanted.outputs) if name not in (loss_name, *shaped)]
+        if hidden := [name for name in additional if name.endswith("_grad")]:
+            raise OptionError(f"The training API hides {hidden[0]!r}, an output whose name ends with _grad. Rename it.")
         made = _with_values(made, read(training_source), additional)
         still = made if eval_source is training_source else _with_values(still, read(eval_source), additional)
     evaluation = select_model_inputs_outputs(still, [eval_loss, *results])
-    returned = [loss_name, *additional, *(gradients[name] for name in wanted.input_gradients)]
+    slopes = _add_slopes(made, {name: gradients[name] for name in wanted.input_gradients})
+    returned = [loss_name, *additional, *slopes]
     training = _training_model(made, returned, values, gradients)
     _move_statistics(training, statistics, wanted.unbiased)
     optimizing = optimizer_model(update[0], values, *update[1:])
@@ -257,6 +260,19 @@ def _add_scalar(model: ModelProto, loss: str) -> str:
     graph.node.append(helper.make_node("Reshape", [loss, shape], [scalar], scalar))
     graph.output.append(helper.make_tensor_value_info(scalar, declared.elem_type, []))
     return scalar
+
+
+def _add_slopes(model: ModelProto, gradients: Mapping[str, str]) -> list[str]:
+    """Outputs `<input>.gradient`, which are added in place: the training API hides an output whose name ends with _grad."""
+    graph = model.graph
+    taken = names_of(graph) | {node.name for node in graph.node}
+    declared = {value.name: value for value in graph.output}
+    found = []
+    for name, gradient in gradients.items():
+        found.append(fresh(f"{name}.gradient", taken))
+        graph.node.append(helper.make_node("Identity", [gradient], [found[-1]], found[-1]))
+        graph.output.add(name=found[-1], type=declared[gradient].type)
+    return found
 
 
 def _with_values(made: ModelProto, source: ModelProto, names: Sequence[str]) -> ModelProto:

@@ -199,7 +199,9 @@ def test_additional_outputs_follow_the_loss(tmp_path: Path, backend: str) -> Non
         np.testing.assert_allclose(t, expected["t"], rtol=1e-5, atol=1e-6)
     with pytest.raises(UnknownNameError, match=r"'q' in additional_outputs is no value.*Its outputs are 'y', 'z'"):
         write_artifacts(tmp_path / "b", model, output="y", trainable=["w1"], additional_outputs=["q"])
-    model.graph.node[3].name = "label"
+    model.graph.node[3].output[0] = model.graph.output[1].name = "z_grad"
+    with pytest.raises(OptionError, match="The training API hides 'z_grad'"):
+        write_artifacts(tmp_path / "b", model, output="y", trainable=["w1"], additional_outputs=["z_grad"])
     model.graph.node[3].output[0] = model.graph.output[1].name = "label"
     with pytest.raises(UnknownNameError, match="The training has a value 'label', and so has the model"):
         write_artifacts(tmp_path / "b", model, output="y", trainable=["w1"], additional_outputs=["label"])
