@@ -18,13 +18,16 @@ from refgrad.model.reading import read
 from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.model.writing import new_folder, refuse_replacing, replacing
 from refgrad.notices import quiet
+from refgrad.parameters.weights import weights
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.traverse import fresh, names_of, reads_of, refill, versions_of
 from refgrad.ranges import checked
 from refgrad.reverse.assembly import names_in
+from refgrad.reverse.requested import matching
 from refgrad.rewrites.losses import get_train_initializer
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
+from refgrad.training.adapters import adapters_of
 from refgrad.training.artifact_optimizers import optimizer_model
 from refgrad.training.dropout import in_training_mode as dropping
 from refgrad.training.flatbuffer_files import checkpoint
@@ -54,7 +57,7 @@ class _Wanted:
     """The weights to train, and the outputs of the models besides the loss and the gradients."""
 
     trainable: Sequence[str] | None
-    freeze: Sequence[str]
+    frozen: Sequence[str]
     outputs: Sequence[str] | None
     input_gradients: Sequence[str]
     batch_norm: str
@@ -69,7 +72,7 @@ def write_artifacts(
     optimizer: Optimizer | None = None,
     *,
     trainable: Sequence[str] | None = None,
-    freeze: Sequence[str] = (),
+    frozen_params: Sequence[str] = (),
     output: str | None = None,
     label: str = "label",
     sample_weight: str | None = None,
@@ -98,8 +101,9 @@ def write_artifacts(
     :param optimizer: an optimizer with at most two states, which start at 0. The default is
         AdamW(eps=1e-6, weight_decay=0.0, epsilon="uncorrected"), as `generate_artifacts` writes it.
     :param trainable: as the other options, see `step_model`. Weights are float32.
-    :param freeze: names or patterns of weights that are not trained, and that the checkpoint holds. Other weights that are not
-        trained stay in the models.
+    :param frozen_params: names or patterns of weights that are not trained, and that the checkpoint holds. Other weights that
+        are not trained stay in the models. A pattern passes over weights that `trainable` names or matches, and over adapters:
+        with "*" the checkpoint holds all parameters.
     :param clip_value: as clip_norm, see `step_model`.
     :param batch_norm: see `step_model`. With "training" the checkpoint has the running statistics, which every run of the
         training model moves.
@@ -140,7 +144,7 @@ def write_artifacts(
     files = _artifacts(
         model,
         (optimizer, clip_value, clip_norm),
-        _Wanted(trainable, freeze, additional_outputs, input_gradients, batch_norm, unbiased, dropout),
+        _Wanted(trainable, frozen_params, additional_outputs, input_gradients, batch_norm, unbiased, dropout),
         (loss, output),
         (label, sample_weight, reduction, loss_settings, Conventions(**conventions)),
         nominal_checkpoint,
@@ -167,8 +171,7 @@ def _artifacts(
     nominal: bool,
 ) -> dict[str, bytes]:
     """The files by name."""
-    model, values = trained(model, wanted.trainable, wanted.freeze)
-    frozen = trained(model, wanted.freeze)[1] if wanted.freeze else {}
+    model, values, frozen = _trained_and_frozen(model, wanted)
     training_source, eval_source, statistics = _sources(model, wanted)
     values = {name: value for name, value in values.items() if name not in {one.name for one in statistics}}
     if statistics:
@@ -223,11 +226,41 @@ def _artifacts(
         if part.ByteSize() > _LARGEST:
             raise OptionError(
                 f"The models hold the weights that are not trained, {part.ByteSize():,} bytes, and a file holds 2 GB. Name "
-                "them in freeze, so that the checkpoint has them."
+                "them in frozen_params, so that the checkpoint has them."
             )
     _add_buffers(training, values)
     files = {name: part.SerializeToString() for name, part in parts.items()} | {CHECKPOINT: checkpoint(values, frozen)}
     return files | ({NOMINAL: checkpoint(values, frozen, nominal=True)} if nominal else {})
+
+
+def _trained_and_frozen(model: _Model, wanted: _Wanted) -> tuple[_Model, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The model with its weights as initializers, the weights to train, and those that the checkpoint holds besides.
+
+    :raises OptionError: a name is in both lists, or nothing is left to train.
+    :raises UnknownNameError: a name that does not exist.
+    """
+    if wanted.trainable is not None and not len(wanted.trainable):
+        raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
+    model, values = trained(model, wanted.trainable)
+    if not wanted.frozen:
+        return model, values, {}
+    names = [wanted.frozen] if isinstance(wanted.frozen, str) else list(wanted.frozen)
+    held = {name: value for name, (value, _) in get_train_initializer(model).items()}
+    if twice := [name for name in names if name in values and name in (wanted.trainable or ())]:
+        raise OptionError(f"{twice[0]!r} is in trainable and in frozen_params. Leave it out of one of them.")
+    is_chosen = wanted.trainable is not None or adapters_of(read(model))
+    found = weights(model)
+    others = [name for name in found.trainable if name in held and not (is_chosen and name in values)]
+    chosen = matching(names, list(held), others, "frozen_params")
+    if unknown := [name for name in chosen if name not in held]:
+        raise UnknownNameError(
+            f"{unknown[0]!r} in frozen_params is no float initializer.{did_you_mean(unknown[0], held)} There are: "
+            f"{choices(held)}."
+        )
+    left = {name: value for name, value in values.items() if name not in chosen}
+    if not left:
+        raise OptionError(f"frozen_params={names!r} leaves nothing to train. Without it these are: {choices(values)}.")
+    return model, left, {name: held[name] for name in held if name in chosen}
 
 
 def _sources(model: _Model, wanted: _Wanted) -> tuple[_Model, _Model, list[Statistic]]:

@@ -211,7 +211,9 @@ CASES = {
     "layer normalization": Case(layer_normalized, "MSELoss"),
     "embedding": Case(embedding, "CrossEntropyLoss"),
     "tied weights": Case(tied, "CrossEntropyLoss"),
-    "frozen parameters": Case(perceptron, "CrossEntropyLoss", ours={"freeze": ["w1", "b1"]}, frozen=("w1", "b1")),
+    "frozen parameters": Case(
+        perceptron, "CrossEntropyLoss", ours={"frozen_params": ["w1", "b1"]}, frozen=("w1", "b1")
+    ),
     "additional outputs": Case(
         perceptron, "MSELoss", ours={"additional_outputs": ["y", "t"]}, theirs={"additional_output_names": ["y", "t"]}
     ),

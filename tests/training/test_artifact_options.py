@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.errors import ModelWarning, NoGradientError, OptionError, OutputFileError, UnknownNameError
-from refgrad.training import SGD, AdamW, Training, step_model, write_artifacts
+from refgrad.training import SGD, AdamW, Training, lora, step_model, write_artifacts
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 RNG = np.random.default_rng(3)
@@ -94,7 +94,7 @@ def test_external_data_moves_into_the_models(tmp_path: Path) -> None:
     model = perceptron()
     place = tmp_path / "model.onnx"
     onnx.save(perceptron(), place, save_as_external_data=True, location="model.data", size_threshold=0)
-    write_artifacts(tmp_path / "a", place, trainable=["w2"], freeze=["b2"])
+    write_artifacts(tmp_path / "a", place, trainable=["w2"], frozen_params=["b2"])
     feeds = {"x": X, "label": Y, **{name: values_of(model)[name] for name in ("w2", "b2")}}
     for name in ("training", "eval"):
         made = onnx.load(tmp_path / "a" / f"{name}_model.onnx", load_external_data=False)
@@ -106,7 +106,7 @@ def test_external_data_moves_into_the_models(tmp_path: Path) -> None:
 
 def test_a_nominal_checkpoint_has_names_alone(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime.tools.ort_format_model")
-    write_artifacts(tmp_path / "a", perceptron(), freeze=["w2"], nominal_checkpoint=True)
+    write_artifacts(tmp_path / "a", perceptron(), frozen_params=["w2"], nominal_checkpoint=True)
     full, nominal = (tensors(tmp_path / "a" / name) for name in ("checkpoint", "nominal_checkpoint"))
     names = [("RequiresGradParams", name) for name in ("w1", "b1", "b2")] + [("FrozenParams", "w2")]
     assert list(full) == list(nominal) == names
@@ -117,16 +117,37 @@ def test_a_nominal_checkpoint_has_names_alone(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_are_inputs(tmp_path: Path) -> None:
-    write_artifacts(tmp_path / "a", perceptron(), trainable=["w1", "b1"], freeze=["w2"])
+    write_artifacts(tmp_path / "a", perceptron(), trainable=["w1", "b1"], frozen_params=["w2"])
     for file, data in (("training_model.onnx", ["x", "label"]), ("eval_model.onnx", ["x", "label"])):
         graph = onnx.load(tmp_path / "a" / file).graph
         assert [value.name for value in graph.input][:5] == [*data, "w1", "b1", "w2"]
         assert {"w2", "w1"}.isdisjoint(tensor.name for tensor in graph.initializer)
         assert "b2" in {tensor.name for tensor in graph.initializer}
+    with pytest.raises(OptionError, match="'w1' is in trainable and in frozen_params"):
+        write_artifacts(tmp_path / "b", perceptron(), trainable=["w1"], frozen_params=["w1"])
     with pytest.raises(OptionError, match="leaves nothing to train"):
-        write_artifacts(tmp_path / "b", perceptron(), trainable=["w1"], freeze=["w1"])
+        write_artifacts(tmp_path / "b", perceptron(), frozen_params=["*"])
+    with pytest.raises(OptionError, match="trains nothing"):
+        write_artifacts(tmp_path / "b", perceptron(), trainable=[])
+    with pytest.raises(UnknownNameError, match=r"The pattern 'q\*' in frozen_params matches no float"):
+        write_artifacts(tmp_path / "b", perceptron(), frozen_params=["q*"])
     with pytest.raises(UnknownNameError, match="w9"):
-        write_artifacts(tmp_path / "b", perceptron(), freeze=["w9"])
+        write_artifacts(tmp_path / "b", perceptron(), frozen_params=["w9"])
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_the_checkpoint_holds_every_weight_if_asked(tmp_path: Path, adapted: bool) -> None:
+    """With adapters, they are trained; else what `trainable` names."""
+    model = lora(perceptron(), rank=1) if adapted else perceptron()
+    write_artifacts(tmp_path / "a", model, trainable=None if adapted else ["*2"], frozen_params=["*"])
+    trained = [f"{name}.lora_{end}" for name in ("w1", "w2") for end in "AB"] if adapted else ["w2", "b2"]
+    frozen = [name for name in ("w1", "b1", "w2", "b2") if name not in trained]
+    graph = onnx.load(tmp_path / "a" / "training_model.onnx").graph
+    assert [value.name for value in graph.input][2 : 2 + len(trained + frozen)] == trained + frozen
+    assert not {tensor.name for tensor in graph.initializer} & {*trained, *frozen}
+    [y] = get_backend("numpy").prepare(perceptron()).run({"x": X}).values()
+    loss, *_ = run(tmp_path / "a" / "eval_model.onnx", {"x": X, "label": Y, **values_of(model)}).values()
+    np.testing.assert_allclose(loss, np.square(y - Y).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -36,7 +36,7 @@ def test_both_take_the_same_steps(tmp_path: Path, name: str) -> None:
     for key, value in ours.items():
         assert value.shape == theirs[key].shape, key
         np.testing.assert_allclose(value, theirs[key], rtol=1e-6, atol=1e-6, err_msg=key)
-    for key in set(ours) - {f"weight {frozen}" for frozen in case.ours.get("freeze", ())}:
+    for key in set(ours) - {f"weight {frozen}" for frozen in case.ours.get("frozen_params", ())}:
         if key.startswith("weight"):
             assert np.abs(ours[key] - case.value_of(key.removeprefix("weight "))).max() > 1e-3, "nothing was learned"
     files = [sorted(file.name for file in (tmp_path / part).iterdir()) for part in ("theirs", "ours")]
