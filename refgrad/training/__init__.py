@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from refgrad.errors import ConvergenceError
 from refgrad.show.plot import plot_losses
+from refgrad.training.adapter_files import save_adapter, with_adapter_inputs
 from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards
+from refgrad.training.loss_terms import LossTerm, sum_of_losses
 from refgrad.training.many_processes import PartGradient, part_of
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
@@ -63,6 +65,7 @@ __all__ = [
     "InverseScaling",
     "LearningRateSGD",
     "LearningRateSGDNesterov",
+    "LossTerm",
     "NegLogLearningLoss",
     "NoLearningPenalty",
     "Optimal",
@@ -89,10 +92,13 @@ __all__ = [
     "open_data",
     "part_of",
     "plot_losses",
+    "save_adapter",
     "save_checkpoint",
     "save_trained",
     "step_model",
+    "sum_of_losses",
     "update_model",
+    "with_adapter_inputs",
     "with_training_info",
     "write_artifacts",
 ]

@@ -337,43 +337,12 @@ class Assembly:
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
-        moved, new = self._updated(w, states, kind, (slope, rate, t, states, self._decay(name, value)))
+        arguments = (slope, rate, t, states, self._decay(name, value))
+        moved, new = updated(self.asked.optimizer, op, w, states, kind, arguments)
         if applies:
             moved = op.Where(applies, moved, w)
             new = {state: op.Where(applies, made, states[state]) for state, made in new.items()}
         return {w: moved} | {states[state]: made for state, made in new.items()}
-
-    def _updated(
-        self, name: str, states: Mapping[str, str], kind: int, arguments: tuple[Any, ...]
-    ) -> tuple[str, Mapping[str, str]]:
-        """The new weight and the new states.
-
-        :raises OptionError: the update of the optimizer, which may be another package's, returns something else.
-        """
-        optimizer, op = self.asked.optimizer, self.last
-        before = len(op.nodes)
-        found: Any = optimizer.update(op, name, *arguments)
-        where = f"update of {type(optimizer).__name__}"
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-            raise OptionError(f"{where} returns the new weight and a dict of the new states, not {found!r}.")
-        moved, new = found
-        if new.keys() != states.keys():
-            raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
-        known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.outputs)}
-        if odd := [value for value in (moved, *new.values()) if not isinstance(value, str) or value not in known]:
-            raise OptionError(f"{where} returns {odd[0]!r}, which is no value that a method of op returned.")
-        types = [
-            {op.type(read) for read in node.inputs} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC
-        ]
-        if any(len(some - {0}) > 1 for some in types) or not {op.type(value) for value in (moved, *new.values())} <= {
-            0,
-            kind,
-        }:
-            raise OptionError(
-                f"{where} mixes element types, or returns another one than the weight {name!r} has. t is a scalar in double: "
-                "cast it, as in op.CastLike(t, w)."
-            )
-        return moved, new
 
     def _decay(self, name: str, value: np.ndarray) -> float | str:
         """The weight decay of a weight, or of each element of the vector of all; one number where they are the same."""
@@ -443,3 +412,37 @@ class Assembly:
             finite=final.get(finite, ""),
             cut=Cut({state: ends[name] for state, name in cut.gradients.items()}, ends[cut.loss], ends[cut.count]),
         )
+
+
+def updated(
+    optimizer: Optimizer,
+    op: FunctionEmitter,
+    name: str,
+    states: Mapping[str, str],
+    kind: int,
+    arguments: tuple[Any, ...],
+) -> tuple[str, Mapping[str, str]]:
+    """The new weight and the new states of the weight `name`, of type `kind`.
+
+    :param arguments: the arguments of `Optimizer.update` after the weight.
+    :raises OptionError: the update of the optimizer, which may be another package's, returns something else.
+    """
+    before = len(op.nodes)
+    found: Any = optimizer.update(op, name, *arguments)
+    where = f"update of {type(optimizer).__name__}"
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+        raise OptionError(f"{where} returns the new weight and a dict of the new states, not {found!r}.")
+    moved, new = found
+    if new.keys() != states.keys():
+        raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
+    known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.outputs)}
+    if odd := [value for value in (moved, *new.values()) if not isinstance(value, str) or value not in known]:
+        raise OptionError(f"{where} returns {odd[0]!r}, which is no value that a method of op returned.")
+    types = [{op.type(read) for read in node.inputs} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC]
+    mixed = any(len(some - {0}) > 1 for some in types)
+    if mixed or not {op.type(value) for value in (moved, *new.values())} <= {0, kind}:
+        raise OptionError(
+            f"{where} mixes element types, or returns another one than the weight {name!r} has. t is a scalar in double: "
+            "cast it, as in op.CastLike(t, w)."
+        )
+    return moved, new
