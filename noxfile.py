@@ -241,7 +241,8 @@ def parity(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def torch(session: nox.Session) -> None:
     """Models as torch's exporter writes them, every operator that torch has, and layers of torch, against torch.autograd."""
-    run = environment(session, "frameworks", "torch", "-e", ".[ort,torch,exports,test]")
+    mpi = () if os.name == "nt" else ("mpi4py", "openmpi")
+    run = environment(session, "frameworks", "torch", *mpi, "-e", ".[ort,torch,exports,arrow,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     run("python", "examples/torch_models.py", str(TORCH_MODELS))
     pytest(session, run, *QUICK, "-m", "torch and not models", *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))

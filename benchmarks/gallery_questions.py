@@ -315,8 +315,8 @@ def cost(subject: Subject, seconds: float) -> dict[str, Answer]:
     sizes: dict[str, int] = {}
     for value in graph_inputs(subject.model.graph):
         if value.name in feeds and value.shape is not None:
-            found = zip(value.shape, np.shape(feeds[value.name]), strict=True)
-            sizes |= {dim: size for dim, size in found if isinstance(dim, str)}
+            found = enumerate(zip(value.shape, np.shape(feeds[value.name]), strict=True))
+            sizes |= {f"{value.name}[{axis}]": size for axis, (dim, size) in found if not isinstance(dim, int)}
     predicted = refgrad.cost(subject.model, sizes)
     measured = peak(subject.model, feeds)
     off = abs(predicted.peak - measured)

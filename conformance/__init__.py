@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.judge.check import Check, Row, check
+from refgrad.conformance.judge.check import check
+from refgrad.conformance.judge.found import Check, Row
 from refgrad.conformance.oracles.central import FiniteDifference, directional
 
 if TYPE_CHECKING:

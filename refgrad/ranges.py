@@ -92,6 +92,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "penalty": _NOT_NEGATIVE,
         "period": _integer(1, 2**53),
         "random_weights": _integer(0, 2**63 - 1),
+        "processes": _integer(1, 4096),
         "power": Range("a number from -10 to 10", -10, 10),
         "rank": _integer(1, 2**16),
         "rate": Range("a number above 0", 0, _FLOAT32, above=True),  # a scheme may begin with any

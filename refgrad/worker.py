@@ -140,6 +140,12 @@ class Worker:
         return self._stopped
 
     @property
+    def ended(self) -> str:
+        """How the process ended since the last call, "" if it has not: the next call starts another one."""
+        code = None if self._process is None else self._process.poll()
+        return "" if code is None else f"its process ended with {_told(code)}"
+
+    @property
     def _is_limited(self) -> bool:
         return bool(self.memory or self.room)
 

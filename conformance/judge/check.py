@@ -12,10 +12,9 @@ from __future__ import annotations
 import itertools
 import re
 import reprlib
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -29,6 +28,7 @@ from refgrad.backends.discovery import BUILT_IN
 from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judge.deviation import deviation
 from refgrad.conformance.judge.elementwise import against_float64
+from refgrad.conformance.judge.found import BUILDER, ENDED, FLOAT64, Check, Row
 from refgrad.conformance.judge.nan.nonfinite import Origin, origins
 from refgrad.conformance.judge.rows import says_unsupported
 from refgrad.conformance.oracles.comparison import (
@@ -42,7 +42,7 @@ from refgrad.conformance.oracles.comparison import (
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import estimates
-from refgrad.conformance.oracles.grouped import grouped_estimates
+from refgrad.conformance.oracles.grouped import FEWEST, grouped_estimates
 from refgrad.conformance.oracles.joint import contradicted
 from refgrad.conformance.problems.feeds import SIZE
 from refgrad.conformance.problems.kinked import OPERATORS as KINKED
@@ -67,10 +67,8 @@ from refgrad.conformance.problems.weights import randomize
 from refgrad.conformance.verdicts import (
     CONVENTION,
     CRASHED,
-    FAULTS,
     OUT_OF_MEMORY,
     RIGHT,
-    TIMED_OUT,
     UNDECIDED,
     UNSUPPORTED,
     WRONG,
@@ -84,11 +82,8 @@ from refgrad.errors import (
     OptionError,
     RefgradError,
     WorkerError,
-    abridged,
     choices,
-    counted,
 )
-from refgrad.markup import BAD, html_table
 from refgrad.model.checks.malformed import explained
 from refgrad.protos.traverse import every_node
 from refgrad.ranges import RANGES, checked
@@ -97,168 +92,14 @@ from refgrad.reverse.ranks import of_any_rank
 from refgrad.worker import SECONDS
 
 Progress = Callable[[int, int, str], None]  # how many steps are done, of how many, and the next step
-FLOAT64 = "float64"
-BUILDER = "onnxruntime"  # in place of a dialect: its own builder
 DIALECTS = ("onnx", "ort")
 
 _OF_RANGE = ("overflow", "underflow")  # kinds of origins
 _OF_KINKS = ("a dead branch",)
-_NOTES = 4  # of rows that are wrong, in a notebook
+_HALVINGS = 2  # of groups of gradients, before executors are asked
 _NEITHER = "nor does it run the model itself"
 _OPERATOR = re.compile(r"(\w[\w.]*:\w+)\(-?\d+\) is not a registered")  # in an error of ONNX Runtime
 _ENOUGH = 100_000  # iterations of a loop whose inputs are random
-_ENDED = (CRASHED, TIMED_OUT, OUT_OF_MEMORY)  # verdicts on an executor that gave no answer
-
-
-@dataclass(frozen=True)
-class Row:
-    """One gradient as one executor computed it, against one oracle.
-
-    `absolute` and `relative` are the largest error over the elements (or the directions) and that error relative to the
-    largest element (or the norm); `allowed` is the largest relative error that rounding and the oracle explain. They are
-    None where nothing was compared.
-    """
-
-    gradient: str
-    dialect: str
-    backend: str
-    oracle: str
-    verdict: str
-    absolute: float | None = None
-    relative: float | None = None
-    allowed: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of `check`.
-
-    `skipped` says which dialects were not compared on which executor, and why. `tolerance` is the error that was allowed, or
-    None for what rounding explains. `stopped` says why the check ended before all was compared, "" if it did not.
-    """
-
-    wrt: tuple[str, ...]
-    outputs: tuple[str, ...]
-    seed: int
-    feeds: str
-    rows: tuple[Row, ...]
-    skipped: tuple[str, ...] = ()
-    tolerance: float | None = None
-    stopped: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """True if no gradient of refgrad's is wrong on a backend, or fails there."""
-        return not self.faults
-
-    @property
-    def faults(self) -> tuple[Row, ...]:
-        """The rows that show something wrong with refgrad or a backend. ONNX Runtime's own builder does not count."""
-        return tuple(row for row in self.rows if row.verdict in FAULTS and row.dialect != BUILDER)
-
-    @property
-    def unsettled(self) -> tuple[str, ...]:
-        """The inputs whose gradient no difference confirms."""
-        settled = {
-            row.gradient
-            for row in self.rows
-            if row.oracle == DIFFERENCES and row.verdict == RIGHT and (row.allowed or 0) < 1
-        }
-        return tuple(name for name in self.wrt if name not in settled)
-
-    @property
-    def answer(self) -> tuple[str, str]:
-        """The answer in one sentence: the verdict on the gradients together, and the rest of the sentence."""
-        verdicts: dict[str, set[str]] = {name: set() for name in self.wrt}
-        for row in self.rows:
-            if row.dialect != BUILDER:
-                verdicts.setdefault(row.gradient, set()).add(row.verdict)
-        wrong = [name for name, found in verdicts.items() if WRONG in found]
-        ended = [name for name, found in verdicts.items() if not found.isdisjoint(_ENDED)]
-        right = [name for name in self.wrt if verdicts[name] <= {RIGHT, UNSUPPORTED} and name not in self.unsettled]
-        if wrong:
-            return WRONG, f"{_share(wrong, verdicts)}: {abridged(wrong)}"
-        if ended:
-            at_fault = sorted({row.backend for row in self.faults})
-            word = next(verdict for verdict in _ENDED if any(row.verdict == verdict for row in self.faults))
-            return word, f"{abridged(at_fault)} did not run {_share(ended, verdicts)}"
-        sound = {RIGHT, CONVENTION, UNSUPPORTED}
-        chosen = [name for name, found in verdicts.items() if CONVENTION in found and found <= sound]
-        others = [name for name in verdicts if name not in (*right, *chosen)]
-        found = sorted(set().union(*(verdicts[name] for name in others)) - {RIGHT, UNDECIDED})
-        undecided = abridged(others) + (f" ({', '.join(found)})" if found else "")
-        by_choice = f"{abridged(chosen)}, at a kink"
-        if not right and chosen and not others:
-            return CONVENTION, by_choice
-        if not right:
-            return UNDECIDED, undecided + (f"; {CONVENTION}: {by_choice}" if chosen else "")
-        compared = [
-            row for row in self.rows if row.oracle == FLOAT64 and row.gradient in right and row.dialect != BUILDER
-        ]
-        error = max((row.relative for row in compared if row.relative is not None), default=0.0)
-        executors = {row.backend for row in compared if row.verdict == RIGHT}
-        within = "rounding" if self.tolerance is None else f"the tolerance {self.tolerance:g}"
-        ran = (
-            f"on {counted(len(executors), 'executor')}, largest error {error:.1g}, within {within}"
-            if executors
-            else "in float64, and no executor ran them"
-        )
-        rest = [f"{UNDECIDED}: {undecided}"] * bool(others) + [f"{CONVENTION}: {by_choice}"] * bool(chosen)
-        return RIGHT, "; ".join([f"{_share(right, verdicts)} {ran}", *rest])
-
-    def summary(self) -> list[dict[str, Any]]:
-        """A row for each dialect, executor and oracle: how often each verdict is, and the gradient with the largest error."""
-        verdicts = sorted({row.verdict for row in self.rows}, key=_place)
-        groups: dict[tuple[str, str, str], list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault((row.dialect, row.backend, row.oracle), []).append(row)
-        summary = []
-        for (dialect, backend, oracle), group in groups.items():
-            counts = Counter(row.verdict for row in group)
-            compared = [row for row in group if row.relative is not None]
-            worst = max(compared, key=gravity, default=None)
-            asked: dict[str, Any] = {"dialect": dialect, "executor": backend, "compared with": oracle}
-            summary.append(
-                asked
-                | {verdict: counts[verdict] or None for verdict in verdicts}
-                | {
-                    "largest error in": None if worst is None else worst.gradient,
-                    "relative error": None if worst is None else worst.relative,
-                    "allowed": None if worst is None else worst.allowed,
-                }
-            )
-        return summary
-
-    def _repr_html_(self) -> str:
-        """The summary and the faults, for a notebook."""
-        notes = [
-            f"{row.gradient} ({row.dialect}, {row.backend}): {row.verdict} {row.note}".rstrip() for row in self.faults
-        ]
-        word, what = self.answer
-        title = f"The gradient of {abridged(self.outputs)} by {abridged(self.wrt)} is {word}: {what}"
-        notes = [
-            *notes[:_NOTES],
-            *(f"skipped: {one}" for one in self.skipped),
-            f"Feeds: {self.feeds}; seed {self.seed}.",
-        ]
-        return html_table(self.summary(), title, notes, dict.fromkeys(FAULTS, BAD))
-
-
-def _share(names: Collection[str], every: Collection[str]) -> str:
-    """How many gradients there are, of how many: `5 gradients`, `2 of 5 gradients`."""
-    part = "" if len(names) == len(every) else f"{len(names)} of "
-    return f"{part}{counted(len(every), 'gradient')}"
-
-
-def _place(verdict: str) -> tuple[bool, bool, str]:
-    """The place of a verdict: right first, since it is a count in a table, then faults."""
-    return verdict != RIGHT, verdict not in FAULTS, verdict
-
-
-def gravity(row: Row) -> tuple[bool, float]:
-    """How much a row needs attention, to sort by: its verdict counts first, then its error beside the allowed one."""
-    return row.verdict in FAULTS, (row.relative or 0.0) / (row.allowed or 1.0)
 
 
 @explained
@@ -373,7 +214,7 @@ def _checked(
     progress: Progress,
 ) -> Check:
     """Compare the gradients at a point with every oracle, on every backend."""
-    done, steps = count(), 2 + len(gradients) * (1 + len(executors))
+    done, steps = count(), 3 + len(gradients) * (1 + len(executors))
 
     def tell(what: str) -> None:
         progress(next(done), steps, what)
@@ -393,9 +234,10 @@ def _checked(
         return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(failed))
     work = _Comparison(truths, gradients, executors, seed, directions, tolerance, tell)
     sound, stopped, of_builder = next(iter(truths)), "", []
-    try:  # single gradients take long and come last: when the time is over, the others are known
-        work.observe_groups()
+    try:  # small groups and single gradients take long and come last: when the time is over, the others are known
+        work.observe_groups(_HALVINGS)
         work.run(truths[sound])
+        work.observe_groups()
         work.observe_the_rest()
         if (other := work.sound) != sound:
             sound = other
@@ -433,28 +275,38 @@ class _Comparison:
         self.by_executors: list[Row] = []
         self.left: list[tuple[str, str]] = [*itertools.product(gradients, executors)]
 
-    def observe_groups(self) -> None:
-        """Judge the gradients that agree with differences which move many inputs at once."""
+    def observe_groups(self, halvings: int | None = None) -> None:
+        """Judge the gradients that agree with differences which move many inputs at once.
+
+        :param halvings: how often a group is halved that does not agree; by default as long as it has several gradients.
+        """
         self._tell("differences of many gradients at once")
-        point, rng = self._point, np.random.default_rng([self._seed, 8])
-        self._observations += grouped_estimates(
+        point, rng = self._point, np.random.default_rng([self._seed, 8, len(self._judged)])
+        left = {name: self._first.gradients[name] for name in self._unjudged}
+        for found in grouped_estimates(
             point.evaluate,
             point.wide,
-            self._first.gradients,
+            left,
             point.cotangent_of,
             rng,
             tolerance=self._exact,
             directions=self._directions,
-        )
-        told = {one.name for one in self._observations}
-        self._judge([name for name in point.names if name in told])
+            fewest=FEWEST if halvings is None else max(FEWEST, len(left) >> halvings),
+        ):
+            self._observations += found
+            told = {one.name for one in found}
+            self._judge([name for name in point.names if name in told])
+
+    @property
+    def _unjudged(self) -> list[str]:
+        dialect = next(iter(self._truths))
+        return [name for name in self._point.names if (dialect, name) not in self._judged]
 
     def observe_the_rest(self) -> None:
         """Judge every other gradient, one by one."""
         self._tell("differences of single gradients")
         point, rng = self._point, np.random.default_rng([self._seed, 1])
-        told = {one.name for one in self._observations}
-        names = [name for name in point.names if name not in told]
+        names = self._unjudged
         self._observations += estimates(
             point.evaluate, point.wide, names, point.cotangent_of, rng, directions=self._directions
         )
@@ -671,7 +523,7 @@ def _verdict_on(error: BackendError) -> str:
     if isinstance(cause, WorkerError):
         if cause.raised == AnswerError.__name__:
             return WRONG
-        if cause.verdict in _ENDED:
+        if cause.verdict in ENDED:
             return cause.verdict
         return UNSUPPORTED if says_unsupported(str(error), cause.classes) else CRASHED
     if isinstance(cause, MemoryError):

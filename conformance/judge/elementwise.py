@@ -34,6 +34,7 @@ WITHIN, ZERO, HIDDEN, BEYOND = "within rounding", "zero up to rounding", "hidden
 # rounding moves values across it.
 _COARSER = 4
 _NEAR_A_KINK = "a kink is near: rounding moves single elements far"
+_CLEARLY = 100  # times what a few draws explain, more draws do not explain
 _HIDES = "rounding hides more than 1% of it"
 
 GivesUp = Callable[[np.ndarray, np.ndarray], bool]
@@ -174,9 +175,12 @@ def is_within(error: np.ndarray, allowed: np.ndarray) -> bool:
 
 def _is_noise(effects: Effects, size: float) -> bool:
     """True if the float64 gradient, of the given size, is no larger than the rounding error of its own computation."""
-    return size <= SENSITIVE * largest(effects.moved(FLOAT64_BITS)) or size <= SENSITIVE * largest(
-        effects.spread(FLOAT64_BITS, DRAWS)
-    )
+    if size <= SENSITIVE * largest(effects.moved(FLOAT64_BITS)):
+        return True
+    seen = SENSITIVE * largest(effects.spread(FLOAT64_BITS, FEW_DRAWS))
+    if size <= seen or size > _CLEARLY * seen:
+        return size <= seen
+    return size <= SENSITIVE * largest(effects.spread(FLOAT64_BITS, DRAWS))
 
 
 def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, own_draws: bool = False) -> Judged:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,13 +23,15 @@ from refgrad.conformance.problems.observation import Directional
 from refgrad.conformance.problems.point import ShapeMovedError, rms
 from refgrad.errors import BackendError
 
-_FEWEST = 4  # gradients in a group: fewer are observed one by one
+FEWEST = 4  # gradients in a group: fewer are observed one by one
 _APART = 1e3  # between the largest and the smallest term of a group
 _PRECISE = 1e-5  # the error of a difference, relative to each term, that is small enough
+_SMALLEST = 1e-9  # step: with a smaller one, the rounding of the inputs counts
+_ENOUGH = 2  # steps at which a difference does not agree
 _NOISE = 1e-6  # the error of a difference, relative to its scale, that is small enough where all terms are 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Observer:
     function: Forward
     at: Mapping[str, np.ndarray]
@@ -37,20 +40,20 @@ class _Observer:
     rng: np.random.Generator
     tolerance: float
 
-    def group(self, names: Sequence[str], directions: int) -> list[Directional]:
-        """The observations of a group, or of those parts of it that agree."""
-        if len(names) < _FEWEST:
-            return []
-        found: list[Directional] = []
-        for _ in range(directions):
-            try:
-                found += self._along(names, self._direction(names))
-            except _HiddenError:
-                return []
-            except _DisagreementError:
-                half = len(names) // 2
-                return self.group(names[:half], directions) + self.group(names[half:], directions)
-        return found
+    def group(self, names: Sequence[str], directions: int, fewest: int) -> Iterator[list[Directional]]:
+        """The observations of a group, or of each of its parts that agree and have at least `fewest` gradients."""
+        if len(names) < fewest:
+            return
+        try:
+            found = [one for _ in range(directions) for one in self._along(names, self._direction(names))]
+        except _HiddenError:
+            return
+        except _DisagreementError:
+            half = len(names) // 2
+            yield from self.group(names[:half], directions, fewest)
+            yield from self.group(names[half:], directions, fewest)
+        else:
+            yield found
 
     def _direction(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """A random direction whose terms are of the same size."""
@@ -72,10 +75,9 @@ class _Observer:
         terms = {name: float(np.sum(self.gradients[name] * direction[name])) for name in names}
         total, least = math.fsum(terms.values()), min(self.term(name, direction[name]) for name in names)
         best: tuple[float, FiniteDifference] | None = None  # its step, too
-        hidden = 0.0  # the error of rounding is at least so large with a step of 1
-        for step in reversed(STEPS):  # the smallest first: with many inputs, a larger one crosses kinks
-            if hidden > step * _PRECISE * least:
-                continue
+        for number, step in enumerate(self._steps(least)):
+            if number == _ENOUGH and best is None:
+                break
             try:
                 difference = directional(self.function, self.at, direction, self.cotangents, step)
             except (ShapeMovedError, BackendError):
@@ -86,16 +88,37 @@ class _Observer:
                 best = step, difference
                 if error <= self.tolerance * least:
                     break
-            hidden = rounding_error(difference.scale, 1.0) if least else 0.0
-        if best is not None:
-            step, found = best
-            return [
-                Directional(NAME, name, direction[name], found.value - (total - term), found.error, found.scale, step)
-                for name, term in terms.items()
-            ]
-        if hidden > max(STEPS) * _PRECISE * least:
+        if best is None:
+            raise _DisagreementError
+        step, found = best
+        return [
+            Directional(NAME, name, direction[name], found.value - (total - term), found.error, found.scale, step)
+            for name, term in terms.items()
+        ]
+
+    def _steps(self, least: float) -> list[float]:
+        """The steps to try, the smallest first: with many inputs, a larger one crosses kinks.
+
+        Rounding hides the terms, of which `least` is the smallest, at steps below the first one.
+
+        :raises _HiddenError: it hides them at every step.
+        """
+        steps = sorted(STEPS)
+        if not least:
+            return steps
+        smallest = rounding_error(self._scale, 1.0) / (_PRECISE * least)
+        if smallest > steps[-1]:
             raise _HiddenError
-        raise _DisagreementError
+        first = max(_SMALLEST, 2 * smallest)
+        return [first, *(step for step in steps if step > first)]
+
+    @cached_property
+    def _scale(self) -> float:
+        """The size of what the function adds up."""
+        results = self.function(self.at)
+        return max(
+            float(np.sum(np.abs(v * np.where(v == 0, 0.0, results[name])))) for name, v in self.cotangents.items()
+        )
 
 
 class _DisagreementError(Exception):
@@ -115,13 +138,17 @@ def grouped_estimates(
     *,
     tolerance: float,
     directions: int = DIRECTIONS,
-) -> list[Directional]:
+    fewest: int = FEWEST,
+) -> Iterator[list[Directional]]:
     """Observations of those gradients that agree with differences which move many inputs at once; the others have none.
+
+    They come group by group, since each takes long in a large model.
 
     :param function: the outputs in float64, by name, at a point. :param at: the point, by the names of inputs.
     :param gradients: the gradients in float64, by the names of inputs. :param cotangents: by the names of outputs.
     :param tolerance: how far off each gradient may be, relative to its size.
     :param directions: how many random directions each gradient is observed along.
+    :param fewest: how many gradients a group has at least.
     """
     observer = _Observer(function, at, gradients, cotangents, rng, tolerance)
     sizes = {}
@@ -130,7 +157,8 @@ def grouped_estimates(
             direction = direction_at(at[name], rng)
             if np.any(direction):  # of an input without a finite element no element moves
                 sizes[name] = observer.term(name, direction)
-    return [found for group in _of_similar_size(sizes) for found in observer.group(group, directions)]
+    for group in _of_similar_size(sizes):
+        yield from observer.group(group, directions, fewest)
 
 
 def _of_similar_size(sizes: Mapping[str, float]) -> Iterator[list[str]]:

@@ -15,6 +15,7 @@ from refgrad.backends.base import Value, check_feeds
 from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, abridged, choices, did_you_mean
 from refgrad.notices import notice
+from refgrad.planning.sizes import axis_name
 from refgrad.protos.arrays import read_arrays
 from refgrad.protos.memory import allowed
 from refgrad.ranges import checked
@@ -49,9 +50,9 @@ def random_feeds(
 ) -> dict[str, np.ndarray]:
     """A random feed for every input without a default, the same for the same seed.
 
-    A symbolic dimension has its number of elements in `sizes`; the others, and unknown ones, have `size`. A tensor of unknown
-    rank has one axis. Floats are drawn from `domain`; integers are 0 or 1, which every index, mask and class label may be;
-    strings are "a".
+    A symbolic dimension has its number of elements in `sizes`, as has one without a name, which is called `x[0]` by its input
+    and axis; the others have `size`. A tensor of unknown rank has one axis. Floats are drawn from `domain`; integers are 0 or
+    1, which every index, mask and class label may be; strings are "a".
 
     :param max_memory: how many bytes all feeds may have together; by default what `memory.at_most` says.
     :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has; feeds that
@@ -66,7 +67,9 @@ def random_feeds(
         if value.has_default:
             continue
         dims = (None,) if value.shape is None else value.shape
-        shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d or "", size) for d in dims)
+        shape = tuple(
+            d if isinstance(d, int) else _given(sizes or {}, value, axis, size) for axis, d in enumerate(dims)
+        )
         count, itemsize = math.prod(shape), _DRAWN if value.dtype is None else value.dtype.itemsize
         needed = held + count * (_DRAWN + itemsize)  # it is cast after it is drawn
         held += count * itemsize
@@ -96,11 +99,22 @@ def check_sizes(inputs: Sequence[Value], seed: int, size: int, sizes: Mapping[st
     for symbol, number in (sizes or {}).items():
         checked("dim", number, f"The size of {symbol!r}")
     known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
+    shapes = {value.name: (None,) if value.shape is None else value.shape for value in inputs}
+    axes = {
+        axis_name(name, k) for name, dims in shapes.items() for k, dim in enumerate(dims) if not isinstance(dim, int)
+    }
     for symbol in sizes or ():
-        if symbol not in known:
+        if symbol not in known and symbol not in axes:
             raise FeedError(
-                f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}."
+                f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}. "
+                "One without a name is called by its input and axis: 'x[0]'."
             )
+
+
+def _given(sizes: Mapping[str, int], value: Value, axis: int, size: int) -> int:
+    """The size of an axis of an input that has none, by its own name or its symbol; `size` if neither is among `sizes`."""
+    symbol = value.shape[axis] if value.shape else None
+    return sizes.get(axis_name(value.name, axis), sizes.get(symbol, size) if isinstance(symbol, str) else size)
 
 
 def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain: str) -> np.ndarray:

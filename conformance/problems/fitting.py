@@ -23,7 +23,7 @@ from refgrad.errors import FeedError, RefgradError
 from refgrad.model.external import array_of, is_external
 from refgrad.model.roles import Read, Reads
 from refgrad.planning.folding import folded
-from refgrad.planning.sizes import size_of
+from refgrad.planning.sizes import axis_name, size_of
 from refgrad.protos.traverse import nested
 
 T = TypeVar("T")
@@ -118,8 +118,13 @@ def _tries(inputs: Sequence[Value], size: int, sizes: Mapping[str, int]) -> Iter
     """
     sample = sum(_elements(_of_size(value, 1, size, size, sizes, inputs)) for value in inputs)
     yield 1 if size == SIZE and sample > _LARGE else size, size, size
-    dims = [dim for value in inputs if not value.has_default for dim in value.shape or ()]
-    if size != SIZE or all(isinstance(dim, int) or dim in sizes for dim in dims):
+    known = [
+        isinstance(dim, int) or dim in sizes or axis_name(value.name, axis) in sizes
+        for value in inputs
+        if not value.has_default
+        for axis, dim in enumerate(value.shape or ())
+    ]
+    if size != SIZE or all(known):
         return
     has_inner = any(_is_inner(value, axis) for value in inputs for axis in range(len(value.shape or ())))
     for other in (size, *_LADDER):
@@ -156,6 +161,9 @@ def _of_size(
     plain = {symbol: number for symbol, number in known.items() if symbol.isidentifier()}
 
     def number(axis: int, dim: int | str | None) -> int:
+        own = axis_name(value.name, axis)
+        if own in sizes and not isinstance(dim, int):
+            return sizes[own]
         if isinstance(dim, str):
             formula = None if dim in sizes else size_of(dim, plain)
             return known[dim] if formula is None else formula

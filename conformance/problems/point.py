@@ -18,6 +18,7 @@ from refgrad.conformance.problems.feeds import widened
 from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.ranges import OVERFLOW, OutOfRange, leaving
 from refgrad.conformance.problems.rounding import DRAWS, Confined, Drawn, Perturbed, limits
+from refgrad.conformance.problems.visible import visible
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.model.external import array_of, dtype_of
 from refgrad.model.normalise import normalise
@@ -59,7 +60,8 @@ class Point:
     ) -> Point:
         """Take the given feeds, or the first random ones at which every output is finite, and the executors run the model.
 
-        At sizes that a model is not made for, its operators may happen to broadcast, and an executor may refuse it.
+        At sizes that a model is not made for, its operators may happen to broadcast, and an executor may refuse it. Where
+        rounding hides most gradients, as those of a classifier that is sure of its answer, smaller feeds are tried.
         """
         seeds_of, names = names_in(gradient)
         weights = {t.name: array_of(t).astype(np.float64) for t in model.graph.initializer if t.name in names}
@@ -97,6 +99,9 @@ class Point:
                 )
             cotangent = np.asarray(rng.standard_normal(results[output].shape))
             cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
+        if feeds is None:
+            fed, scale = visible(gradient, names.values(), fed, cotangents)
+            described = described if scale == 1 else f"{described[:-1]}, times {scale:g})"
         return cls(model, prepared, names, seeds_of, fed, cotangents, weights | widened(fed), described)
 
     def named_by(self, gradient: ModelProto) -> Point:
@@ -387,26 +392,34 @@ def with_values(model: ModelProto, feeds: Mapping[str, Any]) -> tuple[ModelProto
 
 
 def with_computed_sizes(gradient: ModelProto, point: Point) -> ModelProto:
-    """The gradient; a cotangent's size that the model declares, and contradicts at the point, is unknown.
+    """The gradient; a cotangent's size that the model declares, and contradicts at the point, is unknown."""
+    named = point.named_by(gradient)
+    return without_wrong_sizes(gradient, {**named.feeds, **named.cotangents}, named.cotangents)
+
+
+def without_wrong_sizes(model: ModelProto, arrays: Mapping[str, Any], among: Collection[str]) -> ModelProto:
+    """The model; a declared size that arrays contradict is unknown, of the inputs and outputs `among` its own.
 
     Exporters write such sizes: an output of 2 elements is declared to have as many as there are samples.
+
+    :param arrays: by the names of inputs and outputs.
     """
-    named = point.named_by(gradient)
-    fed = {**named.feeds, **named.cotangents}
     sizes: dict[str, int] = {}
     wrong = []
-    for at, value in sorted(enumerate(gradient.graph.input), key=lambda one: one[1].name in named.cotangents):
+    values = [("input", at, value) for at, value in enumerate(model.graph.input)]
+    values += [("output", at, value) for at, value in enumerate(model.graph.output)]
+    for kind, at, value in sorted(values, key=lambda one: one[2].name in among):
         dims = value.type.tensor_type.shape.dim
-        for axis, (dim, size) in enumerate(zip(dims, np.shape(fed.get(value.name, 0)), strict=False)):
-            if size != (sizes.setdefault(dim.dim_param, size) if dim.dim_param else dim.dim_value or size):
-                wrong.append((at, axis))
-    wrong = [(at, axis) for at, axis in wrong if gradient.graph.input[at].name in named.cotangents]
+        for axis, (dim, size) in enumerate(zip(dims, np.shape(arrays.get(value.name, 0)), strict=False)):
+            expected = sizes.setdefault(dim.dim_param, size) if dim.dim_param else dim.dim_value or size
+            if size != expected and value.name in among:
+                wrong.append((kind, at, axis))
     if not wrong:
-        return gradient
+        return model
     changed = ModelProto()
-    changed.CopyFrom(gradient)
-    for at, axis in wrong:
-        changed.graph.input[at].type.tensor_type.shape.dim[axis].Clear()
+    changed.CopyFrom(model)
+    for kind, at, axis in wrong:
+        getattr(changed.graph, kind)[at].type.tensor_type.shape.dim[axis].Clear()
     return changed
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from refgrad.conformance.judge.check import BUILDER, DIALECTS, Check, Row
+from refgrad.conformance.judge.check import DIALECTS
+from refgrad.conformance.judge.found import BUILDER, Check, Row
 from refgrad.conformance.locating.verdicts import Comparison, seen_of
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.verdicts import CONVENTION, FAULTS, UNDECIDED, WRONG

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.conformance.judge.check import BUILDER, Check
+from refgrad.conformance.judge.found import BUILDER, Check
 from refgrad.conformance.reports import pages
 from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.reports.checks import compared, reasons, summary_of, title, versions_of

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from refgrad.conformance.judge.check import Check, Row, gravity
+from refgrad.conformance.judge.found import Check, Row, gravity
 from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.reports.comparisons import json_of
 from refgrad.conformance.reports.markdown import table as table_of

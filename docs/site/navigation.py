@@ -36,6 +36,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("training", "Training"),
             ("fine_tuning", ""),
             ("train_command", ""),
+            ("many_processes", ""),
             ("estimators", ""),
             ("torch", "A layer of torch"),
             ("jax", "A function of JAX"),

@@ -162,7 +162,7 @@ def show(
         list[str] | None,
         typer.Option(
             metavar="SIZES",
-            help="For --cost: N=8 for the dimension N, or 8 for all symbolic dimensions.",
+            help="For --cost: N=8 for the dimension N, x[0]=8 for the first axis of x, or 8 for all dimensions without a size.",
         ),
     ] = None,
     runtime: Annotated[str, choice(RUNTIMES, help="For --cost: the runtime whose memory is predicted.")] = "numpy",

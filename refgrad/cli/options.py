@@ -56,7 +56,8 @@ Dim = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SIZES",
-        help="Sizes of random inputs: N=8 for the dimension N, or 8 for all symbolic dimensions.",
+        help="Sizes of random inputs: N=8 for the dimension N, x[0]=8 for the first axis of x, or 8 for all dimensions "
+        "without a size.",
         show_default=str(SIZE),
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,13 +27,14 @@ from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
 from refgrad.training.adapters import lora as add_adapters
-from refgrad.training.data import Arrays, Data, open_data
+from refgrad.training.data import Arrays, Data
 from refgrad.training.losses import LOSSES
 from refgrad.training.optimizers import OPTIMIZERS, Optimizer, optimizer_class
 from refgrad.training.precision import DYNAMIC
 from refgrad.training.runs import Run
 from refgrad.training.saving import save_trained
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
+from refgrad.training.sources import open_data
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
@@ -372,8 +375,8 @@ class ValidationOptions:
             return given, None if self.validation is None else _validation_data(step, self.validation, label)
         if not isinstance(given, Arrays):
             raise OptionError(
-                f"--validation {self.validation} keeps back a part of one file, and --data is a folder of .npz files. Give a "
-                "file or a folder of validation data."
+                f"--validation {self.validation} keeps back a part of data that are read at once or mapped into memory, and "
+                "--data is read part by part. Give a file or a folder of validation data."
             )
         return given.split(self.part, seed)
 
@@ -416,7 +419,8 @@ def train(
         Path,
         typer.Option(
             metavar="DATA",
-            help="The inputs and the expected values by name: a .npz file, a folder of .npz files, or a folder of .npy files.",
+            help="The inputs and the expected values by name: a .npz, .parquet or .arrow file, or a folder of such files or "
+            "of .npy files.",
         ),
         Files.READ,
     ],
@@ -432,6 +436,13 @@ def train(
         int | None,
         number("batch_size", help="Samples per step.", show_default=f"{_SAMPLES}, or the model's fixed batch size"),
     ] = None,
+    processes: Annotated[
+        int,
+        number(
+            "processes",
+            help="The number of processes that share each batch. Up to rounding, the weights equal the weights of one process.",
+        ),
+    ] = 1,
     validation: ValidationOptions,
     checkpoint: CheckpointOptions,
     shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the samples in each epoch.")] = True,
@@ -456,14 +467,17 @@ def train(
         **conventions,
     )
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
-    training = Training(step, rate.of(chosen, epochs), get_executor(backend))
+    training = Training(
+        step, rate.of(chosen, epochs), get_executor(backend), processes=processes, options=_threads(backend, processes)
+    )
     size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
         checkpoint.checkpoint_every, checkpoint.resume,
     )  # fmt: skip
     try:
-        _shown(run, is_quiet() or as_json)
+        with contextlib.closing(training):
+            _shown(run, is_quiet() or as_json)
     except KeyboardInterrupt:
         say(f"refgrad: Interrupted after step {training.progress.step}. {_left(run)}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -556,6 +570,13 @@ def _step(
         clip_norm=update.clip_norm, clip_value=update.clip_value, accumulate=update.accumulate,
         loss_scale=update.scale, batch_norm=layers.batch_norm, dropout=layers.dropout, **options,
     )  # fmt: skip
+
+
+def _threads(backend: str, processes: int) -> dict[str, int]:
+    """The options of an executor with which so many processes share the cores of this machine."""
+    if processes == 1 or not backend.startswith("ort-"):
+        return {}
+    return {"threads": max(1, (os.cpu_count() or 1) // processes)}
 
 
 def _left(run: Run) -> str:

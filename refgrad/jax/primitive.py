@@ -20,8 +20,27 @@ _run.multiple_results = True
 
 def run(program: JaxProgram, arrays: Sequence[Any]) -> list[Any]:
     """The outputs of a program, under any transformation of JAX."""
-    results: list[Any] = _run.bind(*arrays, program=program)
+    results: list[Any] = _run.bind(*_alike(arrays), program=program)
     return results
+
+
+def _alike(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays, all of them varying over the same axes of `jax.shard_map`.
+
+    The transpose of the cast adds up the gradients of the devices that read one array.
+    """
+    varying = [_axes(jax.typeof(array)) for array in arrays]
+    every = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(array, tuple(sorted(every - axes)), to="varying") if axes != every else array
+        for array, axes in zip(arrays, varying, strict=True)
+    ]
+
+
+def _axes(value: Any) -> frozenset[Any]:
+    """The axes of `jax.shard_map` over which a value differs from device to device; none with check_vma=False."""
+    axes: frozenset[Any] = value.manual_axis_type.varying
+    return axes
 
 
 def _at_once(*arrays: Any, program: JaxProgram) -> Any:
@@ -34,9 +53,18 @@ def _at_once(*arrays: Any, program: JaxProgram) -> Any:
 def _abstract(*inputs: Any, program: JaxProgram) -> list[Any]:
     shapes = program.shapes([value.shape for value in inputs])
     return [
-        jax.core.ShapedArray(shape, jax.dtypes.canonicalize_dtype(slot.dtype))
+        _shaped(shape, jax.dtypes.canonicalize_dtype(slot.dtype), inputs)
         for shape, slot in zip(shapes, program.outputs, strict=True)
     ]
+
+
+def _shaped(shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Sequence[Any]) -> Any:
+    """The type of a result, which varies over the same axes of `jax.shard_map` as the inputs."""
+    if not inputs or not _axes(inputs[0]):
+        return jax.core.ShapedArray(shape, dtype)
+    spec = jax.sharding.PartitionSpec(*[None] * len(shape))
+    sharding = jax.sharding.NamedSharding(inputs[0].sharding.mesh, spec)
+    return jax.core.ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=inputs[0].manual_axis_type)
 
 
 def _tangents(primals: Sequence[Any], tangents: Sequence[Any], *, program: JaxProgram) -> tuple[list[Any], list[Any]]:
@@ -140,7 +168,7 @@ def _called(*inputs: Any, program: JaxProgram) -> list[Any]:
 
     JAX's 64-bit mode may belong to one thread, as in `with jax.enable_x64()`; in the thread of the call JAX would halve them.
     """
-    outputs = _abstract(*inputs, program=program)
+    outputs = _abstract(*map(jax.typeof, inputs), program=program)
     found = _call.bind(*inputs, program=program)
     return [
         jax.lax.bitcast_convert_type(array, value.dtype) if _is_wide(value.dtype) else array
@@ -150,7 +178,7 @@ def _called(*inputs: Any, program: JaxProgram) -> list[Any]:
 
 def _halved(*inputs: Any, program: JaxProgram) -> list[Any]:
     return [
-        jax.core.ShapedArray((*value.shape, 2), np.dtype(np.uint32)) if _is_wide(value.dtype) else value
+        _shaped((*value.shape, 2), np.dtype(np.uint32), inputs) if _is_wide(value.dtype) else value
         for value in _abstract(*inputs, program=program)
     ]
 

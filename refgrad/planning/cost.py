@@ -125,7 +125,8 @@ def cost(
     docs/benchmarks.md compares both with what was measured.
 
     :param model: a model, or the path of one. It is not modified, weights are not read.
-    :param sizes: numbers for the symbols of dimensions: {"N": 32}. "*" is the size of every other dimension without a number.
+    :param sizes: numbers for the symbols of dimensions: {"N": 32}; "x[0]" is the first axis of the input x, and "*" every other
+        dimension without a number.
     :param runtime: "numpy" or "onnxruntime".
     :raises InvalidModelError: the model cannot be read, or a shape is known in a run alone: it depends on values that are fed.
     :raises OptionError: a symbol without a number, a size that is none, an input that is no tensor, an unknown runtime.

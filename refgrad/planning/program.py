@@ -31,7 +31,7 @@ from refgrad.model.inference.completion import infer_completely
 from refgrad.model.inlining.inline import inline_functions
 from refgrad.model.reading import is_large, skeleton_of
 from refgrad.planning.folding import folded
-from refgrad.planning.sizes import size_of
+from refgrad.planning.sizes import axis_name, size_of
 from refgrad.protos.traverse import attribute_value, captured, graphs, reads_of
 from refgrad.protos.types import dimension, is_container, type_of
 from refgrad.ranges import RANGES
@@ -208,8 +208,8 @@ def _open(graph: GraphProto) -> Iterator[tuple[str, int, Any]]:
 
 def _put(graph: GraphProto, known: Mapping[str, int]) -> None:
     """Put the numbers of symbols into the declared shapes, in place."""
-    for _, _, dim in _open(graph):
-        size = size_of(dimension(dim), known)
+    for name, axis, dim in _open(graph):
+        size = known.get(axis_name(name, axis), size_of(dimension(dim), known))
         if size is not None:
             dim.Clear()
             dim.dim_value = size
@@ -264,17 +264,22 @@ def _put_rest(graph: GraphProto, size: int | None) -> None:
         raise OptionError(f"{unknown} Give a number for it: sizes={{{symbol!r}: 32}}.", unknown)
     for name, axis, _ in _open(graph):
         unknown = f"Axis {axis} of input {name!r} has neither a size nor a name."
-        raise OptionError(f"{unknown} Give a number for all such axes: sizes={{{ANY!r}: 32}}.", unknown)
+        raise OptionError(
+            f"{unknown} Give a number for it: sizes={{{axis_name(name, axis)!r}: 32}}, or for all such axes: "
+            f"sizes={{{ANY!r}: 32}}.",
+            unknown,
+        )
 
 
 def _check(graph: GraphProto, sizes: Mapping[str, Any]) -> None:
     symbols: dict[str, None] = {}
     for value in graph.input:
         symbols |= dict.fromkeys(d for d in map(dimension, value.type.tensor_type.shape.dim) if isinstance(d, str))
+    axes = {axis_name(name, axis) for name, axis, _ in _open(graph)}
     for symbol, size in sizes.items():
         if RANGES["dim"].why_not(size):
             raise OptionError(f"sizes: the size of {symbol!r} is {size!r}; it is a whole number, 0 or more.")
-        if symbol != ANY and symbol not in symbols:
+        if symbol != ANY and symbol not in symbols and symbol not in axes:
             have = f"The inputs have {choices(symbols)}." if symbols else "No input has a symbol for a size."
             raise UnknownNameError(
                 f"sizes: no input has the dimension {symbol!r}.{did_you_mean(symbol, list(symbols))} {have}"

@@ -35,6 +35,11 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+def axis_name(name: str, axis: int) -> str:
+    """What an axis of an input is called where sizes are given, whether it has a symbol or not: `x[0]`."""
+    return f"{name}[{axis}]"
+
+
 def size_of(symbol: int | str | None, known: Mapping[str, int]) -> int | None:
     """The size of a dimension: a number, the number of a symbol, or the value of a formula. None if it is not known."""
     if not isinstance(symbol, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from refgrad.protos.traverse import (
     attribute_value,
     captures_of,
     every_node,
+    fresh,
     graphs,
     import_domain,
     import_onnx,
@@ -124,6 +125,7 @@ class _Lowering:
                 node.domain = MICROSOFT
         import_domain(moved, MICROSOFT)
         import_onnx(moved)
+        written, self.in_bodies = _return_from_branches(moved)
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
         needed = (
             f.opset({a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name})
@@ -133,7 +135,7 @@ class _Lowering:
         self.graph = normalise(moved, max(needed, default=MIN_OPSET), shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.inputs = list(self.graph.inputs.values())
-        self.outputs = [_copied(value) for value in source.graph.output]
+        self.outputs = [_copied(value) for value in (*source.graph.output, *written)]
         self.known: dict[str, TypeProto] = {}
         self.read = {name for node in self.graph.nodes for name in node.reads} | {v.name for v in self.outputs}
         self.read.discard("")
@@ -253,7 +255,7 @@ class _Lowering:
         proto.CopyFrom(node.proto)
         for position, source in known.writes.items():
             given = read.get(source, "")
-            if given not in inputs:
+            if given not in inputs or set(proto.output[position : position + 1]) & self.in_bodies:
                 continue
             proto.output.extend([""] * (position + 1 - len(proto.output)))
             own = proto.output[position]
@@ -413,6 +415,60 @@ class _Body:
             else:
                 writer.add(node)
         return list(kept.node)
+
+
+def _return_from_branches(model: ModelProto) -> tuple[list[onnx.ValueInfoProto], set[str]]:
+    """Let each If return what operators in its branches write into inputs of the model; in place.
+
+    Return the new outputs of the model, and the names of the written values in the branches.
+
+    :raises LoweringError: an operator in another body writes into an input of the model.
+    """
+    graph, inner = model.graph, set[str]()
+    inputs = {value.name: value for value in graph.input}
+    taken = {name for one in graphs(graph) for name in names_of(one)}
+    outputs = []
+    for node in graph.node:
+        branches = [body for attribute in node.attribute for body in subgraphs(attribute)]
+        writers = {k: dict(_writes(body.node, inputs)) for k, body in enumerate(branches)}
+        deeper = [one for body in branches for n in body.node for a in n.attribute for one in subgraphs(a)]
+        if node.op_type != "If":
+            deeper, writers = [*branches, *deeper], {}
+        for body in (every for one in deeper for every in graphs(one)):
+            for name, (writer, _) in _writes(body.node, inputs):
+                raise LoweringError(
+                    f"Node {writer.name!r} ({writer.op_type}) writes into {name!r}, an input of the model, from the body of a "
+                    "loop or of another body. Move it out of the body.",
+                    writer.name,
+                )
+        for name in dict.fromkeys(name for writes in writers.values() for name in writes):
+            own = fresh(f"{name}_updated", taken)
+            for k, body in enumerate(branches):
+                made = fresh(own, taken)
+                if name in writers[k]:
+                    writer, position = writers[k][name]
+                    writer.output.extend([""] * (position + 1 - len(writer.output)))
+                    made = writer.output[position] = writer.output[position] or made
+                    inner.add(made)
+                else:
+                    body.node.append(helper.make_node("Identity", [name], [made], made))
+                body.output.add(name=made, type=inputs[name].type)
+            node.output.append(own)
+            outputs.append(onnx.ValueInfoProto(name=own, type=inputs[name].type))
+    graph.output.extend(outputs)
+    return outputs, inner
+
+
+def _writes(nodes: Iterable[NodeProto], inputs: Mapping[str, Any]) -> Iterator[tuple[str, tuple[NodeProto, int]]]:
+    """The inputs of the model that operators write, and which output of which node is the new value."""
+    for node in nodes:
+        known = FORMS.get((node.domain, node.op_type)) or DEFINITIONS.get((node.domain, node.op_type))
+        if known is None or node.domain in _PLAIN:
+            continue
+        read = dict(zip(known.signature.inputs, node.input, strict=False))
+        for position, source in known.writes.items():
+            if read.get(source, "") in inputs:
+                yield read[source], (node, position)
 
 
 def _refuse(node: Node, why: str) -> LoweringError:

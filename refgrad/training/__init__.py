@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from refgrad.errors import ConvergenceError
 from refgrad.show.plot import plot_losses
+from refgrad.training.adapter_files import save_adapter, with_adapter_inputs
 from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
-from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
+from refgrad.training.data import Arrays, Batches, Data, Shards
+from refgrad.training.loss_terms import LossTerm, sum_of_losses
+from refgrad.training.many_processes import PartGradient, part_of
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
 from refgrad.training.saving import save_trained
@@ -23,10 +26,12 @@ from refgrad.training.schedules import (
     Schedule,
     Warmup,
 )
+from refgrad.training.sources import open_data
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 from refgrad.training.training_info import from_training_info, with_training_info
+from refgrad.training.two_models import gradient_model, update_model
 
 if TYPE_CHECKING:
     from refgrad.compat.training.optimizers import OrtGradientOptimizer
@@ -60,12 +65,14 @@ __all__ = [
     "InverseScaling",
     "LearningRateSGD",
     "LearningRateSGDNesterov",
+    "LossTerm",
     "NegLogLearningLoss",
     "NoLearningPenalty",
     "Optimal",
     "Optimizer",
     "OrtGradientForwardBackwardOptimizer",
     "OrtGradientOptimizer",
+    "PartGradient",
     "Progress",
     "RMSProp",
     "Run",
@@ -78,14 +85,20 @@ __all__ = [
     "batches",
     "convention",
     "from_training_info",
+    "gradient_model",
     "load_checkpoint",
     "lora",
     "merge_adapters",
     "open_data",
+    "part_of",
     "plot_losses",
+    "save_adapter",
     "save_checkpoint",
     "save_trained",
     "step_model",
+    "sum_of_losses",
+    "update_model",
+    "with_adapter_inputs",
     "with_training_info",
     "write_artifacts",
 ]

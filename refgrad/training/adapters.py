@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.builder.nodes import NodeBuilder
-from refgrad.errors import OptionError, UnknownNameError, choices
+from refgrad.errors import OptionError, UnknownNameError, abridged, choices
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import (
     PLACE_OF_DATA,
@@ -35,6 +35,7 @@ from refgrad.model.reading import opened, read
 from refgrad.notices import notice
 from refgrad.parameters.weights import write_back
 from refgrad.protos.documents import parse_json, record_of, typed
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, refill
 from refgrad.protos.types import FLOATS
 from refgrad.ranges import RANGES, checked
@@ -56,6 +57,10 @@ def lora(
 
     A weight w gets the initializers `w.lora_A` [in, rank], from N(0, 1/rank), and `w.lora_B` [rank, out], zeros. `step_model`
     trains them alone by default, `merge_adapters` adds them to the weights.
+
+    Beside a quantized weight the adapters are in the type that it is dequantized to, and the weight stays as it is: one behind
+    DequantizeLinear, of MatMulNBits, or of GatherBlockQuantized, whose rows are then a weight [rows, out]. See Dettmers et al.,
+    "QLoRA: Efficient Finetuning of Quantized LLMs" (2023).
 
     :param weights: names or patterns (`*.attn.*`) of weights [in, out] (of Gemm with transB [out, in]) that nothing else reads,
         in initializers or Constant nodes. A layer may read them through Identity, Cast and Transpose.
@@ -101,11 +106,10 @@ def lora(
         beside = {layer.output[0]: _branch(layer, a, b, factor, taken) for layer in weight.layers}
         frozen = {nodes[-1].input[0]: whole for whole, nodes in beside.items()}
         added = tuple(node.output[0] for nodes in beside.values() for node in nodes)
-        adapters[weight.name] = _Adapter(a.name, b.name, factor, weight.transposed, frozen, added)
+        adapters[weight.name] = _Adapter(a.name, b.name, factor, weight.transposed, frozen, added, weight.is_quantized)
         branches |= beside
     _insert(adapted.graph, branches)
-    kept = {name: adapter._asdict() for name, adapter in adapters.items()}
-    adapted.metadata_props.add(key=_KEY, value=json.dumps(kept))
+    _write_down(adapted, adapters)
     return adapted
 
 
@@ -122,15 +126,17 @@ def _factor(alpha: Any, rank: int) -> float:
 
 
 class _Adapted(NamedTuple):
-    """A weight with the layers that read it, directly or through Identity, Cast and Transpose.
+    """A weight with the layers that read it, directly or through Identity, Cast, Transpose and DequantizeLinear.
 
-    `kind` is the element type that the layers read. `transposed` is True if they read it as [out, in].
+    `dims` is its shape, of a packed one the shape of what is packed. `kind` is the element type that the layers compute in.
+    `transposed` is True if they read it as [out, in].
     """
 
     name: str
     dims: tuple[int, ...]
     kind: int
     transposed: bool
+    is_quantized: bool
     layers: list[NodeProto]
 
 
@@ -145,34 +151,39 @@ def _chosen(model: ModelProto, names: list[str]) -> list[_Adapted]:
         raise OptionError(f"{also[0]!r} {shared[also[0]]}. Leave it out.")
     if not layers:
         raise UnknownNameError(
-            "The model has no weight of shape [in, out] that is the second input of a MatMul or Gemm."
+            "The model has no weight of shape [in, out] that is the second input of a MatMul, Gemm or MatMulNBits."
         )
     chosen = list(dict.fromkeys(matching(names, list(layers), list(layers), "weights")))
     if unknown := [name for name in chosen if name not in layers]:
         raise UnknownNameError(
-            f"{unknown[0]!r} is not a weight of shape [in, out] that is the second input of a MatMul or Gemm. "
+            f"{unknown[0]!r} is not a weight of shape [in, out] that is the second input of a MatMul, Gemm or MatMulNBits. "
             f"There are: {choices(layers)}."
         )
     return [layers[name] for name in chosen]
 
 
 def _layers(model: ModelProto) -> tuple[dict[str, _Adapted], dict[str, str]]:
-    """The weights of MatMuls and Gemms that can be adapted, by name, and why others cannot.
+    """The weights of layers that can be adapted, by name, and why others cannot.
 
-    A weight has two axes and is no input. It is an initializer or in a Constant.
+    A weight has two axes, or is packed, and is no input. It is an initializer or in a Constant.
     """
     fed = {value.name for value in model.graph.input}
     held = {one.name: one.tensor for one in places(model) if one.body is None and one.name not in fed}
-    matrices = {n: t for n, t in held.items() if len(t.dims) == 2 and t.data_type in FLOATS}
-    made_of = {n: (n, t.data_type, False) for n, t in matrices.items()}  # value: its weight, its type, if it is turned
+    shapes = {n: tuple(t.dims) for n, t in held.items() if len(t.dims) == 2}
+    made_of = {n: (n, held[n].data_type, False) for n in shapes}  # value: its weight, its type, if it is turned
     links, found = Counter[str](), dict[str, list[tuple[NodeProto, int, bool]]]()
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx"):
+        if packed := _packed(node, held):
+            weight, shapes[weight], kind = packed
+            made_of.setdefault(weight, (weight, held[weight].data_type, False))
+            found.setdefault(weight, []).append((node, kind, False))
+        elif node.domain not in ("", "ai.onnx"):
             continue
-        if node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 and node.input[1] in made_of:
+        elif node.op_type in ("MatMul", "Gemm") and len(node.input) > 1 and node.input[1] in made_of:
             weight, kind, turned = made_of[node.input[1]]
-            found.setdefault(weight, []).append((node, kind, turned ^ (_setting(node, "transB", 0) == 1)))
-        elif node.input and node.input[0] in made_of and (way := _rearranged(node, *made_of[node.input[0]])):
+            if kind in FLOATS:
+                found.setdefault(weight, []).append((node, kind, turned ^ (_setting(node, "transB", 0) == 1)))
+        elif node.input and node.input[0] in made_of and (way := _rearranged(node, held, *made_of[node.input[0]])):
             made_of[node.output[0]] = way
             links[way[0]] += 1
     reads = Counter(name for node in every_node(model) for name in node.input)
@@ -192,18 +203,38 @@ def _layers(model: ModelProto) -> tuple[dict[str, _Adapted], dict[str, str]]:
             shared[weight] = "is read in several types"
         else:
             [(_, kind, turned), *_] = layers
+            is_quantized = held[weight].data_type not in FLOATS
             adapted[weight] = _Adapted(
-                weight, tuple(matrices[weight].dims), kind, turned, [node for node, *_ in layers]
+                weight, shapes[weight], kind, turned, is_quantized, [node for node, *_ in layers]
             )
     return adapted, shared
 
 
-def _rearranged(node: NodeProto, weight: str, kind: int, turned: bool) -> tuple[str, int, bool] | None:
+def _packed(node: NodeProto, held: Mapping[str, TensorProto]) -> tuple[str, tuple[int, int], int] | None:
+    """The packed weight of a layer of ONNX Runtime: its name, its shape [in, out], the type of the layer. None without one."""
+    if node.domain != MICROSOFT or len(node.input) < 3 or node.input[2] not in held:
+        return None
+    kind = held[node.input[2]].data_type
+    if node.op_type == "MatMulNBits" and node.input[1] in held:
+        return node.input[1], (_setting(node, "K", 0), _setting(node, "N", 0)), kind
+    if node.op_type == "GatherBlockQuantized" and node.input[0] in held:
+        table = held[node.input[0]]
+        if len(table.dims) == 2 and _setting(node, "gather_axis", 0) in (0, -2):
+            bits = _setting(node, "bits", 4) if table.data_type == TensorProto.UINT8 else 8
+            return node.input[0], (table.dims[0], table.dims[1] * 8 // bits), kind
+    return None
+
+
+def _rearranged(
+    node: NodeProto, held: Mapping[str, TensorProto], weight: str, kind: int, turned: bool
+) -> tuple[str, int, bool] | None:
     """The weight, the type, and whether it is turned, of the result of a node that reads a weight. None for other results."""
     match node.op_type:
         case "Identity":
             return weight, kind, turned
-        case "Cast" if _setting(node, "to", 0) in FLOATS:
+        case "DequantizeLinear" if kind not in FLOATS and node.input[1] in held:
+            return weight, _setting(node, "output_dtype", 0) or held[node.input[1]].data_type, turned
+        case "Cast" if kind in FLOATS and _setting(node, "to", 0) in FLOATS:
             return weight, _setting(node, "to", 0), turned
         case "Transpose":
             return weight, kind, turned ^ (list(_setting(node, "perm", [1, 0])) == [1, 0])
@@ -229,7 +260,10 @@ def _branch(layer: NodeProto, a: TensorProto, b: TensorProto, factor: float, tak
     frozen = builder.fresh(f"{whole}.frozen")
     if _setting(layer, "transA", 0):
         x = builder.add("Transpose", [x], f"{whole}.turned", perm=[1, 0])
-    low = builder.add("MatMul", [x, a.name], f"{whole}.low")
+    if layer.op_type == "GatherBlockQuantized":
+        low = builder.add("Gather", [a.name, layer.input[1]], f"{whole}.low")
+    else:
+        low = builder.add("MatMul", [x, a.name], f"{whole}.low")
     high = builder.add("MatMul", [low, b.name], f"{whole}.high")
     number = np.array(factor * float(_setting(layer, "alpha", 1.0)), dtype_of(a))
     scale = builder.add("Constant", [], f"{whole}.scale", value=numpy_helper.from_array(number))
@@ -253,7 +287,7 @@ def _insert(graph: GraphProto, branches: dict[str, list[NodeProto]]) -> None:
 def merge_adapters(
     model: ModelProto | str | os.PathLike[str], data_beside: str | os.PathLike[str] | None = None
 ) -> ModelProto:
-    """The model without its adapters: W + A·B·(α / rank) in the place of W.
+    """The model without its adapters: W + A·B·(α / rank) in the place of W. Beside a quantized weight they stay.
 
     A weight W that lies in a file is read, and the result holds the sum. Other external data is referenced, not read: save the
     result in the folder of the model.
@@ -297,11 +331,16 @@ class Merging:
 def without_adapters(source: ModelProto) -> tuple[ModelProto, dict[str, Merging]]:
     """A copy of the model without its adapters, and for each weight that has one what is to be added.
 
+    A quantized weight cannot hold the sum, so its adapters stay.
+
     :raises OptionError: the model has no adapters.
     """
     kept = _adapters(source)
     if not kept:
         raise OptionError("The model has no adapters; refgrad.training.lora adds them.")
+    if staying := {name: one for name, one in kept.items() if one.quantized}:
+        notice(f"The adapters of {abridged(staying)} stay: a quantized weight cannot hold the sum.")
+    kept = {name: one for name, one in kept.items() if name not in staying}
     tensors = {one.name: one.tensor for one in places(source)}
     merged = {}
     for name, one in kept.items():
@@ -327,6 +366,8 @@ def without_adapters(source: ModelProto) -> tuple[ModelProto, dict[str, Merging]
     refill(made.graph.node, nodes)
     refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in ends])
     refill(made.metadata_props, [entry for entry in made.metadata_props if entry.key != _KEY])
+    if staying:
+        _write_down(made, staying)
     return made, merged
 
 
@@ -344,6 +385,13 @@ class _Adapter(NamedTuple):
     transposed: bool
     frozen: dict[str, str]
     added: tuple[str, ...]
+    quantized: bool
+
+
+def _write_down(model: ModelProto, adapters: Mapping[str, _Adapter]) -> None:
+    """Put a description of the adapters into the metadata."""
+    kept = {name: adapter._asdict() for name, adapter in adapters.items()}
+    model.metadata_props.add(key=_KEY, value=json.dumps(kept))
 
 
 def _adapters(model: ModelProto) -> dict[str, _Adapter]:

@@ -31,7 +31,7 @@ from refgrad.training.precision import (
     unscaled,
 )
 from refgrad.training.slimming import slim, uses
-from refgrad.training.steps import RATE, STEP, VECTOR, StepModel
+from refgrad.training.steps import RATE, STEP, VECTOR, Cut, StepModel
 
 _CLIP_EPSILON = 1e-6
 
@@ -110,6 +110,8 @@ class Assembly:
         for name, value in parts.items():
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)
             op.types[self._held(name)] = op.types[slopes[name]] = (kind, value.ndim)
+        slopes = self._told_apart(slopes)
+        ends = dict(slopes)
         values = dict(self.weights) | {statistic.name: value for statistic, value in self.running.items()}
         for name, held in self.masters.items():
             self._narrowed(name, held, values[name])
@@ -120,9 +122,10 @@ class Assembly:
             finite = all_finite(op, slopes)
             if self.asked.accumulate > 1:
                 slopes = {name: op.Where(finite, g, op.const(0.0, like=g)) for name, g in slopes.items()}
-        total = self.asked.loss
+        total, counted = self.asked.loss, ""
         if self.asked.shared and self.asked.decays:
-            self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
+            counted = self._count(data)
+            self.count = op.Cast(counted, to=TensorProto.DOUBLE)
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
         kinds = {op.type(self._held(name)) for name in parts}
@@ -157,7 +160,19 @@ class Assembly:
             results[held] = statistic.following(op, self.asked.unbiased, held)
         if not self._is_scalar(self.asked.loss):
             total = op.Reshape(total, np.zeros(0, np.int64))
-        return self._assembled(data, results, total, layout, finite)
+        cut = Cut({self._held(name): slope for name, slope in ends.items()}, self.asked.loss, counted)
+        return self._assembled(data, results, total, layout, finite, cut)
+
+    def _told_apart(self, slopes: Mapping[str, str]) -> dict[str, str]:
+        """The gradients, each of them the result of a node and of no other weight."""
+        computed = {name for node in self.made.graph.node for name in node.output}
+        computed.update(name for node in self.last.nodes for name in node.outputs)
+        found: dict[str, str] = {}
+        for name, slope in slopes.items():
+            is_own = slope in computed and slope not in found.values()
+            found[name] = slope if is_own else self.last.Identity(slope)
+            self.last.types[found[name]] = self.last.types[slope]
+        return found
 
     def _held(self, name: str) -> str:
         """The state that holds a weight or a statistic: itself, or its master."""
@@ -322,43 +337,12 @@ class Assembly:
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
-        moved, new = self._updated(w, states, kind, (slope, rate, t, states, self._decay(name, value)))
+        arguments = (slope, rate, t, states, self._decay(name, value))
+        moved, new = updated(self.asked.optimizer, op, w, states, kind, arguments)
         if applies:
             moved = op.Where(applies, moved, w)
             new = {state: op.Where(applies, made, states[state]) for state, made in new.items()}
         return {w: moved} | {states[state]: made for state, made in new.items()}
-
-    def _updated(
-        self, name: str, states: Mapping[str, str], kind: int, arguments: tuple[Any, ...]
-    ) -> tuple[str, Mapping[str, str]]:
-        """The new weight and the new states.
-
-        :raises OptionError: the update of the optimizer, which may be another package's, returns something else.
-        """
-        optimizer, op = self.asked.optimizer, self.last
-        before = len(op.nodes)
-        found: Any = optimizer.update(op, name, *arguments)
-        where = f"update of {type(optimizer).__name__}"
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-            raise OptionError(f"{where} returns the new weight and a dict of the new states, not {found!r}.")
-        moved, new = found
-        if new.keys() != states.keys():
-            raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
-        known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.outputs)}
-        if odd := [value for value in (moved, *new.values()) if not isinstance(value, str) or value not in known]:
-            raise OptionError(f"{where} returns {odd[0]!r}, which is no value that a method of op returned.")
-        types = [
-            {op.type(read) for read in node.inputs} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC
-        ]
-        if any(len(some - {0}) > 1 for some in types) or not {op.type(value) for value in (moved, *new.values())} <= {
-            0,
-            kind,
-        }:
-            raise OptionError(
-                f"{where} mixes element types, or returns another one than the weight {name!r} has. t is a scalar in double: "
-                "cast it, as in op.CastLike(t, w)."
-            )
-        return moved, new
 
     def _decay(self, name: str, value: np.ndarray) -> float | str:
         """The weight decay of a weight, or of each element of the vector of all; one number where they are the same."""
@@ -378,6 +362,7 @@ class Assembly:
         total: str,
         layout: Mapping[str, tuple[int, tuple[int, ...]]],
         finite: str,
+        cut: Cut,
     ) -> StepModel:
         made, source = ModelProto(), self.made.graph
         made.CopyFrom(self.made)
@@ -404,7 +389,9 @@ class Assembly:
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
         if finite:
             graph.output.append(helper.make_tensor_value_info(final[finite], TensorProto.BOOL, []))
-        slim(made)
+        ends = {name: final.get(name, name) for name in (*cut.gradients.values(), cut.loss, cut.count)}
+        kept = slim(made, set(ends.values()))
+        ends = {name: kept[value] for name, value in ends.items()}
         following = {state: final[name] for state, name in results.items()}
         rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
         noted: dict[str, Any] = {"next": following, "loss": result, "label": self.asked.label, "layout": rows}
@@ -423,4 +410,39 @@ class Assembly:
             statistics=tuple(statistic.name for statistic in self.running),
             masters=dict(self.masters),
             finite=final.get(finite, ""),
+            cut=Cut({state: ends[name] for state, name in cut.gradients.items()}, ends[cut.loss], ends[cut.count]),
         )
+
+
+def updated(
+    optimizer: Optimizer,
+    op: FunctionEmitter,
+    name: str,
+    states: Mapping[str, str],
+    kind: int,
+    arguments: tuple[Any, ...],
+) -> tuple[str, Mapping[str, str]]:
+    """The new weight and the new states of the weight `name`, of type `kind`.
+
+    :param arguments: the arguments of `Optimizer.update` after the weight.
+    :raises OptionError: the update of the optimizer, which may be another package's, returns something else.
+    """
+    before = len(op.nodes)
+    found: Any = optimizer.update(op, name, *arguments)
+    where = f"update of {type(optimizer).__name__}"
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+        raise OptionError(f"{where} returns the new weight and a dict of the new states, not {found!r}.")
+    moved, new = found
+    if new.keys() != states.keys():
+        raise OptionError(f"{where} returns the states {sorted(new)}; the optimizer has {sorted(states)}.")
+    known = {name, *arguments[:3], *states.values(), *(made for node in op.nodes for made in node.outputs)}
+    if odd := [value for value in (moved, *new.values()) if not isinstance(value, str) or value not in known]:
+        raise OptionError(f"{where} returns {odd[0]!r}, which is no value that a method of op returned.")
+    types = [{op.type(read) for read in node.inputs} for node in op.nodes[before:] if node.op_type in traits.ARITHMETIC]
+    mixed = any(len(some - {0}) > 1 for some in types)
+    if mixed or not {op.type(value) for value in (moved, *new.values())} <= {0, kind}:
+        raise OptionError(
+            f"{where} mixes element types, or returns another one than the weight {name!r} has. t is a scalar in double: "
+            "cast it, as in op.CastLike(t, w)."
+        )
+    return moved, new

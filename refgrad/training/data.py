@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextvars
 import copy
 import hashlib
-import os
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from refgrad.errors import FeedError, choices, counted, did_you_mean
-from refgrad.protos.arrays import described_arrays, mapped_array, read_arrays
+from refgrad.errors import FeedError, OptionError, choices, counted, did_you_mean
+from refgrad.protos.arrays import described_arrays, read_arrays
 from refgrad.ranges import checked
 from refgrad.training.labels import first_of, kind_of, narrowed
 from refgrad.training.steps import StepModel
@@ -53,17 +52,20 @@ class Arrays(Data):
     """
 
     def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
-        self._arrays = _named(step, arrays, label)
+        named = _named(step, arrays, label)
         self._step = step
+        self._arrays, self._fixed = _apart(step, named)
         if next(batches(self._arrays, 1), None) is None:  # which refuses other lengths
             raise FeedError("There is no sample in the data. Give at least one.")
-        self._fits = not any(isinstance(array, np.memmap) for array in self._arrays.values())  # else batch by batch
+        self._fits = not any(isinstance(array, np.memmap) for array in named.values())  # else batch by batch
         if self._fits:
-            self._arrays = fitted(step, {name: np.asarray(array) for name, array in self._arrays.items()})
+            fits = fitted(step, {name: np.asarray(array) for name, array in named.items()})
+            self._arrays, self._fixed = _apart(step, fits)
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
-        for batch in batches(self._arrays, size, rng):
+        for samples in batches(self._arrays, size, rng):
+            batch = _together(self._step, samples, self._fixed)
             yield _sized(self._step, batch if self._fits else fitted(self._step, batch))
 
     def __len__(self) -> int:
@@ -73,6 +75,9 @@ class Arrays(Data):
     def description(self) -> str:
         """See the class."""
         digest = hashlib.sha256()
+        for name, array in sorted(self._fixed.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
         for name, array in sorted(self._arrays.items()):
             looked_at = np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(int)
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -101,126 +106,235 @@ class Arrays(Data):
         return made[0], made[1]
 
 
-class Shards(Data):
-    """Samples in .npz files, of which two are in memory at a time. Shuffling changes their order, and the order within each.
+class Chunk(ABC):
+    """Samples that are read at once: a file, or a part of one.
 
-    :raises FeedError: the headers of a file do not fit the step, or the files before.
+    :param name: its name in errors, such as "'data/a.npz'", and `short` the same without a folder.
     """
 
-    def __init__(self, step: StepModel, files: Sequence[Path], label: str | None = None) -> None:
-        self._step, self._files, self._label = step, list(files), label
+    name: str
+    short: str
+
+    @abstractmethod
+    def described(self) -> Mapping[str, tuple[np.dtype, tuple[int | None, ...]]]:
+        """The type and shape of each array, without a look at the samples; None is a size that only they tell.
+
+        :raises FeedError: the chunk cannot be read.
+        """
+
+    @abstractmethod
+    def read(self) -> dict[str, np.ndarray]:
+        """The arrays by name.
+
+        :raises FeedError: the chunk cannot be read.
+        """
+
+
+class Chunks(Data):
+    """Samples in chunks, of which two are in memory at a time. Shuffling changes their order, and the order within each.
+
+    :raises FeedError: a chunk does not fit the step, or the chunks before.
+    """
+
+    unit = "chunk"  # what a chunk is, in words
+
+    def __init__(self, step: StepModel, chunks: Iterable[Chunk], label: str | None = None) -> None:
+        self._step, self._chunks, self._label = step, list(chunks), label
         self._axes: dict[
-            str, tuple[Path, tuple[int, ...]]
-        ] = {}  # the sizes after the first axis, and the file that has them
-        self._described: list[Mapping[str, Any]] = []  # the type and shape of each array, by file
-        for file in self._files:
-            self._look_at(file)
+            str, tuple[Chunk, tuple[int, ...]]
+        ] = {}  # the sizes of one sample, and the chunk that has them
+        self._fixed: dict[str, np.ndarray] = {}  # what is no sample, in the first chunk that was read
+        self._described: list[Mapping[str, Any]] = []  # the type and shape of each array, by chunk
+        for chunk in self._chunks:
+            self._look_at(chunk)
+        self._known = set(self._axes)
 
     @property
     def description(self) -> str:
         """See the class."""
         shapes = [sorted((name, str(kind), shape) for name, (kind, shape) in one.items()) for one in self._described]
-        return f"{counted(len(self._files), 'file')} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]})"
+        return f"{counted(len(self._chunks), self.unit)} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]})"
 
-    def _look_at(self, file: Path) -> None:
-        """Compare the shapes in a file with the step, and with the files before: a batch may span two files.
+    def _look_at(self, chunk: Chunk) -> None:
+        """Compare the shapes in a chunk with the step, and with the chunks before: a batch may span two chunks.
 
         :raises FeedError: they differ.
         """
-        described = described_arrays(file)
+        described = chunk.described()
         self._described.append(described)
         try:
             named = _named(self._step, described, self._label)
-            refuse_lengths({name: shape[0] if shape else -1 for name, (_, shape) in named.items()})
+            shapes = {name: shape for name, (_, shape) in named.items()}
+            counting = _sample_axes(self._step, shapes)
+            refuse_lengths({n: (shapes[n][axis] or 0) if axis < len(shapes[n]) else -1 for n, axis in counting.items()})
             for name, (dtype, shape) in named.items():
                 if name == self._step.label and self._step.class_names is not None:
                     continue  # classes by name take the shape of the label
+                if None in _sizes_of_one(shape, counting.get(name)):
+                    continue  # the samples will tell
                 dims = self._step.inputs[name][1]
                 shape = _turned(shape, dims)
                 _refuse_shape(self._step, name, shape, dtype)
-                first, axes = self._axes.setdefault(name, (file, shape[1:]))
-                if len(axes) != len(shape) - 1:
-                    raise FeedError(f"{name!r} has {len(shape)} axes, and {len(axes) + 1} in {first.name!r}.")
-                for axis, (here, there) in enumerate(zip(shape[1:], axes, strict=True), 1):
-                    if here != there:
-                        raise FeedError(
-                            f"{name!r} has the size {here} on axis {axis}, and {there} in {first.name!r}. A batch may have "
-                            "samples of both. Give all files the same sizes behind the first axis."
-                        )
+                self._refuse_other_sizes(chunk, name, _sizes_of_one(shape, counting.get(name)))
         except FeedError as error:
-            raise FeedError(f"{str(file)!r}: {error}") from error
+            raise FeedError(f"{chunk.name}: {error}") from error
+
+    def _refuse_other_sizes(self, chunk: Chunk, name: str, sizes: tuple[int, ...]) -> None:
+        first, others = self._axes.setdefault(name, (chunk, sizes))
+        if len(others) != len(sizes):
+            raise FeedError(f"{name!r} has {len(sizes)} axes, and {len(others)} in {first.short}.")
+        for axis, (here, there) in enumerate(zip(sizes, others, strict=True)):
+            if here != there:
+                raise FeedError(
+                    f"{name!r} has the size {here} on axis {axis}, and {there} in {first.short}. A batch may have "
+                    "samples of both. Give all files the same sizes except for the number of samples."
+                )
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
-        files = list(self._files)
+        chunks = list(self._chunks)
         if rng is not None:
-            rng.shuffle(files)
+            rng.shuffle(chunks)
         left: dict[str, np.ndarray] = {}
-        for shard in ahead((self._shard(file) for file in files), 1):
-            count = len(next(iter(shard.values())))
+        for arrays in ahead(map(self._read, chunks), 1):
+            count = len(next(iter(arrays.values())))
             order = np.arange(count)
             if rng is not None:
                 rng.shuffle(order)
-            shard = {name: array[order] for name, array in shard.items()}
+            arrays = {name: array[order] for name, array in arrays.items()}
             if left:
-                shard = {name: np.concatenate([left[name], array]) for name, array in shard.items()}
-                count = len(next(iter(shard.values())))
+                arrays = {name: np.concatenate([left[name], array]) for name, array in arrays.items()}
+                count = len(next(iter(arrays.values())))
             whole = count // size * size
             for start in range(0, whole, size):
-                yield _sized(self._step, {name: array[start : start + size] for name, array in shard.items()})
-            left = {name: array[whole:] for name, array in shard.items()} if whole < count else {}
+                yield self._batch({name: array[start : start + size] for name, array in arrays.items()})
+            left = {name: array[whole:] for name, array in arrays.items()} if whole < count else {}
         if left:
-            yield _sized(self._step, left)
+            yield self._batch(left)
 
-    def _shard(self, file: Path) -> dict[str, np.ndarray]:
-        arrays = _named(self._step, read_arrays(file, "Samples"), self._label)
+    def _batch(self, samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return _sized(self._step, _together(self._step, samples, self._fixed))
+
+    def _read(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        arrays = _named(self._step, chunk.read(), self._label)
         try:
-            if next(batches(arrays, 1), None) is None:  # which refuses other lengths
+            if next(batches(_apart(self._step, arrays)[0], 1), None) is None:  # which refuses other lengths
                 raise FeedError("There is no sample in it. Leave it out.")
-            made = fitted(self._step, arrays)
-            if any(made[name].shape[1:] != axes for name, (_, axes) in self._axes.items()):
-                raise FeedError("It was written over while it was read. Begin again.")
+            batch = fitted(self._step, arrays)
+            counting = _sample_axes(self._step, {name: array.shape for name, array in batch.items()})
+            for name, array in batch.items():
+                sizes = _sizes_of_one(array.shape, counting.get(name))
+                if name not in self._known:
+                    self._refuse_other_sizes(chunk, name, sizes)
+                elif sizes != self._axes[name][1]:
+                    raise FeedError("It was written over while it was read. Begin again.")
+            made, fixed = _apart(self._step, batch)
+            for name, array in fixed.items():
+                if not np.array_equal(array, self._fixed.setdefault(name, array)):
+                    raise FeedError(
+                        f"{name!r} has no samples, and it differs from the one in another file. Give one for all."
+                    )
             return made
         except FeedError as error:
-            raise FeedError(f"{str(file)!r}: {error}") from error
+            raise FeedError(f"{chunk.name}: {error}") from error
+
+
+class _Shard(Chunk):
+    """An .npz file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.name, self.short = file, repr(str(file)), repr(file.name)
+
+    def described(self) -> Mapping[str, tuple[np.dtype, tuple[int | None, ...]]]:
+        return described_arrays(self._file)
+
+    def read(self) -> dict[str, np.ndarray]:
+        return read_arrays(self._file, "Samples")
+
+
+class Shards(Chunks):
+    """Samples in .npz files, of which two are in memory at a time. Shuffling changes their order, and the order within each.
+
+    :raises FeedError: the headers of a file do not fit the step, or the files before.
+    """
+
+    unit = "file"
+
+    def __init__(self, step: StepModel, files: Sequence[Path], label: str | None = None) -> None:
+        super().__init__(step, map(_Shard, files), label)
 
 
 class Batches(Data):
-    """Any iterable of batches, which is iterated anew for each epoch. It is not shuffled."""
+    """Batches from Python: any iterable of dicts, or of tuples of the inputs and the label, that starts anew for each epoch.
 
-    def __init__(self, step: StepModel, source: Iterable[Mapping[str, Any]]) -> None:
-        self._step, self._source = step, source
+    Arrays may be tensors of torch. The size of batches is the iterable's.
+
+    :param source: the iterable, such as a list or a `torch.utils.data.DataLoader`, or a function that returns one. The function
+        gets a seed for each epoch, and None if the training does not shuffle. A DataLoader that shuffles gets the seed too. Any
+        other iterable is taken in its order.
+    :raises OptionError: `source` is neither, or an iterator, which would be at its end after one epoch.
+    """
+
+    def __init__(
+        self, step: StepModel, source: Iterable[Any] | Callable[[int | None], Iterable[Any]], label: str | None = None
+    ) -> None:
+        if not callable(source) and not isinstance(source, Iterable):
+            raise OptionError(f"Batches are an iterable, or a function that returns one, not {type(source).__name__}.")
+        if isinstance(source, Iterator):
+            raise OptionError(
+                f"{type(source).__name__} is at its end after one epoch. Give an iterable that starts anew, such as a list or "
+                "a DataLoader, or a function of a seed that returns an iterator."
+            )
+        self._step, self._source, self._label = step, source, label
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class; `size` has no effect."""
-        for batch in self._source:
-            yield fitted(self._step, _named(self._step, batch, None))
+        seed = None if rng is None else int(rng.integers(2**63))
+        source = self._source
+        if isinstance(source, Iterable):
+            if seed is not None:
+                _seed_loader(source, seed)
+        else:
+            source = source(seed)
+        for number, batch in enumerate(source):
+            try:
+                yield fitted(self._step, _named(self._step, self._by_name(batch), self._label))
+            except FeedError as error:
+                raise FeedError(f"Batch {number}: {error}") from error
+
+    def _by_name(self, batch: Any) -> dict[str, np.ndarray]:
+        """A batch as arrays by name."""
+        names = [*self._step.data, *({self._step.label} & self._step.inputs.keys())]
+        if isinstance(batch, Mapping):
+            return {name: _array(name, value) for name, value in batch.items()}
+        if not isinstance(batch, tuple | list):
+            raise FeedError(f"A batch is a dict, or a tuple of {choices(names)}, not {type(batch).__name__}.")
+        if len(batch) != len(names):
+            raise FeedError(f"Expected a tuple of {counted(len(names), 'array')}, {choices(names)}, got {len(batch)}.")
+        return {name: _array(name, value) for name, value in zip(names, batch, strict=True)}
 
 
-def open_data(step: StepModel, path: str | os.PathLike[str], label: str | None = None) -> Data:
-    """The samples in an .npz file, in a folder of .npy files (one for each input, mapped into memory), or of .npz shards.
+def _array(name: str, value: Any) -> np.ndarray:
+    """An array, or a tensor of torch on any device, as an array.
 
-    :param label: the array that is compared with, where it has another name than the step's input.
-    :raises FeedError: there are none, or they do not fit the step.
+    :raises FeedError: it is something else, such as a ragged list.
     """
-    place = Path(path)
-    if not place.is_dir():
-        return Arrays(step, read_arrays(place, "Samples"), label)
-    data = _of_folder(step, place, label)
-    data.folder = place
-    return data
+    if callable(detach := getattr(value, "detach", None)):
+        value = detach().cpu()
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise FeedError(f"{name!r} cannot be made an array: {error}") from error
 
 
-def _of_folder(step: StepModel, place: Path, label: str | None) -> Data:
-    shards, mapped = sorted(place.glob("*.npz")), sorted(place.glob("*.npy"))
-    if bool(shards) == bool(mapped):
-        raise FeedError(
-            f"The folder {str(place)!r} has {'both .npz and .npy files' if shards else 'no .npz and no .npy file'}. Samples "
-            "are a folder of .npz files with some samples each, or of .npy files with an input each."
-        )
-    if shards:
-        return Shards(step, shards, label)
-    return Arrays(step, {file.stem: mapped_array(file) for file in mapped}, label)
+def _seed_loader(loader: Any, seed: int) -> None:
+    """Let a DataLoader of torch that shuffles draw by this seed."""
+    sampler: Any = getattr(loader, "sampler", None)
+    if type(sampler).__name__ != "RandomSampler" or not hasattr(sampler, "generator"):
+        return
+    import torch
+
+    loader.generator = sampler.generator = torch.Generator().manual_seed(seed)
 
 
 def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dict[str, Any]:
@@ -254,11 +368,49 @@ def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dic
     return given
 
 
+def _sample_axes(step: StepModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The axis that counts the samples, of each array that has samples; the others are the same in every batch.
+
+    One sample beside several is for all of them: a state [2, 1, 128] that every sample begins with.
+    """
+    axes = {name: axis for name, axis in step.sample_axes.items() if axis is not None}
+    counts = {name: shapes[name][axis] for name, axis in axes.items() if axis and axis < len(shapes[name])}
+    others = [shapes[name][0] for name, axis in axes.items() if not axis and shapes[name]]
+    return {name: axis for name, axis in axes.items() if counts.get(name) != 1 or others[:1] in ([], [1])}
+
+
+def _sizes_of_one(shape: tuple[int, ...], counting: int | None) -> tuple[int, ...]:
+    """A shape without the number of samples, which is −1."""
+    return tuple(-1 if axis == counting else size for axis, size in enumerate(shape))
+
+
+def _apart(step: StepModel, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays that have samples, which the first axis counts, and those that are the same in every batch."""
+    axes = _sample_axes(step, {name: np.shape(array) for name, array in arrays.items()})
+    samples = {
+        name: np.moveaxis(arrays[name], axis, 0) if 0 < axis < np.ndim(arrays[name]) else arrays[name]
+        for name, axis in axes.items()
+    }
+    return samples, {name: array for name, array in arrays.items() if name not in axes}
+
+
+def _together(
+    step: StepModel, samples: Mapping[str, np.ndarray], fixed: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """A batch as the step takes it, of samples that the first axis counts and of what is the same in every batch."""
+    count = len(next(iter(samples.values())))
+    batch = {name: np.moveaxis(array, 0, step.sample_axes[name] or 0) for name, array in samples.items()}
+    for name, array in fixed.items():
+        axis = step.sample_axes[name]
+        batch[name] = array if axis is None else np.repeat(array, count, axis)
+    return {name: batch[name] for name in step.inputs}
+
+
 def _sized(step: StepModel, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The batch, refused where the model takes batches of another size."""
     for name, array in batch.items():
         _, dims = step.inputs[name]
-        if dims and dims[0] is not None and len(array) != dims[0]:
+        if dims and step.sample_axes[name] == 0 and dims[0] is not None and len(array) != dims[0]:
             raise FeedError(
                 f"The model takes batches of {dims[0]} samples, and one has {len(array)}. Give batches of that size, and a "
                 "multiple of it in samples, or export the model with a dynamic first axis (dynamic_shapes of "
@@ -304,13 +456,15 @@ def _turned(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> tupl
 
 
 def _refuse_shape(step: StepModel, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Refuse samples of another rank or size than the step takes; the first axis counts them."""
-    dims = step.inputs[name][1]
+    """Refuse samples of another rank or size than the step takes, except for the axis that counts them."""
+    dims, counting = step.inputs[name][1], step.sample_axes[name]
     if dims is None:
         return
-    if len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], shape[1:], strict=True)):
+    if len(shape) != len(dims) or any(
+        d not in (None, n) for axis, (d, n) in enumerate(zip(dims, shape, strict=True)) if axis != counting
+    ):
         is_thinner = len(shape) == len(dims) - 1 or (len(shape) == len(dims) > 1 == shape[1] != dims[1])
-        expected = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
+        expected = ", ".join("N" if k == counting else "?" if d is None else str(d) for k, d in enumerate(dims))
         if name == step.label and step.class_loss and len(dims) > 1 and is_thinner:
             hint = f" {_other_loss(step)}"
         else:
@@ -387,4 +541,4 @@ def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:
         over.set()
 
 
-__all__ = ["Arrays", "Batches", "Data", "Shards", "ahead", "fitted", "open_data"]
+__all__ = ["Arrays", "Batches", "Chunk", "Chunks", "Data", "Shards", "ahead", "fitted"]

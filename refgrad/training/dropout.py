@@ -9,17 +9,18 @@ import os
 from collections.abc import Mapping
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, UnknownNameError
 from refgrad.model.external import array_of
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
-from refgrad.protos.traverse import attribute_value, every_node, names_of, refill, versions_of
+from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS
 
 _OPSET = 11  # since which Range is there
+_HAS_MODE = 12  # since which the training mode is an input
 _ALLOWS_ZERO = 14
 _PRIME = 2**31 - 1  # x → x⁵ is a permutation of its residues, since 5 does not divide 2³¹ − 2
 _STRIDES = 48271, 16807  # primitive roots of it: of the steps, and of the places
@@ -70,6 +71,31 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     refill(made.graph.node, [n for node in made.graph.node for n in written.get(next(iter(node.output), ""), [node])])
     made.graph.initializer.extend(op.builder.constants.values())
     made.graph.input.append(helper.make_tensor_value_info(step, TensorProto.INT64, []))
+    return made
+
+
+def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """A copy in which each Dropout of the main graph drops, by masks that the runtime draws.
+
+    :raises OptionError: there is no Dropout, or one in a body or a function, or an opset below 12.
+    """
+    made = ModelProto()
+    made.CopyFrom(read(model))
+    nodes = [node for node in made.graph.node if _is_dropout(node)]
+    if len(nodes) < sum(map(_is_dropout, every_node(made))):
+        raise OptionError("A body or a function has a Dropout. Leave dropout at 'off'.")
+    if not nodes:
+        raise OptionError("The model has no Dropout. Leave dropout at 'off'.")
+    if versions_of(made)[""] < _HAS_MODE:
+        raise OptionError(
+            f"Dropout has a training mode from opset {_HAS_MODE} on, and the model has {versions_of(made)['']}. Convert it "
+            "with onnx.version_converter, or leave dropout at 'off'."
+        )
+    mode = fresh("is_training", names_of(made.graph))
+    made.graph.initializer.append(numpy_helper.from_array(np.array(True), mode))
+    for node in nodes:
+        ratio = node.input[1] if len(node.input) > 1 else ""
+        node.input[:] = [node.input[0], ratio, mode]
     return made
 
 

@@ -17,6 +17,7 @@ from refgrad.model.external import array_of
 from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
+from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import fresh, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT, is_unnamed
 from refgrad.reverse.assembly import names_in, note
@@ -73,35 +74,70 @@ def differentiated(
                 "A loss that is a model reduces and weighs by itself: leave out reduction and sample_weight."
             )
         source, name = _composed(source, read(loss), output)
-    elif loss not in LOSSES:
-        raise OptionError(
-            f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss."
-        )
-    elif reduction not in REDUCTIONS:
-        raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
-    elif loss in _DIRECT and not settings:
-        return _direct(source, wrt, loss, output, label, sample_weight, reduction, conventions, scale)
     else:
-        name = fresh("total_loss", names_of(source.graph))
-        if loss in OF_CLASSES:
-            source, name = with_loss_of_classes(source, loss, output, label, sample_weight, reduction, settings)
-        else:
-            source, output, label_type = _with_wide_output(source, output)
-            source = add_loss_output(
-                source,
-                loss,
-                name,
-                label,
-                sample_weight,
-                None,
-                output,
-                reduction=reduction,
-                label_type=label_type,
-                **settings,
-            )
+        _check_named(loss, reduction)
+        if loss in _DIRECT and not settings:
+            return _direct(source, wrt, loss, output, label, sample_weight, reduction, conventions, scale)
+        source, name = _with_named(source, loss, output, label, sample_weight, reduction, settings)
     if not scale:
         return training_gradient(source, wrt, name, "ones", conventions), name
     return _scaled(training_gradient(source, wrt, name, "input", conventions), name, scale), name
+
+
+def with_loss(
+    model: ModelProto | str | os.PathLike[str],
+    loss: str,
+    output: str | None,
+    label: str,
+    sample_weight: str | None,
+    reduction: str,
+    settings: Mapping[str, Any],
+) -> tuple[ModelProto, str]:
+    """The model that returns a loss with a name, and what the loss is called there.
+
+    :raises OptionError: there is no such loss, or it does not fit the output.
+    :raises UnknownNameError: a new name that the model has.
+    """
+    _check_named(loss, reduction)
+    return _with_named(_with_sigmoids(read(model)), loss, output, label, sample_weight, reduction, settings)
+
+
+def _check_named(loss: str, reduction: str) -> None:
+    if loss not in LOSSES:
+        raise OptionError(
+            f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss."
+        )
+    if reduction not in REDUCTIONS:
+        raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
+
+
+def _with_named(
+    source: ModelProto,
+    loss: str,
+    output: str | None,
+    label: str,
+    sample_weight: str | None,
+    reduction: str,
+    settings: Mapping[str, Any],
+) -> tuple[ModelProto, str]:
+    """The model that returns a loss with a name, and what the loss is called there."""
+    if loss in OF_CLASSES:
+        return with_loss_of_classes(source, loss, output, label, sample_weight, reduction, settings)
+    name = fresh("total_loss", names_of(source.graph))
+    source, output, label_type = _with_wide_output(source, output)
+    made = add_loss_output(
+        source,
+        loss,
+        name,
+        label,
+        sample_weight,
+        None,
+        output,
+        reduction=reduction,
+        label_type=label_type,
+        **settings,
+    )
+    return made, name
 
 
 def _with_wide_output(source: ModelProto, output: str | None) -> tuple[ModelProto, str | None, np.dtype | None]:
@@ -223,6 +259,8 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
         raise OptionError(
             f"The loss returns {loss.graph.output[0].name!r}, which is declared with more than one element."
         )
+    newest = max(versions_of(one).get("", 0) for one in (source, loss))
+    source, loss = upgrade(source, newest), upgrade(loss, newest)
     known = {value.name for value in source.graph.output}
     inputs = [value.name for value in loss.graph.input]
     joined = [(name, name) for name in inputs if name in known]

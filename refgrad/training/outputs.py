@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
-from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.notices import notice
 from refgrad.protos.domains import ML
+from refgrad.protos.traverse import reads_of
 from refgrad.protos.types import FLOATS
 
 
@@ -47,6 +52,33 @@ def compared_output(model: ModelProto, name: str | int | None) -> str:
             f"{choices(found or outputs)}."
         )
     return found[0]
+
+
+def reaching(
+    model: ModelProto, weights: Mapping[str, np.ndarray], output: str, trainable: Sequence[str] | None
+) -> dict[str, np.ndarray]:
+    """The weights on which an output depends. A notice names the others, such as the weights of another head.
+
+    :raises NoGradientError: there are none, or `trainable` names another one.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    wanted, read = [output], {output}
+    while wanted:
+        node = makers.pop(wanted.pop(), None)
+        new = set() if node is None else set(reads_of(node)) - read
+        read |= new
+        wanted += new
+    left = [name for name in weights if name not in read]
+    asked = [trainable] if isinstance(trainable, str) else list(trainable or ())
+    if named := [name for name in left if name in asked]:
+        raise NoGradientError(f"The output {output!r} does not depend on {choices(named)} in trainable. Leave it out.")
+    if left and len(left) == len(weights):
+        raise NoGradientError(
+            f"The output {output!r} does not depend on the weights {choices(left)}. Choose others, or another output."
+        )
+    if left:
+        notice(f"The output {output!r} does not depend on {choices(left)}, which are not trained.")
+    return {name: value for name, value in weights.items() if name in read}
 
 
 def _is_float(value: ValueInfoProto) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -21,10 +21,13 @@ def uses(graph: GraphProto) -> Counter[str]:
     return Counter(name for node in graph.node for name in set(reads_of(node)))
 
 
-def slim(model: ModelProto) -> None:
+def slim(model: ModelProto, cut: Collection[str] = ()) -> dict[str, str]:
     """Remove copies, Reshapes that change nothing, and what nothing reads, and make one node of a product and a row.
 
     The names of inputs and outputs stay.
+
+    :param cut: values where the model may be cut in two. Each stays the result of a node, and no two become one value.
+    :return: the value in place of each value in `cut`.
     """
     graph = model.graph
     results = [value.name for value in graph.output]
@@ -36,6 +39,8 @@ def slim(model: ModelProto) -> None:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     copied: dict[str, str] = {}
+    computed = {name for node in graph.node for name in node.output}
+    ends = set(cut)
     kept = []
     for node in graph.node:
         made = node.output[0] if node.output else ""
@@ -45,16 +50,20 @@ def slim(model: ModelProto) -> None:
             and (node.op_type == "Identity" or _is_copy(node, shapes, targets, readers.get(made, [])))
         )
         node.input[:] = [copied.get(name, name) for name in node.input]
+        if is_copy and made in ends:
+            is_copy = node.input[0] in computed - ends
+            ends.add(node.input[0])
         if is_copy:
             copied[made] = node.input[0]
         else:
             kept.append(node)
-    kept = _with_rows_added(kept, types, fixed)
+    kept = _with_rows_added(kept, types, fixed | ends)
     needed = [kept[position] for position in positions_needed(signatures(kept), results)]
     inputs = [value.name for value in graph.input]  # whose defaults stay
     read = {*results, *inputs, *(name for node in needed for name in reads_of(node))}
     refill(graph.node, needed)
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
+    return {name: copied.get(name, name) for name in cut}
 
 
 def _is_copy(

@@ -41,7 +41,7 @@ from refgrad.training.labels import classes_of
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
-from refgrad.training.outputs import compared_output, without_maps
+from refgrad.training.outputs import compared_output, reaching, without_maps
 from refgrad.training.precision import DYNAMIC, SCALE, chosen_scale, refuse_vanishing
 from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
@@ -88,7 +88,7 @@ def step_model(
     :param loss: the loss of `output` and the label: a score of `refgrad.add_loss_output`, such as "squared_error", or
         "binary_cross_entropy_with_logits" of raw scores and labels 0 and 1. "cross_entropy" takes logits [N, C, ...] and
         classes [N, ...] in int64. "log_loss" takes the same classes and probabilities [N, C, ...], or the probabilities of
-        the second of two classes [N, 1]. None: `output` is the loss already. A model of the same opset, or its
+        the second of two classes [N, 1]. None: `output` is the loss already. A model, or its
         `pathlib.Path`: the model returns the loss, a scalar. Its inputs with the names of outputs of `model` get these
         outputs; if there are none, its first input gets `output`. Its other inputs are fed.
     :param optimizer: the update; SGD without momentum by default.
@@ -162,6 +162,7 @@ def step_model(
     model = read(whole)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         output = compared_output(read(model), output)
+        chosen = reaching(read(model), chosen, output, trainable)
     refuse_vanishing(optimizer, chosen)
     scale = chosen_scale(loss_scale, chosen)
     if scale is not None and SCALE in names_of(read(model).graph):
@@ -234,6 +235,7 @@ def step_model(
         accumulate=int(accumulate),
         settings=settings,
         data_beside=whole.path if isinstance(whole, Opened) else None,
+        mean_over="" if reduction == "sum" else "label" if isinstance(loss, str) else "samples",
     )
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model
@@ -250,7 +252,15 @@ def step_model(
     known = names if names is not None and count in (None, len(names)) else None
     ignored = (loss_settings or {}).get("ignore_index")
     class_names = None if known is None else tuple(known)
-    return replace(made_step, classes=count, class_names=class_names, ignored=ignored, evaluation=evaluation)
+    amounts_of = (loss_settings or {}).get("class_weights")
+    return replace(
+        made_step,
+        classes=count,
+        class_names=class_names,
+        ignored=ignored,
+        evaluation=evaluation,
+        class_weights=None if amounts_of is None else tuple(amounts_of),
+    )
 
 
 def trained(

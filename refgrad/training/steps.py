@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
+from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.errors import FeedError
 from refgrad.markup import html_table, shape_text
@@ -22,6 +23,20 @@ from refgrad.training.labels import first_of, labels_of
 from refgrad.training.precision import master
 
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The values between the gradient and the update in the model of a step.
+
+    :param gradients: the gradient of each state that holds weights, by the name of the state.
+    :param loss: the loss without penalties.
+    :param count: the number of samples, "" if the update does not read it.
+    """
+
+    gradients: Mapping[str, str]
+    loss: str
+    count: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,11 @@ class StepModel:
     )  # the float32 states that hold weights and statistics of 16 bits
     finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
     data_beside: Path | None = None  # the path beside which the external data of both models lies, if they have any
+    cut: Cut | None = None  # where the gradient ends and the update begins
+    mean_over: str = (
+        "samples"  # what the loss is the mean of: "samples" or the elements of the "label"; "": it is a sum
+    )
+    class_weights: tuple[float, ...] | None = None  # how much each class counts in this mean
 
     def _repr_html_(self) -> str:
         """The inputs of the step, and what each is fed, for a notebook."""
@@ -86,6 +106,31 @@ class StepModel:
             for value in graph_inputs(self.model.graph)
             if value.name in (*self.data, self.label) and value.dtype is not None
         }
+
+    @cached_property
+    def sample_axes(self) -> dict[str, int | None]:
+        """The axis that counts the samples, of each of the data and of the label; None where an input has none.
+
+        It is the first axis. Of a model that takes batches of any size, an input whose first axis has a fixed size may have it
+        elsewhere, as a recurrent state [layers, N, hidden], or nowhere, as a sample rate.
+        """
+        axes: dict[str, int | None] = dict.fromkeys(self.inputs, 0)
+        shapes = {v.name: v.shape for v in graph_inputs(self.model.graph) if v.name in self.data}
+        counting = [None if dims is None else dims[0] for dims in shapes.values() if dims is None or _is_free(dims[:1])]
+        if not counting:
+            return axes
+        names = {size for size in counting if size is not None}
+        for name, dims in shapes.items():
+            if dims is not None and not _is_free(dims[:1]):
+                free = [axis for axis, size in enumerate(dims) if _is_free((size,))]
+                of_samples = [axis for axis in free if dims[axis] is None or not names or dims[axis] in names]
+                axes[name] = of_samples[0] if len(free) == len(of_samples) == 1 else None
+        return axes
+
+    def samples_in(self, batch: Mapping[str, np.ndarray]) -> int:
+        """The number of samples of a batch."""
+        counting = next(((name, axis) for name, axis in self.sample_axes.items() if axis is not None), None)
+        return 1 if counting is None else np.shape(batch[counting[0]])[counting[1]]
 
     @cached_property
     def rate_type(self) -> np.dtype:
@@ -177,6 +222,23 @@ class StepModel:
     def beginning_with(self, state: Mapping[str, np.ndarray]) -> StepModel:
         """The step that begins with a state."""
         return replace(self, state=dict(state))
+
+
+def prepared(step: StepModel, model: ModelProto, backend: str | Backend, options: Mapping[str, Any]) -> Prepared:
+    """A model of the frozen weights of a step, such as its own, ready to run.
+
+    :raises BackendError: the executor cannot run it.
+    """
+    executor = get_backend(backend) if isinstance(backend, str) else backend
+    source = step.opened(model)
+    if isinstance(source, Opened):
+        return executor.prepare_opened(source, **options)
+    return executor.prepare(source, **options)
+
+
+def _is_free(size: tuple[int | str | None, ...]) -> bool:
+    """True if the size of an axis is not fixed. A scalar has no axis."""
+    return bool(size) and not isinstance(size[0], int)
 
 
 def _put_digests(model: ModelProto, place: Path) -> None:

@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.backends import Backend, Prepared, get_backend
+from refgrad.backends import Backend, Prepared
+from refgrad.backends.base import Recurrence
 from refgrad.errors import FeedError, OptionError, TrainingError
-from refgrad.model.external import Opened
 from refgrad.model.reading import read
 from refgrad.parameters.weights import write_back
-from refgrad.ranges import RANGES
+from refgrad.ranges import RANGES, checked
 from refgrad.rewrites.lifting import lower_weights
 from refgrad.training.causes import first_not_finite
+from refgrad.training.many_processes import AllReduce, PartGradient, ReducedSteps, SumsOf, check_place
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
-from refgrad.training.steps import RATE, StepModel
+from refgrad.training.steps import RATE, StepModel, prepared
+from refgrad.training.workers import Workers
 
 Batch = Mapping[str, np.ndarray]
 
@@ -33,6 +35,12 @@ class Training:
     """A training in progress: the step model, prepared on an executor, with the weights that it has reached.
 
     `options` are options of the executor: with {"threads": 1} onnxruntime takes small steps faster than with its own choice.
+
+    With `all_reduce` many processes train together, each on its part of every batch (docs/many_processes.md). It takes a dict
+    of arrays, and returns their sums, or means, over all processes. `place` is the number of this process and of all. With
+    `sums` this process alone trains, and the gradient comes from elsewhere: `sums(batch, state)` returns the sums of
+    `PartGradient.sums` over the parts of the batch. `processes=N` starts processes on this machine that do
+    so; `close` ends them.
 
     >>> import numpy as np, onnx.parser
     >>> from refgrad.training import SGD, Constant, Training, batches, step_model
@@ -54,25 +62,51 @@ class Training:
     backend: str | Backend = "numpy"
     progress: Progress = field(default_factory=Progress)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    all_reduce: AllReduce | None = field(default=None, kw_only=True)
+    place: tuple[int, int] = field(default=(0, 1), kw_only=True)
+    sums: SumsOf | None = field(default=None, kw_only=True)
+    processes: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
+        check_place(self.place)
         self._rate_type = self.step.rate_type
-        self._prepared = self.prepared(self.step.model)
+        checked("processes", self.processes)
+        if [self.all_reduce is not None, self.sums is not None, self.processes > 1].count(True) > 1:
+            raise OptionError("all_reduce, sums and processes exclude each other: each says where sums come from.")
+        self._workers: Workers | None = None
+        if self.all_reduce is None and self.sums is None and self.processes == 1:
+            self._part, self._prepared = None, self.prepared(self.step.model)
+        else:
+            place = self.place if self.processes == 1 else (0, self.processes)
+            self._part = PartGradient(self.step, self.backend, place, **self.options)
+            self._prepared = self._part.prepared
+            if self.processes > 1:
+                self._workers = Workers(self.step, self._part, self.backend, self.options, self.processes)
         self._evaluation: Prepared | None = None  # prepared where it is asked for
-        self._run = self._prepared.recurrence(self.step.next, self.step.state)
+        self._run = self._begun(self.step.state)
+
+    def _begun(self, state: Mapping[str, np.ndarray]) -> Recurrence | ReducedSteps:
+        """The steps from a state on."""
+        if self._part is None:
+            return self._prepared.recurrence(self.step.next, state)
+        if (added := self.sums if self._workers is None else self._workers.sums) is not None:
+            return ReducedSteps(self.step, self.prepared, state, added)
+        part, all_reduce = self._part, self.all_reduce
+        assert all_reduce is not None
+
+        def sums(batch: Batch, now: Batch) -> Mapping[str, np.ndarray]:
+            return all_reduce(part.sums(batch, now))
+
+        return ReducedSteps(self.step, self.prepared, state, sums, self.place)
 
     def prepared(self, model: ModelProto) -> Prepared:
         """A model of the same frozen weights, ready to run on the executor of the training.
 
         :raises BackendError: the executor cannot run it.
         """
-        backend = get_backend(self.backend) if isinstance(self.backend, str) else self.backend
-        source = self.step.opened(model)
-        if isinstance(source, Opened):
-            return backend.prepare_opened(source, **self.options)
-        return backend.prepare(source, **self.options)
+        return prepared(self.step, model, self.backend, self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
         """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
@@ -82,11 +116,11 @@ class Training:
         :raises TrainingError: a loss is not finite.
         """
         assert isinstance(self.schedule, Schedule)
-        schedule, first = self.schedule, self.step.data[0] if self.step.data else ""
+        schedule = self.schedule
         for batch in batches:
             done = self.progress
             loss = self.train_on(batch, schedule(done))
-            size = len(batch[first]) if first else 1
+            size = self._run.samples if isinstance(self._run, ReducedSteps) else self.step.samples_in(batch)
             self.progress = Progress(
                 done.epoch,
                 done.step + 1,
@@ -119,13 +153,15 @@ class Training:
         """
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
+        if self._part is not None:
+            state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self.prepared(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | self.step.statistics_in(state)
         for batch in batches:
             results = prepared.run({**batch, **state}, [name])
-            size = len(batch[self.step.data[0]]) if self.step.data else 1
+            size = self.step.samples_in(batch)
             total, count = total + float(results[name].item()) * size, count + size
         if not count:
             raise FeedError("There is no sample to evaluate on. Give at least one.")
@@ -178,6 +214,11 @@ class Training:
             f"{advice or 'It is no overflow, so a smaller loss scale does not help.'}"
         )
 
+    def close(self) -> None:
+        """End the other processes, if there are any. The weights stay."""
+        if self._workers is not None:
+            self._workers.close()
+
     @property
     def state(self) -> dict[str, np.ndarray]:
         """The values that the next step is fed: the weights, the optimizer's states of each, and the number of steps."""
@@ -188,7 +229,7 @@ class Training:
 
         :raises FeedError: the state is not one of this step.
         """
-        self._run = self._prepared.recurrence(self.step.next, {name: state[name] for name in self.step.state})
+        self._run = self._begun({name: state[name] for name in self.step.state})
         self.progress = progress
 
     @property

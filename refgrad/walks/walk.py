@@ -17,7 +17,7 @@ from refgrad.conformance.case import is_float
 from refgrad.conformance.problems.feeds import DOMAINS, SIZE
 from refgrad.conformance.problems.fitting import fitting_feeds
 from refgrad.conformance.problems.kinked import OPERATORS
-from refgrad.conformance.problems.point import inputs_of, with_values
+from refgrad.conformance.problems.point import inputs_of, with_values, without_wrong_sizes
 from refgrad.errors import FeedError, OptionError, RefgradError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import array_of
@@ -98,6 +98,7 @@ def walk(
     proto, given = _fed(proto, fed_by_name, number, size, sizes, output, notes)
     shown = np.asarray(NumpyBackend().prepare(proto).run(given, [output])[output])
     place = _place(output, element, shown)
+    proto = without_wrong_sizes(proto, {**given, output: shown}, [output])
     title = (
         output
         if element is None and shown.size == 1

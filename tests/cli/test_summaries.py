@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from refgrad.cli import main
-from refgrad.conformance.judge.check import Check, Row
+from refgrad.conformance.judge.found import Check, Row
 from refgrad.conformance.reports import checks
 from refgrad.errors import abridged, choices, did_you_mean, of_type, raised
 from refgrad.tables import registry

@@ -728,6 +728,32 @@ print(jax.jit(jax.grad(lambda x: g(x).sum()))(jnp.arange(4.0)).tolist())
     assert said == "2 [0.0, 1.0, 4.0, 9.0] [0.0, 2.0, 4.0, 6.0]\n[0.0, 2.0, 4.0, 6.0]\n"
 
 
+def test_derivatives_in_shard_map_are_those_of_a_function_of_jax_numpy(tmp_path):
+    """With check_vma JAX adds up the gradients of what all devices read, by the axes over which results vary."""
+    code = f"""
+import jax, jax.numpy as jnp, numpy as np, onnx.parser, refgrad.jax
+from jax.sharding import PartitionSpec as P
+text = '''{HEAD} f (float[N, 4] x, float[4, 3] w) => (float[N, 3] y) {{ a = MatMul(x, w)  y = Tanh(a) }}'''
+model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+x, w, v = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((6, 4), (4, 3), (4, 3)))
+mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+specs = dict(mesh=mesh, in_specs=(P(), P("a")), out_specs=P())
+ours, theirs = refgrad.jax.function(model, backend="numpy"), lambda x, w: jnp.tanh(x @ w)
+for check in (True, False):
+    found = []
+    for f in (ours, theirs):
+        loss = lambda w, x: (f(x, w) ** 2).mean()
+        mean = jax.shard_map(lambda w, x: jax.lax.pmean(loss(w, x), "a"), check_vma=check, **specs)
+        inner = jax.shard_map(lambda w, x: jax.lax.pmean(jax.grad(loss)(w, x), "a"), check_vma=check, **specs)
+        slope = jax.jit(jax.grad(mean))
+        found.append([mean(w, x), slope(w, x), inner(w, x), jax.jvp(lambda w: slope(w, x), (w,), (v,))[1]])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    np.testing.assert_allclose(slope(w, x), jax.grad(loss)(w, x), atol=1e-6)
+"""
+    run(code, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
 def test_without_jax_the_error_says_what_to_install(tmp_path):
     code = """
 import sys

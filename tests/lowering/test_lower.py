@@ -555,6 +555,43 @@ def test_what_is_written_into_an_input_is_an_output_once():
     assert outputs == ["a", "b", "c", "d", "returned", "twice", "first_updated", "sum"]
 
 
+@pytest.mark.parametrize("condition", [True, False])
+def test_what_a_branch_writes_into_an_input_is_an_output(condition: bool):
+    """The input itself is returned by a branch that does not write it."""
+    model = parse(
+        """chosen (float[N] first, float[N] second, float[N] g, bool c) => (bool[1] done) {
+            done = If (c) <
+                then_branch = left () => (bool[1] l) { l = com.microsoft.InPlaceAccumulatorV2(first, g) },
+                else_branch = right () => (bool[1] r) {
+                    q, kept = com.microsoft.InPlaceAccumulatorV2(second, g)
+                    n = Neg(kept)  r, unread = com.microsoft.InPlaceAccumulatorV2(first, n)
+                } >
+        }"""
+    )
+    lowered = refgrad.lower(model)
+    assert [value.name for value in lowered.graph.output] == ["done", "first_updated", "second_updated"]
+    one = np.ones(2, np.float32)
+    feeds = {"first": one, "second": 2 * one, "g": 3 * one, "c": np.array(condition)}
+    for run in BOTH:
+        made = run(lowered, feeds)
+        np.testing.assert_array_equal(made["first_updated"], 4 * one if condition else -4 * one)
+        np.testing.assert_array_equal(made["second_updated"], 2 * one if condition else 5 * one)
+
+
+def test_a_loop_that_writes_into_an_input_is_refused():
+    model = parse(
+        """loops (float[N] first, float[N] g, int64 n) => (bool[1] done) <bool[1] no = {0}> {
+            done = Loop (n, , no) < body = step (int64 i, bool c, bool[1] s) => (bool d, bool[1] t) {
+                d = Identity(c)  [inside] t = com.microsoft.InPlaceAccumulatorV2(first, g)
+            } >
+        }"""
+    )
+    with pytest.raises(
+        LoweringError, match=r"'inside' \(InPlaceAccumulatorV2\) writes into 'first', an input of the model"
+    ):
+        refgrad.lower(model)
+
+
 @pytest.mark.parametrize("training", [0, 1])
 def test_running_statistics_are_written(training: int):
     """In training ONNX Runtime moves the mean and the variance that it is given."""

@@ -133,6 +133,17 @@ def test_sizes_that_are_none(sizes, error, says):
         refgrad.cost(parsed("g (float[N,?] x) => (float[N,?] y) { y = Neg(x) }"), sizes)
 
 
+def test_an_axis_is_called_by_its_input_too():
+    model = parsed("g (float[N,?] x) => (float[N,?] y) { y = Neg(x) }")
+    assert refgrad.cost(model, {"N": 2, "x[1]": 7}).flops == 14
+    assert refgrad.cost(model, {"x[0]": 3, "x[1]": 7}).flops == 21
+    with pytest.raises(UnknownNameError, match=r"no input has the dimension 'x\[2\]'"):
+        refgrad.cost(model, {"N": 2, "x[2]": 7})
+    fixed = parsed("g (float[4] x) => (float[4] y) { y = Neg(x) }")
+    with pytest.raises(UnknownNameError, match=r"no input has the dimension 'x\[0\]'"):
+        refgrad.cost(fixed, {"x[0]": 7})
+
+
 def test_any_size():
     model = parsed("g (float[N,?] x) => (float[N,?] y) { y = Neg(x) }")
     assert refgrad.cost(model, {"N": 2, "*": 5}).flops == 10
@@ -295,6 +306,39 @@ PEAKS = {
     "a scatter into what is turned": (
         "(float[256,2048] x, float[64,256] u, int64[64,256] i) => (float[2048,256] y) { a = Neg(x) t = Transpose(a) "
         'y = ScatterElements<axis = 0, reduction = "add">(t, i, u) }'
+    ),
+    "a dequantized tensor": (
+        "(int8[1024,256] x, float s, int8 z) => (float[1024,256] y) { a = DequantizeLinear(x, s, z) y = Neg(a) }"
+    ),
+    "a quantized tensor": "(float[1024,256] x, float s, int8 z) => (int8[1024,256] y) { y = QuantizeLinear(x, s, z) }",
+    "a tensor quantized by its range": (
+        "(float[1024,256] x) => (uint8[1024,256] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear(x) }"
+    ),
+    "a product of whole numbers": (
+        "(uint8[64,1024] x, int8[1024,512] w, uint8 z) => (int32[64,512] y) { y = MatMulInteger(x, w, z) }"
+    ),
+    "a product of many whole numbers": (
+        "(uint8[1024,16] x, int8[16,512] w, uint8 z, int8 v) => (int32[1024,512] y) { y = MatMulInteger(x, w, z, v) }"
+    ),
+    "a convolution of whole numbers": (
+        "(uint8[1,16,64,64] x, int8[32,16,3,3] w, uint8 z) => (int32[1,32,64,64] y) "
+        "{ y = ConvInteger<pads = [1,1,1,1]>(x, w, z) }"
+    ),
+    "a quantized LSTM": (
+        "(float[4,2,128] x, int8[1,128,1024] w, int8[1,256,1024] r, float[1] s, int8[1] z) => (float[4,1,2,256] y) "
+        "{ y = com.microsoft.DynamicQuantizeLSTM<hidden_size = 256>(x, w, r, , , , , , s, z, s, z) }"
+    ),
+    "a short GRU": (
+        "(float[4,64,32] x, float[2,192,32] w, float[2,192,64] r) => (float[4,2,64,64] y) "
+        '{ y = GRU<direction = "bidirectional", hidden_size = 64>(x, w, r) }'
+    ),
+    "a short LSTM": (
+        "(float[4,64,32] x, float[2,256,32] w, float[2,256,64] r) => (float[4,2,64,64] y) "
+        '{ y = LSTM<direction = "bidirectional", hidden_size = 64>(x, w, r) }'
+    ),
+    "a short RNN": (
+        "(float[4,64,32] x, float[2,64,32] w, float[2,64,64] r) => (float[4,2,64,64] y) "
+        '{ y = RNN<direction = "bidirectional", hidden_size = 64>(x, w, r) }'
     ),
     "a Scan": (
         "(float[64,64] h, float[64,64,64] x) => (float[64,64] y, float[64,64,64] z) { y, z = Scan<num_scan_inputs = 1, "

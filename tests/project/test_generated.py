@@ -60,16 +60,16 @@ def test_what_the_readme_and_the_contents_say_of_themselves_is_fresh(module):
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n((?!>>>).*?)```", DOCS["training"], re.DOTALL))
-def test_a_python_example_prints_what_it_says(code):
+def test_a_python_example_prints_what_it_says(code, tmp_path):
     for name in re.findall(r"^from (\w+)", code, re.MULTILINE):
         pytest.importorskip(name)
     printed = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
     assert printed.splitlines()[-1] == re.search(r"# (\d.*)", code)[1]
 
 
-@pytest.mark.parametrize("page", ["fine_tuning", "estimators", "locating"])
+@pytest.mark.parametrize("page", ["fine_tuning", "estimators", "locating", "many_processes"])
 def test_the_examples_of_a_page_print_what_they_say(page, capsys, tmp_path, monkeypatch):
     """In the order of the page, each going on where the one before ended."""
     monkeypatch.chdir(tmp_path)

@@ -291,14 +291,15 @@ def test_a_loss_may_be_a_model(tmp_path: Path) -> None:
         training = Training(step_model(_line(), given), 0.1)
         assert training.epoch(batches({"x": x, "label": y}, 2)) == pytest.approx(np.log(np.cosh(d)).mean(), abs=1e-14)
         np.testing.assert_allclose(training.weights["a"], [[1.0], [2.0]] - 0.1 * x.T @ (np.tanh(d) / 2), atol=1e-14)
-    with pytest.raises(OptionError, match="does not fit the model"):
-        step_model(
-            _line(),
-            onnx.parser.parse_model(
-                '<ir_version: 8, opset_import: ["": 21]> m (double[N, 1] p, double[N, 1] label) => (double l) '
-                "{ z = Sub(p, label) l = ReduceMean<keepdims = 0>(z) }"
-            ),
+    for opset in (13, 21):  # one of the two is converted
+        text = (
+            f'<ir_version: 8, opset_import: ["": {opset}]> m (double[N, 1] p, double[N, 1] label) => (double l) '
+            "{ z = Sub(p, label) q = Mul(z, z) l = ReduceMean<keepdims = 0>(q) }"
         )
+        training = Training(step_model(_line(), onnx.parser.parse_model(text)), 0.1)
+        assert training.epoch(batches({"x": x, "label": y}, 2)) == pytest.approx(np.square(d).mean(), abs=1e-14)
+    with pytest.raises(OptionError, match="does not fit the model"):
+        step_model(_line(), onnx.parser.parse_model(text.replace("label", "x")))  # the model has an input x
     with pytest.raises(OptionError, match="reduces and weighs by itself"):
         step_model(_line(), loss, reduction="sum")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from training_operators import trains
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.errors import OptionError, OutputFileError, UnknownNameError
-from refgrad.training import SGD, Adam, AdamW, Optimizer, Training, step_model, write_artifacts
+from refgrad.training import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, Training, step_model, write_artifacts
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 STEPS, ROWS = 6, 5
@@ -38,26 +39,55 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
+@dataclass(frozen=True)
+class Delayed(Optimizer):
+    """w ← w − η·m·t and m ← g: the update reads the state of before, and the new state does not"""
+
+    @property
+    def states(self) -> dict[str, float]:
+        return {"gradient": 0.0}
+
+    def update(self, op, w, g, rate, t, states, decay):
+        return op.Sub(w, op.Mul(op.Mul(states["gradient"], rate), op.CastLike(t, w))), {"gradient": g}
+
+
+WRITTEN: dict[str, Optimizer] = {  # in operators of ai.onnx, for which onnxruntime 1.19 has none
+    "momentum": SGD(momentum=0.9),
+    "dampening": SGD(momentum=0.9, dampening=0.5, weight_decay=0.1),
+    "nesterov": SGD(momentum=0.9, nesterov=True),
+    "decay of sgd": SGD(weight_decay=0.1),
+    "decay of adam": Adam(weight_decay=0.1),
+    "uncorrected decay": AdamW(epsilon="uncorrected", weight_decay=0.1),
+    "adagrad": Adagrad(rate_decay=0.1),
+    "rmsprop": RMSProp(momentum=0.5, eps=1e-3),
+    "centered": RMSProp(centered=True, eps=1e-3),
+    "delayed": Delayed(),
+}
+
+
 def steps(loss: str, optimizer: Optimizer, rate: float, trainable: list[str] | None = None) -> tuple[list[float], Any]:
     training = Training(step_model(perceptron(), loss, optimizer, trainable=trainable), rate, BACKENDS[-1])
     losses = [training.train_on({"x": x, "label": y}, rate) for x, y in zip(X, LABELS[loss], strict=True)]
     return losses, training.weights
 
 
+CASES = [(loss, which, head) for loss in LABELS for which in OPTIMIZERS for head in (None, ["*2"])]
+CASES += [("cross_entropy", which, None) for which in WRITTEN]
+
+
 @trains
-@pytest.mark.parametrize("trainable", [None, ["*2"]], ids=["all", "head"])
-@pytest.mark.parametrize("which", OPTIMIZERS)
-@pytest.mark.parametrize("loss", LABELS)
+@pytest.mark.parametrize(("loss", "which", "trainable"), CASES)
 def test_the_training_api_takes_the_same_steps(
     tmp_path: Path, loss: str, which: str, trainable: list[str] | None
 ) -> None:
     folder, rate = tmp_path / "artifacts", 0.05
-    write_artifacts(folder, perceptron(), loss, OPTIMIZERS[which], trainable=trainable)
+    optimizer = (OPTIMIZERS | WRITTEN)[which]
+    write_artifacts(folder, perceptron(), loss, optimizer, trainable=trainable)
     np.savez(folder / "batches.npz", x=X, y=LABELS[loss], rate=rate)
     script = Path(make_artifacts.__file__).with_name("step_artifacts.py")
     done = subprocess.run([sys.executable, str(script), str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    losses, weights = steps(loss, OPTIMIZERS[which], rate, trainable)
+    losses, weights = steps(loss, optimizer, rate, trainable)
     with np.load(folder / "steps.npz") as found:
         np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
         assert set(found) == {"losses", "eval_loss", *weights}
@@ -73,9 +103,10 @@ def test_the_training_api_takes_the_same_steps(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("which", OPTIMIZERS)
+@pytest.mark.parametrize("which", OPTIMIZERS | WRITTEN)
 def test_the_lowered_artifacts_take_the_same_steps(tmp_path: Path, which: str, backend: str) -> None:
-    write_artifacts(tmp_path / "a", perceptron(), "cross_entropy", OPTIMIZERS[which])
+    optimizer = (OPTIMIZERS | WRITTEN)[which]
+    write_artifacts(tmp_path / "a", perceptron(), "cross_entropy", optimizer)
     parts = {name: onnx.load(tmp_path / "a" / f"{name}_model.onnx") for name in ("training", "optimizer", "eval")}
     assert all(part.ir_version <= 10 and part.opset_import[0].version <= 21 for part in parts.values())
     training, update, evaluation = (get_backend(backend).prepare(refgrad.lower(part)) for part in parts.values())
@@ -83,7 +114,7 @@ def test_the_lowered_artifacts_take_the_same_steps(tmp_path: Path, which: str, b
     moments = {
         name: [np.zeros_like(v) for v in values.values()] for name in ("first_order_moments", "second_order_moments")
     }
-    losses, weights = steps("cross_entropy", OPTIMIZERS[which], 0.05)
+    losses, weights = steps("cross_entropy", optimizer, 0.05)
     for k, (x, y) in enumerate(zip(X, LABELS["cross_entropy"], strict=True)):
         feeds = {"x": x, "label": y, "lazy_reset_grad": np.array([True]), **values}
         buffers = {f"{name}_grad.accumulation.buffer": np.ones_like(value) for name, value in values.items()}
@@ -132,11 +163,13 @@ def test_the_checkpoint_has_the_weights(tmp_path: Path) -> None:
 
 
 def test_only_what_1_19_can_do_is_written(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"Give weight_decay=0\.0, or epsilon='corrected'"):
-        write_artifacts(tmp_path / "a", perceptron(), optimizer=AdamW(epsilon="uncorrected"))
-    for optimizer in (SGD(momentum=0.9), Adam(), SGD(weight_decay=0.1)):
-        with pytest.raises(OptionError, match=r"SGD\(\) without momentum and AdamW\(\), and not"):
-            write_artifacts(tmp_path / "a", perceptron(), optimizer=optimizer)
+    for optimizer, says in (
+        (RMSProp(momentum=0.9, centered=True), "keeps two states per weight, and RMSProp"),
+        (Adagrad(initial=0.5), "'sum_of_squares' of Adagrad starts at 0.5. Let it start at 0"),
+        ("sgd", "optimizer is an optimizer of refgrad.training"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            write_artifacts(tmp_path / "a", perceptron(), optimizer=optimizer)  # type: ignore[arg-type]
     wide = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (double[N, 2] x) => (double[N, 1] y) '
         "<double[2, 1] a = {1, 2}> { y = MatMul(x, a) }"

@@ -719,3 +719,13 @@ def test_the_public_name_is_imported_when_it_is_asked_for():
     assert refgrad.walk is walk
     with pytest.raises(AttributeError, match="no attribute 'wlak'"):
         refgrad.wlak  # noqa: B018
+
+
+def test_a_size_that_the_model_declares_wrongly_is_taken_from_the_run():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[N, 2] x) => (float[N] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> '
+        "{ s = Constant <value_ints = [-1]> () z = MatMul(x, w) y = Reshape(z, s) }"
+    )
+    walked = walk(model, {"x": np.ones((1, 2), np.float32)}, wrt=["x"])
+    [sent] = walked.steps[-1].outgoing
+    np.testing.assert_array_equal(walked.values[sent.value], [[3, 6]])

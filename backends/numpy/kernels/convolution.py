@@ -35,9 +35,9 @@ def _block_memory(X: Any, rows: int, windows: Windows) -> int:
     return int((n * count * elements * channels * group + max(product, padded)) * X.itemsize)
 
 
-def _conv_memory(
-    X: np.ndarray,
-    W: np.ndarray,
+def conv_memory(
+    X: Any,
+    W: Any,
     *_: Any,
     group: int,
     strides: Ints = None,
@@ -45,12 +45,14 @@ def _conv_memory(
     pads: Ints = None,
     auto_pad: str = "NOTSET",
     **__: Any,
-) -> None:
+) -> tuple[int, int]:
+    """The bytes that a convolution takes beside its result, and the elements of its result."""
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
-    need(_block_memory(_in_groups(X, group), W.shape[0] // group, windows))
+    taken = _block_memory(_in_groups(X, group), W.shape[0] // group, windows)
+    return taken, X.shape[0] * W.shape[0] * math.prod(windows.count)
 
 
-@kernel("Conv", in_float32=True, fresh=True, abstract=_conv_memory)
+@kernel("Conv", in_float32=True, fresh=True, abstract=lambda *x, **window: need(conv_memory(*x, **window)[0]))
 def conv(
     X: np.ndarray,
     W: np.ndarray,

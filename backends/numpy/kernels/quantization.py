@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from onnx import helper
 
+from refgrad.backends.numpy.abstract import without_data
 from refgrad.backends.numpy.kernels.arithmetic import narrowed
-from refgrad.backends.numpy.kernels.convolution import conv
+from refgrad.backends.numpy.kernels.convolution import conv, conv_memory
 from refgrad.backends.numpy.kernels.operands import check_axis, widened
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray | None
 _FLOATS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
 _iinfo: Any = ml_dtypes.iinfo  # it has no type hints
+_DOUBLE = 8  # bytes of a number in double
+_SATURATED = 12  # bytes of a number within `saturated`, which has it in double and with 32 bits
 _INTEGERS = {  # the least and the greatest number of each
     np.dtype(kind): (float(_iinfo(kind).min), float(_iinfo(kind).max))
     for kind in (
@@ -26,7 +31,12 @@ _INTEGERS = {  # the least and the greatest number of each
 }
 
 
-@kernel("QuantizeLinear", fresh=True)
+def _quantize_memory(x: Any, y_scale: Any, *_: Any, **__: Any) -> None:
+    """The quotients, and `saturated`."""
+    need((x.itemsize + _SATURATED) * x.size)
+
+
+@kernel("QuantizeLinear", fresh=True, abstract=_quantize_memory)
 def quantize_linear(
     x: np.ndarray,
     y_scale: np.ndarray,
@@ -68,20 +78,23 @@ def dequantize_linear(
     """(x − zero point)·scale, rounded once, to the type of the scale or `output_dtype`"""
     target = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else x_scale.dtype
     wide = np.float64 if target == np.float64 else np.float32
-    centred = x.astype(wide)
+    y: Any = x.astype(wide)
     if x_zero_point is not None:
-        centred = centred - _laid(x_zero_point, x.shape, axis, block_size).astype(wide)
-    return np.asarray((centred * _laid(x_scale.astype(wide), x.shape, axis, block_size)).astype(target))
+        y -= _laid(x_zero_point, x.shape, axis, block_size).astype(wide)
+    y *= _laid(x_scale.astype(wide), x.shape, axis, block_size)
+    return np.asarray(y.astype(target, copy=False))
 
 
-@kernel("DynamicQuantizeLinear", fresh=True)
+@kernel("DynamicQuantizeLinear", fresh=True, abstract=lambda x, **_: need(x.nbytes))
 def dynamic_quantize_linear(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return uint8 values, scale = (max − min)/255 and zero point = round(−min/scale), the range made to hold 0."""
     high, low = x.max(initial=0), x.min(initial=0)
     scale = np.asarray((high - low) / 255 if high > low else 1, x.dtype)
     zero_point = np.rint(-low / scale).clip(0, 255).astype(np.uint8)
-    y = (np.rint(x / scale) + zero_point).clip(0, 255).astype(np.uint8)
-    return y, scale, np.asarray(zero_point)
+    y = np.asarray(x / scale)
+    np.rint(y, out=y)
+    y += zero_point
+    return np.clip(y, 0, 255, out=y).astype(np.uint8), scale, np.asarray(zero_point)
 
 
 @kernel("QLinearConv", fresh=True)
@@ -127,14 +140,38 @@ def qlinear_matmul(
     return saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
 
 
-@kernel("MatMulInteger", fresh=True)
+def _centred_memory(*operands: tuple[Any, Any]) -> list[int]:
+    """What `centred` takes, operand by operand, those before it included; and all of them at last."""
+    held, taken = 0, []
+    for x, zero_point in operands:
+        taken.append(held + _DOUBLE * x.size * (1 if zero_point is None else 2))
+        held += _DOUBLE * x.size
+    return [*taken, held]
+
+
+def _product_memory(A: Any, B: Any, a_zero_point: Any = None, b_zero_point: Any = None) -> None:
+    """Operands and products in double, and the products with 64 bits."""
+    *taken, held = _centred_memory((A, a_zero_point), (B, b_zero_point))
+    rows, columns = A.shape[:-1], B.shape[-1:]
+    products = _DOUBLE * math.prod((*np.broadcast_shapes(rows[:-1], B.shape[:-2]), *rows[-1:], *columns))
+    need(max(*taken, held + products, 2 * products) - products // 2)  # the results have 32 bits
+
+
+@kernel("MatMulInteger", fresh=True, abstract=_product_memory)
 def matmul_integer(A: np.ndarray, B: np.ndarray, a_zero_point: Array = None, b_zero_point: Array = None) -> np.ndarray:
     """(A − a_zero_point)·(B − b_zero_point) with 32 bits: doubles hold the sums exactly, the last bits are kept."""
     a_zero_point = None if a_zero_point is None else _rows(a_zero_point)
     return np.asarray((centred(A, a_zero_point) @ centred(B, b_zero_point)).astype(np.int64).astype(np.int32))
 
 
-@kernel("ConvInteger", fresh=True)
+def _conv_memory(x: Any, w: Any, x_zero_point: Any = None, w_zero_point: Any = None, **window: Any) -> None:
+    """Operands, columns and sums in double, and the sums with 64 bits."""
+    *taken, held = _centred_memory((x, x_zero_point), (w, w_zero_point))
+    columns, sums = conv_memory(without_data(x.shape, np.dtype(np.float64)), w, **window)
+    need(max(*taken, held + columns + _DOUBLE * sums, 2 * _DOUBLE * sums) - _DOUBLE // 2 * sums)
+
+
+@kernel("ConvInteger", fresh=True, abstract=_conv_memory)
 def conv_integer(
     x: np.ndarray,
     w: np.ndarray,
@@ -181,12 +218,15 @@ def _rows(parameter: np.ndarray) -> np.ndarray:
 
 def saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarray:
     """round(ratio) + zero point, held within the range of an integer type; NaN is the least number."""
-    wide = ratio.astype(np.float64)
+    wide = np.array(ratio, np.float64)
     if target not in _INTEGERS:
         return narrowed(wide + np.asarray(zero_point, np.float64), target)
     low, high = _INTEGERS[target]
-    shifted = np.minimum(np.fmax(np.rint(wide) + zero_point, low), high)  # fmax: the other one where one is NaN
-    return np.asarray(shifted.astype(np.int32).astype(target))
+    np.rint(wide, out=wide)
+    wide += zero_point
+    np.fmax(wide, low, out=wide)  # the other one where one is NaN
+    np.minimum(wide, high, out=wide)
+    return np.asarray(wide.astype(np.int32).astype(target))
 
 
 def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: int = 0) -> np.ndarray:

@@ -20,6 +20,7 @@ from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
+_OF_A_STEP = 3  # times the gates of a step: its product, the sum, and the results of the activations
 Directions: TypeAlias = "list[tuple[bool, list[_Activation]]]"
 Formula: TypeAlias = Callable[[Array, float, float], Any]
 
@@ -251,13 +252,14 @@ def _product(da: Array, states: Array) -> Array:
 
 
 def _gates_memory(X: Array, W: Array, *_: Any, **__: Any) -> None:
-    """The gates of all steps."""
-    need(math.prod(W.shape[:2]) * math.prod(X.shape[:2]) * X.itemsize)
+    """The gates of all steps, and what a step takes."""
+    need((math.prod(W.shape[:2]) * X.shape[0] + _OF_A_STEP * W.shape[1]) * X.shape[1] * X.itemsize)
 
 
 def _lstm_memory(X: Array, W: Array, R: Array, *_: Any, **__: Any) -> None:
-    """The gates of all steps, and the cells."""
-    need(W.shape[0] * math.prod(X.shape[:2]) * (W.shape[1] + R.shape[2]) * X.itemsize)
+    """The gates of all steps, the cells, and what a step takes."""
+    of_sequence = W.shape[0] * (W.shape[1] + R.shape[2]) * X.shape[0]
+    need((of_sequence + 2 * W.shape[1]) * X.shape[1] * X.itemsize)  # the sum takes the place of the gates
 
 
 @kernel("RNN", in_float32=True, fresh=True, attributes=_SETTINGS, abstract=_gates_memory)
@@ -337,8 +339,9 @@ def gru(
             H = sequences.choose(t, (1 - z) * h + z * H, H)
             Y[t, k] = H
         Y[:, k], Y_h[k] = sequences.kept(Y[:, k]), sequences.last(H)
-        zrh.append(sequences.kept(gates))
-    return *_laid_out(layout, Y, Y_h), *([np.stack(zrh, 1)] if len(_wanted) > 2 else [])
+        if len(_wanted) > 2:
+            zrh.append(sequences.kept(gates))
+    return *_laid_out(layout, Y, Y_h), *([np.stack(zrh, 1)] if zrh else [])
 
 
 @kernel("GRUGrad", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
@@ -453,9 +456,10 @@ def lstm(
             C = sequences.choose(t, new, C)
             Y[t, k], every_C[t] = H, C
         Y[:, k], Y_h[k], Y_c[k] = sequences.kept(Y[:, k]), sequences.last(H), sequences.last(C)
-        cells.append(sequences.kept(every_C))
-        iofc.append(sequences.kept(gates))
-    steps = [np.stack(cells, 1), np.stack(iofc, 1)] if len(_wanted) > 3 else []
+        if len(_wanted) > 3:
+            cells.append(sequences.kept(every_C))
+            iofc.append(sequences.kept(gates))
+    steps = [np.stack(cells, 1), np.stack(iofc, 1)] if cells else []
     return *_laid_out(layout, Y, Y_h, Y_c), *steps
 
 

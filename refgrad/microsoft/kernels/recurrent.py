@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear
 from refgrad.backends.numpy.kernels.recurrent import Directions, directions_of
+from refgrad.backends.numpy.memory import need
 from refgrad.extend import Arguments, kernel_of_body
 from refgrad.protos.domains import MICROSOFT
 
@@ -50,7 +53,12 @@ def attn_lstm(args: Arguments) -> tuple[Array, Array, Array]:
     return Y, Y_h, Y_c
 
 
-@kernel_of_body("DynamicQuantizeLSTM", domain=MICROSOFT, fresh=True)
+def _quantized_lstm_memory(X: Array, W: Array, R: Array, *_: Any, **__: Any) -> None:
+    """The weights in double; while one is scaled, twice."""
+    need(np.dtype(np.float64).itemsize * max(2 * W.size, W.size + 2 * R.size))
+
+
+@kernel_of_body("DynamicQuantizeLSTM", domain=MICROSOFT, fresh=True, abstract=_quantized_lstm_memory)
 def dynamic_quantize_lstm(args: Arguments) -> tuple[Array, Array, Array]:
     """Step k is the k-th step of every sequence that has one, in the order of its direction; in double
 

@@ -56,7 +56,8 @@ class Network:
 
 def observed(gradients, function=None, **options):
     options = {"tolerance": 1e-6} | options
-    return grouped_estimates(function or Network(), AT, gradients, COTANGENTS, np.random.default_rng(1), **options)
+    groups = grouped_estimates(function or Network(), AT, gradients, COTANGENTS, np.random.default_rng(1), **options)
+    return [one for group in groups for one in group]
 
 
 def test_right_gradients_agree_in_a_few_evaluations():
@@ -117,7 +118,16 @@ def test_inputs_that_cannot_move_are_left_to_single_differences():
     found = grouped_estimates(
         lambda at: {"y": np.zeros(1)}, at, gradients, {"y": np.ones(1)}, np.random.default_rng(1), tolerance=1e-6
     )
-    assert found == []
+    assert not list(found)
+
+
+def test_halving_ends_at_the_smallest_group_that_is_asked_for():
+    gradients = Network().gradients()
+    wrong = gradients | {"W0": 1.1 * gradients["W0"]}
+    told = {fewest: {one.name for one in observed(wrong, fewest=fewest)} for fewest in (4, len(AT))}
+    assert "W1" in told[4]
+    assert "W0" not in told[4]
+    assert not told[len(AT)] & {"W0", "W1"}
 
 
 def test_a_jump_is_left_to_single_differences():
@@ -173,7 +183,9 @@ def test_a_check_that_is_stopped_has_the_groups_and_the_executors(monkeypatch):
 
     right = judging.grouped_estimates
     monkeypatch.setattr(
-        judging, "grouped_estimates", lambda *a, **k: [one for one in right(*a, **k) if one.name != "x"]
+        judging,
+        "grouped_estimates",
+        lambda *a, **k: ([one for one in group if one.name != "x"] for group in right(*a, **k)),
     )
     monkeypatch.setattr(judging, "estimates", over)
     found = check(DEEP, backends=["numpy"])

@@ -94,6 +94,14 @@ def test_sizes_that_are_given_are_kept() -> None:
     assert fed(SKIPS, size=16)["x"].shape == (16, 3, 16, 16)
 
 
+def test_an_axis_is_called_by_its_input() -> None:
+    found = fed(STATE, sizes={"x[0]": 5, "state[1]": 5})
+    assert found["x"].shape[0] == 5
+    assert found["state"].shape == (2, 5, 3)
+    with pytest.raises(FeedError, match=r"No input has a dimension 'x\[2\]'.*input and axis: 'x\[0\]'"):
+        fed(STATE, sizes={"x[2]": 5})
+
+
 def test_a_model_that_runs_at_no_size_says_what_to_give() -> None:
     model = model_of("(float[N,T] x) => (float[3,5] y) <int64[2] s = {3, 5}> { y = Reshape(x, s) }")
     with pytest.raises(FeedError, match=r"none of the sizes .*from 4 to .* sizes=\{\.\.\.\}, or the inputs with feeds"):

@@ -19,7 +19,7 @@ import pytest
 
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.cli import main
-from refgrad.conformance.judge.check import Check, Row
+from refgrad.conformance.judge.found import Check, Row
 from refgrad.conformance.reports import check_page, checks
 from refgrad.conformance.reports.advice import ModelCommand, steps
 from refgrad.conformance.verdicts import CONVENTION, CRASHED, RIGHT, UNDECIDED, UNSUPPORTED, VERDICTS, WRONG

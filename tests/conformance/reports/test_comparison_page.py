@@ -9,7 +9,7 @@ from planting import Planted, builder_with, network, scaled
 from reporting import LOW_CONTRAST
 
 from refgrad.conformance import check, compare
-from refgrad.conformance.judge.check import Check, Row
+from refgrad.conformance.judge.found import Check, Row
 from refgrad.conformance.locating.sides import Live
 from refgrad.conformance.reports import check_page
 from refgrad.conformance.reports.advice import ModelCommand
