@@ -37,7 +37,7 @@ from refgrad.links import Folders, with_data_in
 from refgrad.model import native
 from refgrad.model.checks.malformed import explained
 from refgrad.model.checks.recursion import refuse_growth, refuse_recursion
-from refgrad.model.external import ModelSource, Opened, links_leave, loaded, without_links
+from refgrad.model.external import ModelSource, Opened, bytes_in_files, links_leave, loaded, without_links
 from refgrad.model.reading import is_large, skeleton_of
 
 _MOST_SHAPES = 8  # of which memory is kept
@@ -50,8 +50,10 @@ _LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 SLEEPING = {"session.intra_op.allow_spinning": "0"}  # between runs threads leave the processor to others
-# Weights that are mapped from their files: for products ONNX Runtime would keep a copy in another layout for each node.
-_MAPPING = {"session.disable_prepacking": "1"}
+# For a product ONNX Runtime keeps a copy of the weight in another layout, which is faster with few rows. Of weights that are
+# mapped from their files and have more bytes than this there are no copies.
+_LEAN = {"session.disable_prepacking": "1"}
+_LARGE = 1 << 26
 _DATA_FOLDER, _KNOWS_DATA_FOLDER = "session.model_external_initializers_file_folder_path", (1, 21)
 _FATAL_SEVERITY = 4  # errors are raised: they are not written to stderr as well
 
@@ -123,7 +125,7 @@ class CpuBackend(Backend):
         return _Session(self, model, threads, optimization, tuple(without), settings, of_provider)
 
     def prepare_opened(self, model: Opened, **options: Any) -> Prepared:
-        """Open a session that maps the weights of `model` from their files, and makes no copies of them in another layout.
+        """Open a session that maps the weights of `model` from their files. Of large ones it makes no copies in another layout.
 
         Raises what `prepare` raises.
         """
@@ -218,8 +220,8 @@ class _Session(Local):
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        config = {**_MAPPING, **(config or {})} if isinstance(model, Opened) else config or {}
-        for entry in config.items():
+        is_lean = isinstance(model, Opened) and bytes_in_files(proto) > _LARGE
+        for entry in ({**_LEAN, **(config or {})} if is_lean else config or {}).items():
             options.add_session_config_entry(*entry)
         if threads is not None:
             options.intra_op_num_threads = threads

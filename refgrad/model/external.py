@@ -415,6 +415,11 @@ def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
     yield from filter(is_external, tensors_without_initializers(model))
 
 
+def bytes_in_files(model: ModelProto) -> int:
+    """How many bytes the tensors have whose values lie in files. They have been checked."""
+    return sum(map(_bytes_of, external_tensors(model)))
+
+
 def files_beside(model: ModelProto, path: str | os.PathLike[str]) -> set[Path]:
     """The files that tensors of the model at `path` name, whether they may be read or not."""
     folder = Path(path).parent

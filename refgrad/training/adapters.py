@@ -321,8 +321,8 @@ class Merging:
     def sums(self, weight: Callable[[slice], np.ndarray]) -> Iterator[np.ndarray]:
         """W + A·B·factor, some rows after the others. `weight` returns rows of W."""
         right = self.right.astype(np.float64)
-        count = max(1, _BLOCK // right.shape[1])
-        for start in range(0, len(self.left), count):
+        count = max(1, _BLOCK // max(1, right.shape[1]))
+        for start in range(0, max(1, len(self.left)), count):
             part = slice(start, min(start + count, len(self.left)))
             held = weight(part)
             yield (held + self.left[part].astype(np.float64) @ right * self.factor).astype(held.dtype)

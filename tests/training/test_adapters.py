@@ -128,3 +128,29 @@ def test_a_weight_that_others_read_has_no_adapter() -> None:
     with pytest.raises(OptionError, match="'table' has a reader that gets no adapter"):
         lora(model, ["table"])
     assert [tensor.name for tensor in lora(model, "*").graph.initializer] == ["table", "w", "w.lora_A", "w.lora_B"]
+
+
+@pytest.mark.filterwarnings("ignore:rank=1 is more than the weights")
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
+def test_a_weight_without_elements_is_merged(shape: tuple[int, int]) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["N", shape[0]])],
+        [helper.make_tensor_value_info("y", 1, ["N", shape[1]])],
+        [numpy_helper.from_array(np.zeros(shape, np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    assert merge_adapters(lora(model, "w", rank=1)).graph.initializer == model.graph.initializer
+
+
+def test_a_large_weight_is_merged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model(transB=1)
+    training = Training(step_model(lora(model, rank=2), optimizer=Adam()), 0.05)
+    rng = np.random.default_rng(1)
+    training.epoch(batches({"x": rng.standard_normal((6, 4)), "label": rng.standard_normal((6, 3))}, 6))
+    trained = training.write_to(lora(model, rank=2))
+    whole = merge_adapters(trained)
+    monkeypatch.setattr("refgrad.training.adapters._BLOCK", 7)
+    for tensor, due in zip(merge_adapters(trained).graph.initializer, whole.graph.initializer, strict=True):
+        np.testing.assert_allclose(numpy_helper.to_array(tensor), numpy_helper.to_array(due), rtol=0, atol=1e-15)

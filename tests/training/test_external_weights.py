@@ -305,6 +305,32 @@ def test_another_executor_gets_the_model_with_its_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("ort-cpu" not in BACKENDS, reason="onnxruntime is not installed")
+def test_large_weights_have_no_copies_in_another_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime as runtime
+
+    from refgrad.backends import onnxruntime
+
+    path = saved(network(), tmp_path / "m.onnx")
+    step = step_model(path, "cross_entropy", SGD(), trainable=["head.*"])
+    due, entries = trained(step, "ort-cpu").weights, dict[str, str]()
+
+    class Noting(runtime.SessionOptions):
+        def add_session_config_entry(self, key: str, value: str) -> None:
+            entries[key] = value
+            super().add_session_config_entry(key, value)
+
+    monkeypatch.setattr(runtime, "SessionOptions", Noting)
+    trained(step, "ort-cpu")
+    assert "session.disable_prepacking" not in entries
+    monkeypatch.setattr(onnxruntime, "_LARGE", 1000)
+    for name, value in trained(step, "ort-cpu").weights.items():
+        _near(value, due[name])
+    assert entries["session.disable_prepacking"] == "1"
+    Training(step, 0.1, "ort-cpu", options={"config": {"session.disable_prepacking": "0"}})
+    assert entries["session.disable_prepacking"] == "0"
+
+
+@pytest.mark.skipif("ort-cpu" not in BACKENDS, reason="onnxruntime is not installed")
 def test_an_older_onnxruntime_gets_the_model_with_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from refgrad.backends import onnxruntime
 
