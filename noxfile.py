@@ -431,6 +431,7 @@ def benchmarks(session: nox.Session) -> None:
         "import_time",
         "memory",
         "training_memory",
+        "qlora",
         "recompute",
         "quantized_weights",
         "depth",

@@ -148,6 +148,14 @@ BENCHMARKS = (
         "Each run checks that only the trained weights differ in the result. Goal: at most 1.6.",
     ),
     (
+        "Adapters beside weights of 4 bits",
+        "qlora",
+        "Ten steps of SGD with low-rank adapters on a language model of random weights, on ONNX Runtime: with the weights in "
+        "blocks of 4 bits, with the same numbers in float32, and in torch with these (benchmarks/qlora.py). Each training has "
+        "a process of its own, and the weights lie in a file. The difference is the largest relative one of the ten losses. "
+        "Goal: 1e-4, and less memory than with float32.",
+    ),
+    (
         "Depth",
         "depth",
         "`gradient()` and the interpreter as a model gets ten times as deep: a chain of nodes, and a Scan and a Loop that make "
