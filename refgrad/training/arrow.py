@@ -10,6 +10,8 @@ import numpy as np
 
 from refgrad.errors import FeedError, OptionError
 from refgrad.installing import install
+from refgrad.protos.inputs import open_regular
+from refgrad.protos.memory import allowed
 from refgrad.training.data import Chunk, Chunks
 from refgrad.training.steps import StepModel
 
@@ -72,6 +74,11 @@ class _ParquetFile(_Rows):
         return int(self._file.metadata.row_group(number).num_rows)
 
     def read(self, number: int, columns: Sequence[str]) -> Any:
+        limit, size = allowed(), self._file.metadata.row_group(number).total_byte_size
+        if limit is not None and size > limit:
+            raise FeedError(
+                f"It has {size} bytes, and max_memory is {limit}. Give it more, or write the file with smaller row groups."
+            )
         return self._file.read_row_group(number, columns=list(columns))
 
 
@@ -129,10 +136,12 @@ def _pyarrow(part: str = "") -> Any:
 
 def _file(path: Path) -> _Rows:
     """A file, opened: its columns are known, and no row is read."""
+    pyarrow = _pyarrow()
+    open_regular(path, FeedError).close()  # which refuses a FIFO
     kind = _ParquetFile if path.suffix.lower() in PARQUET else _ArrowFile
     try:
         return kind(path)
-    except (OSError, _pyarrow().ArrowException) as error:
+    except (OSError, pyarrow.ArrowException) as error:
         what = "Parquet" if kind is _ParquetFile else "Arrow"
         raise FeedError(f"{str(path)!r} cannot be read as a file of {what}: {error}") from error
 

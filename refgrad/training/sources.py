@@ -17,8 +17,6 @@ from refgrad.training.data import Arrays, Batches, Chunk, Chunks, Data, Shards
 from refgrad.training.steps import StepModel
 from refgrad.training.training import refuse_lengths
 
-_FILES = "an .npz file, a .parquet or .arrow file, or a folder of .npz, .npy, .parquet or .arrow files"
-
 
 class DaskArrays(Chunks):
     """Arrays of Dask: the chunks of the first axis are computed one after the other, and two are in memory at a time.
@@ -102,8 +100,6 @@ def _of_path(step: StepModel, place: Path, label: str | None) -> Data:
         data.folder = place
         return data
     if place.suffix.lower() in (*PARQUET, *ARROW):
-        if not place.exists():
-            raise FeedError(f"There is no file {str(place)!r}. The data is {_FILES}.")
         return ArrowRows(step, [place], label)
     return Arrays(step, read_arrays(place, "Samples"), label)
 

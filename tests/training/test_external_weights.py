@@ -497,3 +497,17 @@ def test_the_cause_of_a_loss_that_is_not_finite_is_found_beside_weights_in_a_fil
     fed["x"][3, 4] = np.nan
     with pytest.raises(TrainingError, match="'x'"):
         training.epoch(batches(fed, 10))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_process_reads_frozen_weights_where_they_lie(backend: str, tmp_path: Path) -> None:
+    step = step_model(saved(network(), tmp_path / "m.onnx"), "cross_entropy", trainable=["head.*"])
+    assert step.data_beside is not None
+    rng = np.random.default_rng(1)
+    data = {"x": rng.standard_normal((30, SIZE)).astype(np.float32), "label": rng.integers(0, CLASSES, 30)}
+    alone, two = Training(step, 0.1, backend), Training(step, 0.1, backend, processes=2)
+    for training in (alone, two):
+        training.epoch([data])
+    two.close()
+    for name, value in alone.weights.items():
+        np.testing.assert_allclose(two.weights[name], value, atol=1e-6)

@@ -380,3 +380,32 @@ def test_a_step_from_elsewhere_does_not_say_where_its_gradient_ends() -> None:
     for make in (gradient_model, update_model):
         with pytest.raises(OptionError, match="step_model"):
             make(step)
+
+
+def test_samples_may_be_counted_on_another_axis() -> None:
+    """A recurrent state has the batch on its second axis, and a factor has no samples."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> f (double[N, 4] x, double[2, N, 3] state, double[2] factor) => '
+        "(double[N, 3] y) { m = MatMul(x, w)  s = ReduceSum<keepdims = 0>(state, axes)  t = Add(m, s)  "
+        "f = ReduceProd<keepdims = 0>(factor)  y = Mul(t, f) }"
+    )
+    for name, value in (("w", RNG.standard_normal((4, 3))), ("axes", np.array([0]))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    step = step_model(model, "squared_error", trainable=["w"])
+    batch = {"x": X, "state": RNG.standard_normal((2, len(X), 3)), "factor": np.array([2.0, 0.5]), "label": Y}
+    parts = [part_of(batch, (rank, 3), step.sample_axes) for rank in range(3)]
+    assert [(part["state"].shape[1], len(part["x"]), len(part["factor"])) for part in parts] == [
+        (24, 24, 2),
+        (23, 23, 2),
+        (23, 23, 2),
+    ]
+    together = Together(3)
+
+    def work(rank: int) -> Training:
+        training = Training(step, 0.1, all_reduce=lambda a: together.all_reduce(rank, a), place=(rank, 3))
+        training.epoch([parts[rank]])
+        return training
+
+    alone = Training(step, 0.1)
+    alone.epoch([batch])
+    check_equal(alone, together.run(work), 1e-10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from refgrad.cli import main
 from refgrad.errors import FeedError, OptionError
+from refgrad.protos.memory import at_most
 from refgrad.training import SGD, Arrays, Batches, Data, Run, StepModel, Training, open_data, step_model
 
 pytestmark = pytest.mark.torch
@@ -256,6 +258,27 @@ def test_what_is_wrong_with_a_table_is_named(step: StepModel, tmp_path: Path) ->
         open_data(step, tmp_path / "some")
     assert isinstance(open_data(step, {"x": X, "label": LABEL}), Arrays)
     assert pyarrow.__version__
+
+
+@arrow
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no FIFO")
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_a_fifo_is_not_opened(name: str, step: StepModel, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FeedError, match="is a FIFO, and no regular file"):
+        open_data(step, tmp_path / name)
+
+
+@arrow
+def test_a_row_group_is_not_read_that_is_larger_than_the_limit(step: StepModel, tmp_path: Path) -> None:
+    data = open_data(step, write(tmp_path / "t.parquet", table()))
+    with (
+        at_most(100),
+        pytest.raises(FeedError, match=r"row group 0: It has \d+ bytes, and max_memory is 100\. Give it more"),
+    ):
+        next(data.batches(8))
+    with at_most(2**20):
+        assert len(next(data.batches(8))["x"]) == 8
 
 
 def test_without_pyarrow_the_error_says_what_to_install(step: StepModel, tmp_path: Path, monkeypatch: Any) -> None:
