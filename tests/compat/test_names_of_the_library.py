@@ -272,3 +272,7 @@ def test_batches_are_consecutive_samples() -> None:
         OrtDataLoader(x, y[1:])
     with pytest.raises(OptionError, match="batch_size"):
         OrtDataLoader(x, y, batch_size=0)
+    for device in ("cpu", "cuda", "cuda:1"):
+        assert OrtDataLoader(x, y, device=device).device == device
+    with pytest.raises(OptionError, match="device='cpu2'; there are 'cpu' and 'cuda'"):
+        OrtDataLoader(x, y, device="cpu2")

@@ -20,7 +20,7 @@ import onnx.parser
 from make_artifacts import _training
 from onnx import TensorProto, numpy_helper
 
-from refgrad.training import SGD, LossTerm, Optimizer, sum_of_losses, write_artifacts
+from refgrad.training import SGD, AdamW, LossTerm, Optimizer, sum_of_losses, write_artifacts
 
 STEPS, ROWS = 20, 6
 Arrays = Mapping[str, np.ndarray]
@@ -145,6 +145,26 @@ def two_heads() -> onnx.ModelProto:
     )
 
 
+@dataclass(frozen=True)
+class DecayedAfter(AdamW):
+    """AdamW of onnxblock: w ← w − η·λ·w after the step; `bias_correction=False` leaves out the corrections"""
+
+    elementwise = True
+    eps: float = 1e-6
+    epsilon: str = "uncorrected"
+    corrects: bool = True
+
+    def update(self, op, w, g, rate, t, states, decay):
+        if self.corrects:
+            moved, new = super().update(op, w, g, rate, t, states, 0.0)
+        else:
+            m = op.Add(op.Mul(states["first_moment"], self.beta1), op.Mul(g, 1 - self.beta1))
+            s = op.Add(op.Mul(states["second_moment"], self.beta2), op.Mul(op.Mul(g, g), 1 - self.beta2))
+            moved = op.Sub(w, op.Mul(rate, op.Div(m, op.Add(op.Sqrt(s), self.eps))))
+            new = {"first_moment": m, "second_moment": s}
+        return op.Sub(moved, op.Mul(op.Mul(rate, decay), moved)) if decay else moved, new
+
+
 def weighted(blocks: Any) -> Any:
     """The cross entropy of y plus 0.5 times the squared error of z, as an onnxblock.
 
@@ -234,6 +254,20 @@ CASES = {
         ours={"clip_norm": 0.05},
         theirs=lambda blocks: {"optimizer": blocks.optim.SGD(clip_grad=blocks.optim.ClipGradNorm(0.05))},
         rate=0.5,
+    ),
+    "decayed": Case(
+        perceptron,
+        "CrossEntropyLoss",
+        ours={"optimizer": DecayedAfter(weight_decay=0.5)},
+        theirs=lambda blocks: {"optimizer": blocks.optim.AdamW(weight_decay=0.5)},
+    ),
+    "not corrected": Case(
+        perceptron,
+        "CrossEntropyLoss",
+        ours={"optimizer": DecayedAfter(corrects=False, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.0)},
+        theirs=lambda blocks: {
+            "optimizer": blocks.optim.AdamW(bias_correction=False, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0)
+        },
     ),
     "one of two outputs": Case(
         two_heads,
@@ -325,7 +359,8 @@ def write(folder: Path, case: Case, artifacts: Any) -> None:
         onnx.save(made, file)
     optimizer: Optimizer | None = SGD() if case.optimizer == "SGD" else None
     given = {"trainable": trained_of(model, case), **case.ours}
-    write_artifacts(ours, model, given.pop("loss", None) or LOSSES[case.loss], optimizer, **given)
+    loss, optimizer = given.pop("loss", None) or LOSSES[case.loss], given.pop("optimizer", optimizer)
+    write_artifacts(ours, model, loss, optimizer, **given)
 
 
 def steps(folder: Path, case: Case, api: Any) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import compared_artifacts
 import numpy as np
 import onnx
 import pytest
-from compared_artifacts import CASES, STEPS, perceptron
+from compared_artifacts import CASES, STEPS, dropped, perceptron
 from training_operators import trains
 
 import refgrad
@@ -83,6 +83,37 @@ def test_what_only_write_artifacts_has(tmp_path: Path) -> None:
             np.testing.assert_allclose(found[f"weight {name}"], value, rtol=1e-5, atol=1e-6)
 
 
+def test_dropout_without_a_seed_trains_by_the_masks_that_it_draws(tmp_path: Path) -> None:
+    """Each process draws other masks, so the steps are compared with steps by the masks that the training model returns."""
+    model = dropped()
+    [node] = [node for node in model.graph.node if node.op_type == "Dropout"]
+    del node.attribute[:]
+    drawn = []
+    for place in (tmp_path / "first", tmp_path / "second"):
+        write_artifacts(place / "files", model, "squared_error", SGD(), dropout="training", additional_outputs=["mask"])
+        helper("ours", place)
+        with np.load(place / "steps.npz") as found:
+            drawn.append({name: found[name] for name in found})
+    masks = [one["output 1"] for one in drawn]
+    assert masks[0].dtype == bool
+    assert 0.15 < 1 - masks[0].mean() < 0.35
+    assert (masks[0] != masks[1]).any()
+    assert (masks[0][0] != masks[0][1]).any()
+    masked = dropped()
+    masked.graph.input.append(onnx.helper.make_tensor_value_info("factor", onnx.TensorProto.FLOAT, [6, 5]))
+    place = next(k for k, one in enumerate(masked.graph.node) if one.op_type == "Dropout")
+    masked.graph.node[place].CopyFrom(onnx.helper.make_node("Mul", ["t", "factor"], ["d"]))
+    training = Training(step_model(masked, "squared_error", SGD(), trainable=["w1", "b1", "w2", "b2"]), 0.05)
+    for k, (x, label) in enumerate(
+        compared_artifacts.batches(perceptron(), compared_artifacts.Case(perceptron, "MSELoss"))
+    ):
+        factor = (masks[0][k] / 0.75).astype(np.float32)
+        loss = training.train_on({"x": x, "label": label, "factor": factor}, 0.05)
+        np.testing.assert_allclose(drawn[0]["output 0"][k], loss, rtol=1e-5)
+    for name, value in training.weights.items():
+        np.testing.assert_allclose(drawn[0][f"weight {name}"], value, rtol=1e-5, atol=1e-6)
+
+
 def test_the_page_has_every_argument(tmp_path: Path) -> None:
     """The first columns of the two tables have the arguments of the functions and classes of onnxruntime-training."""
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
@@ -107,7 +138,7 @@ def test_the_page_has_every_argument(tmp_path: Path) -> None:
 
 
 def helper(*words: object) -> None:
-    """Run the script that imports the training API."""
+    """Run the script that imports the training API, in a process of its own."""
     script = [sys.executable, str(compared_artifacts.__file__), *map(str, words)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

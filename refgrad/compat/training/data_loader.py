@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from refgrad.compat.training.arrays import Coefficients, array_from
-from refgrad.errors import FeedError
+from refgrad.errors import FeedError, OptionError
 from refgrad.ranges import checked
 
 __all__ = ["OrtDataLoader"]
@@ -23,8 +24,9 @@ class OrtDataLoader:
     :param X: [N, ...].
     :param y: [N] or [N, 1]; the batches have [n, 1].
     :param sample_weight: [N] or [N, 1]; the batches have [n].
-    :param device: has no effect: the batches are arrays.
+    :param device: "cpu", "cuda", "cuda:1" or an OrtDevice. It has no effect: the batches are arrays.
     :raises FeedError: the lengths differ.
+    :raises OptionError: there is no such device.
 
     >>> import numpy as np
     >>> from refgrad.compat.training.data_loader import OrtDataLoader
@@ -43,6 +45,8 @@ class OrtDataLoader:
         random_iter: bool = True,
     ) -> None:
         checked("batch_size", batch_size)
+        if isinstance(device, str) and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise OptionError(f"device={device!r}; there are 'cpu' and 'cuda', also with a number, as in 'cuda:1'.")
         self.batch_size, self.device, self.random_iter = batch_size, device, random_iter
         self._arrays = [array_from(X), array_from(y).reshape(-1, 1)]
         if sample_weight is not None:
