@@ -1,4 +1,4 @@
-"""What a check of a gradient found: a row for each comparison, and the answer in one sentence."""
+"""The result of a check of a gradient: a row for each comparison, and the answer in one sentence."""
 
 from __future__ import annotations
 

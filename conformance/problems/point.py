@@ -61,7 +61,7 @@ class Point:
         """Take the given feeds, or the first random ones at which every output is finite, and the executors run the model.
 
         At sizes that a model is not made for, its operators may happen to broadcast, and an executor may refuse it. Where
-        rounding hides most gradients, as those of a classifier that is sure of its answer, smaller feeds are tried.
+        rounding hides most gradients, smaller feeds are tried: a classifier may be sure of its answer.
         """
         seeds_of, names = names_in(gradient)
         weights = {t.name: array_of(t).astype(np.float64) for t in model.graph.initializer if t.name in names}

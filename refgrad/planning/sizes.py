@@ -36,7 +36,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def axis_name(name: str, axis: int) -> str:
-    """What an axis of an input is called where sizes are given, whether it has a symbol or not: `x[0]`."""
+    """Return the name by which sizes are given for an axis of an input, with or without a symbol: `x[0]`."""
     return f"{name}[{axis}]"
 
 

@@ -13,6 +13,8 @@ from refgrad.training import SGD, Training, part_of, step_model
 from refgrad.training.data import Arrays, Batches, Shards
 from refgrad.training.sources import open_data
 
+pytestmark = pytest.mark.interpreter
+
 COUNT = 6
 RECURRENT = onnx.parser.parse_model("""
 <ir_version: 8, opset_import: ["": 18]>
@@ -134,7 +136,6 @@ def test_batches_of_one_s_own_are_as_the_model_takes_them(step):
     assert batch["state"].shape == (2, COUNT, 4)
 
 
-@pytest.mark.interpreter
 def test_the_shell_trains_a_recurrent_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

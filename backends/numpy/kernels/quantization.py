@@ -141,7 +141,7 @@ def qlinear_matmul(
 
 
 def _centred_memory(*operands: tuple[Any, Any]) -> list[int]:
-    """What `centred` takes, operand by operand, those before it included; and all of them at last."""
+    """The bytes that `centred` takes for each operand, with the results before it, and at last the bytes of all results."""
     held, taken = 0, []
     for x, zero_point in operands:
         taken.append(held + _DOUBLE * x.size * (1 if zero_point is None else 2))
