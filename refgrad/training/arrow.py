@@ -25,8 +25,9 @@ class ArrowRows(Chunks):
     """Rows of Parquet or Arrow files: row groups or record batches, of which two are in memory at a time.
 
     A column of numbers is an array [N], a column of lists of k numbers an array [N, k]; fixed-size lists, lists of lists and
-    fixed-shape tensors too. Columns that the step does not need are not read. Shuffling changes the order of the chunks, and
-    the order within each.
+    fixed-shape tensors too. Columns that the step does not need are not read. An input that counts samples on another axis has
+    one sample per row; one without samples has the same value in each row. Shuffling changes the order of the chunks, and the
+    order within each.
 
     :param files: their paths, or a `pyarrow.Table`.
     :raises FeedError: a file cannot be read, or its columns do not fit the step.
@@ -40,7 +41,7 @@ class ArrowRows(Chunks):
         for table in tables:
             names = set(table.schema.names)
             columns = sorted(wanted) if wanted <= names else table.schema.names
-            chunks += [_Part(table, number, columns) for number in range(table.count)]
+            chunks += [_Part(table, number, columns, step.sample_axes) for number in range(table.count)]
             if not table.count:
                 raise FeedError(f"{table.name} has no row. Leave it out.")
         super().__init__(step, chunks, label)
@@ -100,8 +101,10 @@ class _ArrowFile(_Rows):
 class _Part(Chunk):
     """Some rows of a table, with some of its columns."""
 
-    def __init__(self, table: _Rows, number: int, columns: Sequence[str]) -> None:
-        self._table, self._number, self._columns = table, number, columns
+    def __init__(
+        self, table: _Rows, number: int, columns: Sequence[str], sample_axes: Mapping[str, int | None]
+    ) -> None:
+        self._table, self._number, self._columns, self._axes = table, number, columns, sample_axes
         of = f"{table.unit} {number}"
         self.name = table.name if table.count == 1 else f"{table.name}, {of}"
         self.short = repr(Path(table.name.strip("'")).name) if table.count == 1 else of
@@ -109,18 +112,37 @@ class _Part(Chunk):
     def described(self) -> Mapping[str, tuple[np.dtype, Shape]]:
         rows, schema = self._table.rows(self._number), self._table.schema
         try:
-            return {name: _described(name, schema.field(name).type, rows) for name in self._columns}
+            found = {name: _described(name, schema.field(name).type, rows) for name in self._columns}
         except FeedError as error:
             raise FeedError(f"{self._table.name}: {error}") from error
+        return {name: (kind, self._laid(name, shape)) for name, (kind, shape) in found.items()}
+
+    def _laid(self, name: str, shape: Shape) -> Shape:
+        """A shape whose first axis counts the rows, as the step counts samples."""
+        count, *others = shape
+        axis = self._axes.get(name, 0)
+        return tuple(others) if axis is None else (*others[:axis], count, *others[axis:])
 
     def read(self) -> dict[str, np.ndarray]:
         try:
             table = self._table.read(self._number, self._columns)
-            return {name: _array(name, table.column(name)) for name in self._columns}
+            return {name: self._of_rows(name, _array(name, table.column(name))) for name in self._columns}
         except FeedError as error:
             raise FeedError(f"{self.name}: {error}") from error
         except (OSError, _pyarrow().ArrowException) as error:
             raise FeedError(f"{self.name} cannot be read: {error}") from error
+
+    def _of_rows(self, name: str, array: np.ndarray) -> np.ndarray:
+        """An array whose first axis counts the rows, as the step takes it.
+
+        :raises FeedError: the input has no samples, and the rows differ.
+        """
+        axis = self._axes.get(name, 0)
+        if axis is not None:
+            return np.moveaxis(array, 0, min(axis, array.ndim - 1))
+        if len(array) and (array != array[0]).any():
+            raise FeedError(f"{name!r} has no samples, and its rows differ. Give each row the same value.")
+        return np.asarray(array[0] if len(array) else array)
 
 
 def _pyarrow(part: str = "") -> Any:

@@ -19,28 +19,38 @@ from refgrad.training.training import refuse_lengths
 
 
 class DaskArrays(Chunks):
-    """Arrays of Dask: the chunks of the first axis are computed one after the other, and two are in memory at a time.
+    """Arrays of Dask: the chunks of samples are computed one after the other, and two are in memory at a time.
 
     :param arrays: by the names of the inputs and the label. Arrays of NumPy may be among them.
     :raises FeedError: the arrays do not fit the step or each other, or the sizes of chunks are not known.
     """
 
     def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
-        lengths = {
-            name: len(array) if np.ndim(array) else -1 for name, array in arrays.items() if _is_known(name, array)
-        }
-        refuse_lengths(lengths)
-        sizes = next(array.chunks[0] for array in arrays.values() if is_dask(array))
+        axes = {name: axis for name in arrays if (axis := step.sample_axes.get(name, 0)) is not None}
+        counted = {name: arrays[name] for name, axis in axes.items() if axis < np.ndim(arrays[name])}
+        refuse_lengths(
+            {
+                name: np.shape(array)[axes[name]] if name in counted and _is_known(name, array, axes[name]) else -1
+                for name, array in arrays.items()
+                if name in axes
+            }
+        )
+        sizes = next((a.chunks[axes[name]] for name, a in counted.items() if is_dask(a)), None)
+        if sizes is None:
+            sizes = [np.shape(a)[axes[name]] for name, a in counted.items()][:1]
         ends = np.cumsum((0, *sizes)).tolist()
         parts = [slice(*ends[k : k + 2]) for k in range(len(sizes)) if sizes[k]]
-        super().__init__(step, [_Block(arrays, part) for part in parts], label)
+        super().__init__(step, [_Block(arrays, part, axes) for part in parts], label)
 
 
 class _Block(Chunk):
     """Consecutive samples of arrays of Dask."""
 
-    def __init__(self, arrays: Mapping[str, Any], part: slice) -> None:
-        self._arrays = {name: array[part] for name, array in arrays.items()}
+    def __init__(self, arrays: Mapping[str, Any], part: slice, axes: Mapping[str, int]) -> None:
+        self._arrays = {
+            name: array[(slice(None),) * axes[name] + (part,)] if name in axes else array
+            for name, array in arrays.items()
+        }
         self.name = self.short = f"The samples {part.start} to {part.stop - 1}"
 
     def described(self) -> Mapping[str, tuple[np.dtype, tuple[int | None, ...]]]:
@@ -60,12 +70,12 @@ def is_dask(array: Any) -> bool:
     return hasattr(array, "dask") and hasattr(array, "chunks")
 
 
-def _is_known(name: str, array: Any) -> bool:
+def _is_known(name: str, array: Any, axis: int) -> bool:
     """True, or an error if the number of samples of an array of Dask is known only when it is computed.
 
     :raises FeedError: it is not known.
     """
-    if is_dask(array) and array.ndim and any(map(math.isnan, array.chunks[0])):
+    if is_dask(array) and any(map(math.isnan, array.chunks[axis])):
         raise FeedError(f"{name!r} has chunks of unknown sizes. Call compute_chunk_sizes() of the array first.")
     return True
 

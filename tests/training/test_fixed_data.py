@@ -164,3 +164,26 @@ def test_two_processes_train_as_one(step):
         with closing(Training(step, 1e-3, processes=processes)) as training:
             curves.append([training.train_on(arrays(), 1e-3) for _ in range(3)])
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-6)
+
+
+def test_rows_of_a_table(step):
+    pyarrow = pytest.importorskip("pyarrow")
+    whole = arrays()
+    columns = {"x": whole["x"], "label": whole["label"], "state": np.moveaxis(whole["state"], 1, 0)}
+    table = pyarrow.table(
+        {name: [row.tolist() for row in rows] for name, rows in columns.items()} | {"rate": [3] * COUNT}
+    )
+    same_samples(shuffled(open_data(step, table)))
+    with pytest.raises(FeedError, match=r"'rate' has no samples, and its rows differ"):
+        list(open_data(step, table.set_column(3, "rate", [[*range(COUNT)]])).batches(4))
+
+
+@pytest.mark.parametrize("lazily", [["x", "state", "label"], ["state"], ["label"]], ids="+".join)
+def test_arrays_of_dask(lazily, step):
+    dask = pytest.importorskip("dask.array")
+    whole = arrays()
+    chunks = {"x": (4, 4), "state": (2, 4, 4), "label": (4, 3)}
+    same_samples(shuffled(open_data(step, whole | {n: dask.from_array(whole[n], chunks[n]) for n in lazily})))
+    one = dask.from_array(np.arange(8, dtype=np.float32).reshape(2, 1, 4))
+    with pytest.raises(FeedError, match="'state' 1"):
+        open_data(step, whole | {"state": one})
