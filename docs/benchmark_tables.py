@@ -144,16 +144,16 @@ BENCHMARKS = (
         "(benchmarks/training_memory.py). The peak is the resident memory of the largest process of the command. Pages of the "
         "file that the runtime maps count in full, though other processes share them and the system can drop them. So do "
         'Python and the libraries, about 110 MiB. "predicted MiB" is what `refgrad.cost` predicts for a step: activations, '
-        'trained weights and states, and data. "ratio" is the peak without them, divided by the weights. '
+        'trained weights and states, and data. "ratio" is (peak − predicted) / weights. '
         "Each run checks that only the trained weights differ in the result. Goal: at most 1.6.",
     ),
     (
         "Adapters beside weights of 4 bits",
         "qlora",
         "Ten steps of SGD with low-rank adapters on a language model of random weights, on ONNX Runtime: with the weights in "
-        "blocks of 4 bits, with the same numbers in float32, and in torch with these (benchmarks/qlora.py). Each training has "
-        "a process of its own, and the weights lie in a file. The difference is the largest relative one of the ten losses. "
-        "Goal: 1e-4, and less memory than with float32.",
+        "blocks of 4 bits, with the same numbers in float32, and in torch with the numbers in float32 (benchmarks/qlora.py). "
+        "Each training has a process of its own, and the weights lie in a file. The difference is the largest relative "
+        "difference of the ten losses. Goal: 1e-4, and less memory than with float32.",
     ),
     (
         "Depth",

@@ -133,7 +133,7 @@ class UnconfirmedError(RefgradError):
 
 
 class TrainingError(RefgradError):
-    """A training that cannot go on: its loss is not finite."""
+    """A training that cannot go on: its loss is not finite, or one of its processes ended."""
 
 
 class NotTrainedError(TrainingError, AttributeError):

@@ -107,7 +107,7 @@ def check_sizes(inputs: Sequence[Value], seed: int, size: int, sizes: Mapping[st
         if symbol not in known and symbol not in axes:
             raise FeedError(
                 f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}. "
-                "One without a name is called by its input and axis: 'x[0]'."
+                "Any axis without a size may be given as 'x[0]'."
             )
 
 

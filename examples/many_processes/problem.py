@@ -1,4 +1,4 @@
-"""What the examples of this folder train: a small network, data, and five epochs."""
+"""A small network, data and five epochs: the problem of the examples in this folder."""
 
 from __future__ import annotations
 

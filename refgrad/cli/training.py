@@ -375,8 +375,8 @@ class ValidationOptions:
             return given, None if self.validation is None else _validation_data(step, self.validation, label)
         if not isinstance(given, Arrays):
             raise OptionError(
-                f"--validation {self.validation} keeps back a part of data that are read at once or mapped into memory, and "
-                "--data is read part by part. Give a file or a folder of validation data."
+                f"--validation {self.validation} keeps back a part of an .npz file or of a folder of .npy files, and --data is "
+                "something else. Give a file or a folder of validation data."
             )
         return given.split(self.part, seed)
 
@@ -440,7 +440,8 @@ def train(
         int,
         number(
             "processes",
-            help="The number of processes that share each batch. Up to rounding, the weights equal the weights of one process.",
+            help="The number of processes that share each batch. Dropout and BatchNormalization in training mode give other "
+            "weights than one process.",
         ),
     ] = 1,
     validation: ValidationOptions,

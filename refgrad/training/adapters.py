@@ -53,7 +53,7 @@ def lora(
     alpha: Any = None,
     seed: int = 0,
 ) -> ModelProto:
-    """A copy of `model` with adapters beside weights of MatMul and Gemm. At first it computes what `model` computes.
+    """A copy of `model` with adapters beside weights of products and quantized tables. At first it computes the same.
 
     A weight w gets the initializers `w.lora_A` [in, rank], from N(0, 1/rank), and `w.lora_B` [rank, out], zeros. `step_model`
     trains them alone by default, `merge_adapters` adds them to the weights.
@@ -63,7 +63,7 @@ def lora(
     "QLoRA: Efficient Finetuning of Quantized LLMs" (2023).
 
     :param weights: names or patterns (`*.attn.*`) of weights [in, out] (of Gemm with transB [out, in]) that nothing else reads,
-        in initializers or Constant nodes. A layer may read them through Identity, Cast and Transpose.
+        in initializers or Constant nodes. A layer may read them through Identity, Cast, Transpose and DequantizeLinear.
     :param rank: the size of the adapters.
     :param alpha: α of the factor α / rank; the rank by default.
     :param seed: of the random numbers of A.
@@ -151,12 +151,12 @@ def _chosen(model: ModelProto, names: list[str]) -> list[_Adapted]:
         raise OptionError(f"{also[0]!r} {shared[also[0]]}. Leave it out.")
     if not layers:
         raise UnknownNameError(
-            "The model has no weight of shape [in, out] that is the second input of a MatMul, Gemm or MatMulNBits."
+            "The model has no weight that can have adapters: of a MatMul, Gemm, MatMulNBits or GatherBlockQuantized."
         )
     chosen = list(dict.fromkeys(matching(names, list(layers), list(layers), "weights")))
     if unknown := [name for name in chosen if name not in layers]:
         raise UnknownNameError(
-            f"{unknown[0]!r} is not a weight of shape [in, out] that is the second input of a MatMul, Gemm or MatMulNBits. "
+            f"{unknown[0]!r} is not a weight that can have adapters: of a MatMul, Gemm, MatMulNBits or GatherBlockQuantized. "
             f"There are: {choices(layers)}."
         )
     return [layers[name] for name in chosen]
@@ -329,7 +329,7 @@ class Merging:
 
 
 def without_adapters(source: ModelProto) -> tuple[ModelProto, dict[str, Merging]]:
-    """A copy of the model without its adapters, and for each weight that has one what is to be added.
+    """A copy of the model without its adapters, and the sum to form for each adapted weight.
 
     A quantized weight cannot hold the sum, so its adapters stay.
 

@@ -50,8 +50,11 @@ class ArrowRows(Chunks):
 class _Rows:
     """A table in memory, in parts of many rows."""
 
+    short = ""  # its name within a sentence, if it is not a file
+
     def __init__(self, table: Any) -> None:
         self.name, self.schema, self._table = "The table", table.schema, table
+        self.short = "the table"
         self.unit, self.count = "part", -(-table.num_rows // _ROWS)
 
     def rows(self, number: int) -> int | None:
@@ -78,7 +81,8 @@ class _ParquetFile(_Rows):
         limit, size = allowed(), self._file.metadata.row_group(number).total_byte_size
         if limit is not None and size > limit:
             raise FeedError(
-                f"It has {size} bytes, and max_memory is {limit}. Give it more, or write the file with smaller row groups."
+                f"The row group has {size} bytes, and max_memory is {limit}. Raise max_memory, or write the file with smaller "
+                "row groups."
             )
         return self._file.read_row_group(number, columns=list(columns))
 
@@ -107,7 +111,7 @@ class _Part(Chunk):
         self._table, self._number, self._columns, self._axes = table, number, columns, sample_axes
         of = f"{table.unit} {number}"
         self.name = table.name if table.count == 1 else f"{table.name}, {of}"
-        self.short = repr(Path(table.name.strip("'")).name) if table.count == 1 else of
+        self.short = (table.short or repr(Path(table.name.strip("'")).name)) if table.count == 1 else of
 
     def described(self) -> Mapping[str, tuple[np.dtype, Shape]]:
         rows, schema = self._table.rows(self._number), self._table.schema
@@ -196,7 +200,7 @@ def _described(name: str, kind: Any, rows: int | None) -> tuple[np.dtype, Shape]
     if types.is_string(element) or types.is_large_string(element):
         return np.dtype("U"), (rows, *(size for _, size in sizes))
     if not (types.is_integer(element) or types.is_floating(element) or types.is_boolean(element)):
-        raise FeedError(f"Column {name!r} has the type {kind}. Give numbers, text, or lists of numbers.")
+        raise FeedError(f"Column {name!r} has the type {kind}. Give numbers, text, or lists of them.")
     return np.dtype(element.to_pandas_dtype()), (rows, *(size for _, size in sizes))
 
 

@@ -94,8 +94,8 @@ def write_artifacts(
 
     The training model returns the loss and adds the gradients to buffers; the eval model returns the loss and the outputs of
     the model; both take the data, the label and the weights, which the checkpoint holds. Learning rates and batches are the
-    API's. Everything except the model, which is in plain operators, is as
-    `onnxruntime.training.artifacts.generate_artifacts` writes it; docs/training.md compares the options.
+    API's. The files have the form that `onnxruntime.training.artifacts.generate_artifacts` writes; docs/training.md lists the
+    differences.
 
     :param folder: a new folder.
     :param optimizer: an optimizer with at most two states, which start at 0. The default is

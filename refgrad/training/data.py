@@ -187,7 +187,7 @@ class Chunks(Data):
             if here != there:
                 raise FeedError(
                     f"{name!r} has the size {here} on axis {axis}, and {there} in {first.short}. A batch may have "
-                    "samples of both. Give all files the same sizes except for the number of samples."
+                    "samples of both. Give every part the same sizes except for the number of samples."
                 )
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
@@ -227,13 +227,11 @@ class Chunks(Data):
                 if name not in self._known:
                     self._refuse_other_sizes(chunk, name, sizes)
                 elif sizes != self._axes[name][1]:
-                    raise FeedError("It was written over while it was read. Begin again.")
+                    raise FeedError("Its sizes changed while it was read. Begin again.")
             made, fixed = _apart(self._step, batch)
             for name, array in fixed.items():
                 if not np.array_equal(array, self._fixed.setdefault(name, array)):
-                    raise FeedError(
-                        f"{name!r} has no samples, and it differs from the one in another file. Give one for all."
-                    )
+                    raise FeedError(f"{name!r} has no samples, and it differs from the one before. Give one for all.")
             return made
         except FeedError as error:
             raise FeedError(f"{chunk.name}: {error}") from error

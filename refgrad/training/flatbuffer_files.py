@@ -25,7 +25,11 @@ def checkpoint(trained: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarra
     :raises OptionError: flatbuffers is not installed, or the weights are too large.
     """
     arrays = (*trained.values(), *frozen.values())
-    file = _Tables("A checkpoint", sum(value.nbytes for value in arrays), "Train fewer: give trainable.")
+    file = _Tables(
+        "A checkpoint",
+        sum(value.nbytes for value in arrays),
+        "Train fewer weights (trainable), or name fewer in frozen_params.",
+    )
     slots = _Slots(name=0, dims=2, kind=3, content=4, fields=7)
     tensors = [[file.tensor(name, value, slots, nominal) for name, value in part.items()] for part in (trained, frozen)]
     module = file.table(dict(enumerate(map(file.vector, tensors))), 4, flags=(2,) if nominal else ())

@@ -28,7 +28,7 @@ from refgrad.training.outputs import compared_output
 class LossTerm:
     """A loss of an output and a label, and its weight in a sum.
 
-    The fields are the parameters of `step_model`, but for `weight` and `settings`, its `loss_settings`.
+    The fields are the parameters of `step_model`, except `weight`, and `settings`, which is `loss_settings` there.
     """
 
     loss: str
@@ -92,7 +92,9 @@ def sum_of_losses(model: ModelProto | str | os.PathLike[str], terms: Sequence[Lo
         graph = whole.graph
         for value in graph.input:
             if type_of(inputs.setdefault(value.name, value)) != type_of(value):
-                raise OptionError(f"Two losses read {value.name!r}, and not as the same type and shape.")
+                raise OptionError(
+                    f"Two losses read {value.name!r} with different types or shapes. Give each its own label."
+                )
         total.graph.node.extend(graph.node)
         total.graph.initializer.extend(graph.initializer)
         for entry in whole.opset_import:

@@ -176,7 +176,7 @@ class ReducedSteps:
     def _checked(self, found: Mapping[str, np.ndarray]) -> Sums:
         """The sums, after a check of their names and shapes.
 
-        :raises OptionError: they are not those that were given.
+        :raises OptionError: a name or a shape differs.
         """
         due = {COUNTS: (4,)}
         due |= {name: self._step.state[s].shape for s, name in (self._names.gradients | self._names.statistics).items()}
@@ -188,8 +188,8 @@ class ReducedSteps:
             if name not in found or np.shape(found[name]) != shape:
                 has = f"{name!r} as {list(np.shape(found[name]))}" if name in found else f"no {name!r}"
                 raise OptionError(
-                    f"The sums have the arrays {choices(due)}, each in the shape of its summands. Expected {name!r} as "
-                    f"{list(shape)}, got {has}."
+                    f"The sums lack an array or have a wrong shape. Expected {name!r} as {list(shape)}, got {has}. Return "
+                    "every array of PartGradient.sums, added up."
                 )
         return {name: np.asarray(found[name]) for name in due}
 

@@ -71,13 +71,15 @@ def reaching(
     left = [name for name in weights if name not in read]
     asked = [trainable] if isinstance(trainable, str) else list(trainable or ())
     if named := [name for name in left if name in asked]:
-        raise NoGradientError(f"The output {output!r} does not depend on {choices(named)} in trainable. Leave it out.")
+        raise NoGradientError(
+            f"trainable names weights on which the output {output!r} does not depend: {choices(named)}. Leave them out."
+        )
     if left and len(left) == len(weights):
         raise NoGradientError(
             f"The output {output!r} does not depend on the weights {choices(left)}. Choose others, or another output."
         )
     if left:
-        notice(f"The output {output!r} does not depend on {choices(left)}, which are not trained.")
+        notice(f"Not trained, since the output {output!r} does not depend on them: {choices(left)}.")
     return {name: value for name, value in weights.items() if name in read}
 
 

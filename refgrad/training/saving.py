@@ -34,9 +34,9 @@ def save_trained(
 
     :param model: the model that is trained, with its adapters, or its path. It is not modified.
     :param path: the file to write.
-    :param source: the path of the model that it was made of, beside which its external data lies.
+    :param source: the path of the model beside which its external data lies (`data_beside` of `step_model`).
     :param merge: add the adapters to their weights.
-    :raises OptionError: the model has no adapters to merge, or a trained weight in another type or shape.
+    :raises OptionError: the model has no adapters to merge, or a trained weight has another type or shape in `model`.
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
     state = training.state

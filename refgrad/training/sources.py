@@ -51,7 +51,8 @@ class _Block(Chunk):
             name: array[(slice(None),) * axes[name] + (part,)] if name in axes else array
             for name, array in arrays.items()
         }
-        self.name = self.short = f"The samples {part.start} to {part.stop - 1}"
+        self.short = f"samples {part.start} to {part.stop - 1}"
+        self.name = self.short.capitalize()
 
     def described(self) -> Mapping[str, tuple[np.dtype, tuple[int | None, ...]]]:
         return {
@@ -122,10 +123,10 @@ def _of_folder(step: StepModel, place: Path, label: str | None) -> Data:
     }
     held = [kind for kind, files in found.items() if files]
     if len(held) != 1:
-        has = f"both {' and '.join(held)} files" if held else "no .npz, .npy, .parquet or .arrow file"
+        has = f"files of several kinds: {', '.join(held)}" if held else "no .npz, .npy, .parquet or .arrow file"
         raise FeedError(
-            f"The folder {str(place)!r} has {has}. Samples are a folder of .npz, .parquet or .arrow files with some samples "
-            "each, or of .npy files with an input each."
+            f"The folder {str(place)!r} has {has}. Give a folder with one kind: .npz, .parquet or .arrow files with some "
+            "samples each, or one .npy file per array."
         )
     [kind], files = held, found[held[0]]
     if kind == ".npz":

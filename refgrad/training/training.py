@@ -74,7 +74,7 @@ class Training:
         self._rate_type = self.step.rate_type
         checked("processes", self.processes)
         if [self.all_reduce is not None, self.sums is not None, self.processes > 1].count(True) > 1:
-            raise OptionError("all_reduce, sums and processes exclude each other: each says where sums come from.")
+            raise OptionError("Give only one of all_reduce, sums and processes: each says where sums come from.")
         self._workers: Workers | None = None
         if self.all_reduce is None and self.sums is None and self.processes == 1:
             self._part, self._prepared = None, self.prepared(self.step.model)

@@ -70,12 +70,11 @@ class Workers:
         except WorkerError as error:
             if error.verdict == "raised" and "FeedError" in error.classes:
                 raise FeedError(str(error)) from error
-            who = f"Process {rank} of 0 to {self._count - 1}"
+            who = f"Process {rank} (of 0 to {self._count - 1})"
             if error.verdict == "raised":
                 raise TrainingError(f"{who} failed: {error}") from error
             raise TrainingError(
-                f"{who} has ended, and the training with it: {error}. The system ends a process if memory runs out: then take "
-                "smaller batches or fewer processes."
+                f"{who} failed, so the training stopped: {error}. If memory ran out, take smaller batches or fewer processes."
             ) from error
 
     def close(self) -> None:

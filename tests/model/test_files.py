@@ -379,7 +379,7 @@ def test_shards_of_other_sizes_are_refused_before_training(tmp_path: Path) -> No
     data = open_data(step, tmp_path)
     assert sum(len(batch["x"]) for batch in data.batches(2)) == 9
     np.savez(tmp_path / "2.npz", x=np.ones((3, 6, 2)), label=np.ones((3, 6, 3)))
-    with pytest.raises(FeedError, match="written over while it was read"):
+    with pytest.raises(FeedError, match="sizes changed while it was read"):
         list(data.batches(2))
 
 

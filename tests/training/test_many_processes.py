@@ -370,7 +370,7 @@ def test_sums_may_come_from_elsewhere(backend: str) -> None:
             training.epoch(batches(data, 16))
     check_equal(alone, [other])
     assert other.evaluate(batches(data, 16)) == pytest.approx(alone.evaluate(batches(data, 16)), rel=1e-5)
-    with pytest.raises(OptionError, match="exclude each other"):
+    with pytest.raises(OptionError, match="Give only one of all_reduce, sums and processes"):
         Training(step, sums=sums, all_reduce=dict)
 
 

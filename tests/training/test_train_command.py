@@ -163,7 +163,7 @@ WRONG = {
     "--loss none --loss-setting delta=1": "--loss none has no settings, such as 'delta'",
     "--loss none": "--loss none needs an output that is one number, and 'y' has the shape [N, 1]",
     "--validation nowhere.npz": "Validation data: There is no file 'nowhere.npz'",
-    "--data shards --validation 0.5": "keeps back a part of one file, and --data is a folder of .npz files",
+    "--data shards --validation 0.5": "keeps back a part of an .npz file or of a folder of .npy files",
 }
 
 

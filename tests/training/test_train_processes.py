@@ -105,7 +105,7 @@ def test_a_training_resumes_after_a_process_was_killed(folder: Path, capsys: pyt
         os.kill(worker, signal.SIGKILL)
         said = command.communicate(timeout=60)[1]
     assert command.returncode == 2
-    assert "Process 1 of 0 to 1 has ended, and the training with it: its process ended with -9 (SIGKILL)" in said
+    assert "Process 1 (of 0 to 1) failed, so the training stopped: its process ended with -9 (SIGKILL)" in said
     assert "'t.onnx' is not written. The checkpoint 'c.safetensors' has the last good weights; --resume goes on" in said
     assert not Path("t.onnx").exists()
     capsys.readouterr()
@@ -141,7 +141,7 @@ def test_what_one_process_refuses_names_the_reason() -> None:
         training.epoch([{**data, "x": data["x"].astype(np.float64)}])
     wrong = data["label"].copy()
     wrong[-1] = 7  # in the part of the other process
-    with pytest.raises(TrainingError, match=r"^Process 1 of 0 to 1 failed: .*7"):
+    with pytest.raises(TrainingError, match=r"^Process 1 \(of 0 to 1\) failed: .*7"):
         training.epoch([{**data, "label": wrong}])
     assert training.epoch([data]) > 0  # it goes on
     assert not np.array_equal(training.weights["w"], before["w"])
