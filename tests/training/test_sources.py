@@ -274,7 +274,9 @@ def test_a_row_group_is_not_read_that_is_larger_than_the_limit(step: StepModel, 
     data = open_data(step, write(tmp_path / "t.parquet", table()))
     with (
         at_most(100),
-        pytest.raises(FeedError, match=r"row group 0: The row group has \d+ bytes, and max_memory is 100\. Raise max_memory"),
+        pytest.raises(
+            FeedError, match=r"row group 0: The row group has \d+ bytes, and max_memory is 100\. Raise max_memory"
+        ),
     ):
         next(data.batches(8))
     with at_most(2**20):
