@@ -39,10 +39,10 @@ from refgrad.model.checks.malformed import explained
 from refgrad.model.checks.recursion import refuse_growth, refuse_recursion
 from refgrad.model.external import ModelSource, Opened, bytes_in_files, links_leave, loaded, without_links
 from refgrad.model.reading import is_large, skeleton_of
+from refgrad.protos.messages import is_too_large
 
 _MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
-_PROTOBUF_LIMIT = 2**31 - 1
 _LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -487,7 +487,7 @@ def _is_binary(model: ModelLike) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
-    if model.ByteSize() > _PROTOBUF_LIMIT:
+    if is_too_large(model):
         raise BackendError(
             "The model is over 2 GB and cannot be handed over in memory. Save it with external data "
             "(onnx.save(..., save_as_external_data=True)) and prepare it by path. ONNX Runtime does not follow links out "

@@ -22,13 +22,13 @@ from typing import IO, Any, ParamSpec, TypeVar
 from refgrad import links
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError, message_of
 from refgrad.notices import notice
+from refgrad.protos.messages import Message, is_too_large
 from refgrad.ranges import RANGES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS = 60.0
-_PROTOBUF_LIMIT = 2**31 - 1
 _LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
@@ -234,7 +234,7 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
         _check_limits(memory, seconds)
         keywords["data_folders"] = links.named(folders)
         for argument in (*arguments, *keywords.values()):
-            if (size := getattr(argument, "ByteSize", None)) is not None and size() > _PROTOBUF_LIMIT:
+            if isinstance(argument, Message) and is_too_large(argument):
                 raise InvalidModelError(
                     "A model over 2 GB cannot be handed to another process, as max_memory and max_seconds ask for: save it "
                     "with external data, and give its path."

@@ -100,8 +100,13 @@ class Point:
             cotangent = np.asarray(rng.standard_normal(results[output].shape))
             cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
         if feeds is None:
-            fed, scale = visible(gradient, names.values(), fed, cotangents)
-            described = described if scale == 1 else f"{described[:-1]}, times {scale:g})"
+            smaller, scale = visible(gradient, names.values(), fed, cotangents)
+            if (
+                scale != 1
+                and _results_alike(prepared, weights | widened(smaller), results)
+                and _all_run(others, smaller)
+            ):
+                fed, described = smaller, f"{described[:-1]}, times {scale:g})"
         return cls(model, prepared, names, seeds_of, fed, cotangents, weights | widened(fed), described)
 
     def named_by(self, gradient: ModelProto) -> Point:
@@ -171,6 +176,15 @@ class Point:
             if results[output].shape != value.shape:
                 raise ShapeMovedError(f"the shape of {output!r} changes along this direction")
         return results
+
+
+def _results_alike(prepared: NumpyModel, feeds: Mapping[str, Any], results: Mapping[str, np.ndarray]) -> bool:
+    """True if the model runs on other feeds, with finite results of the same shapes."""
+    try:
+        found = prepared.run(feeds, results)
+    except BackendError:
+        return False
+    return all(np.shape(found[n]) == value.shape and np.all(np.isfinite(found[n])) for n, value in results.items())
 
 
 def _prepared(executors: Iterable[Backend], model: ModelProto) -> list[Prepared]:

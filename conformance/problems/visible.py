@@ -35,11 +35,13 @@ def visible(
         return dict(feeds), 1.0
 
     def hidden(fed: Mapping[str, Any]) -> float:
-        """The share of the gradients that rounding hides, of those that are not 0; 1 if all are 0, or none can be computed."""
+        """The share of the gradients that rounding hides, of those that are not 0; 1 if none is known."""
         try:
             results = narrow.run({**fed, **cotangents}, names)
             expected = wide.run(widened({**fed, **cotangents}), names)
         except BackendError:
+            return 1.0
+        if not all(np.all(np.isfinite(expected[name])) for name in names):
             return 1.0
         norms = {name: float(np.linalg.norm(expected[name])) for name in names}
         known = [name for name, norm in norms.items() if norm]

@@ -22,11 +22,11 @@ from refgrad.errors import BuilderError, WorkerError
 from refgrad.installing import install
 from refgrad.model import native
 from refgrad.model.normalise import normalise
+from refgrad.protos.messages import is_too_large
 from refgrad.protos.traverse import versions_of
 from refgrad.worker import SECONDS, Worker
 
 _IR_VERSION, _OPSET = 10, 21  # the newest versions that 1.19.2 reads
-_PROTOBUF_LIMIT = 2**31 - 1  # bytes of a serialised model
 
 
 def available() -> bool:
@@ -123,7 +123,7 @@ class Builders:
     def _build(self, builder: Callable[..., bytes], model: ModelProto, arguments: dict[str, Any]) -> ModelProto:
         require()
         lowered = readable(model)
-        if lowered.ByteSize() > _PROTOBUF_LIMIT:
+        if is_too_large(lowered):
             raise BuilderError("refused", "models over 2 GB cannot be passed to the builder")
         try:
             if self.worker is None:

@@ -28,13 +28,14 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from refgrad import links
 from refgrad.errors import InvalidModelError
 from refgrad.protos.memory import allowed
+from refgrad.protos.messages import LARGEST
 from refgrad.protos.traverse import tensors_without_initializers
 from refgrad.protos.types import KNOWN
 
 _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
-_PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message
 _COPIED, _GREAT = 1 << 18, 1 << 28  # bytes: to learn the length of raw data is to copy it
+_MAPS = 32  # files of a model that are mapped: each keeps a descriptor
 _KEYS = ("location", "offset", "length")
 _CHUNK = 1 << 20
 _SHOWN = 200  # characters of a name in a message
@@ -148,11 +149,11 @@ class ExternalData:
             whole.CopyFrom(tensor)
             self.load(whole)
             return array_of(whole) if rows is None else array_of(whole)[rows]
-        self.count(tensor)
         shape, first = tuple(tensor.dims), 0
         if rows is not None:
             first, last, _ = rows.indices(shape[0])
             shape = (last - first, *shape[1:])
+        self.count(tensor, math.prod(shape))
         array = np.empty(shape, dtype_of(tensor))
         left = array.reshape(-1).view(np.uint8).data
         try:
@@ -179,14 +180,18 @@ class ExternalData:
                 return _frozen(self.array(tensor))
             location = _location(tensor)
             if location not in self._mapped:
+                if len(self._mapped) == _MAPS:
+                    return _frozen(self.array(tensor))
                 self._mapped[location] = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
         except _UnusableError as error:
             raise self._refusal(tensor, error) from error
+        except OSError:  # the file system does not map files
+            return _frozen(self.array(tensor))
         values = np.frombuffer(self._mapped[location], np.uint8, size, offset)
         return values.view(dtype_of(tensor)).reshape(tuple(tensor.dims))
 
-    def count(self, tensor: TensorProto) -> None:
-        """Count the bytes of `tensor`, which is read or mapped.
+    def count(self, tensor: TensorProto, elements: int | None = None) -> None:
+        """Count the bytes of `tensor`, which is read or mapped, or of so many of its elements.
 
         :raises InvalidModelError: these and those before are more than may be taken (`memory.at_most`).
         """
@@ -194,7 +199,7 @@ class ExternalData:
         if limit is None:
             return
         self.check(tensor)
-        self._loaded += _bytes_of(tensor)
+        self._loaded += _bytes_of(tensor) if elements is None else elements * dtype_of(tensor).itemsize
         if self._loaded > limit:
             raise InvalidModelError(
                 f"With tensor {_shown(tensor.name)} the external data of {str(self._model)!r} takes {self._loaded} bytes, "
@@ -472,7 +477,7 @@ def refuse_mismatch(tensor: TensorProto) -> None:
         what = "no strings" if count else ""
     elif (needed := _bytes_of(tensor)) and not tensor.HasField("raw_data"):
         what = "no data"
-    elif needed > _PROTOBUF_LIMIT:
+    elif needed > LARGEST:
         what = "less data than that, which no file holds"
     else:
         is_measured = (

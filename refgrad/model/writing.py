@@ -22,9 +22,9 @@ from refgrad.errors import InvalidModelError, OutputFileError
 from refgrad.model import native
 from refgrad.model.external import ExternalData, external_tensors, files_beside, is_external, size_in_model
 from refgrad.protos.inputs import is_regular, open_regular
+from refgrad.protos.messages import LARGEST
 from refgrad.protos.traverse import tensors_without_initializers
 
-_PROTOBUF_LIMIT = 2**31 - 1
 _INLINE = 1024  # bytes; smaller initializers stay in the model
 _PAGE = 4096  # external data is mapped into memory by page
 _Key: TypeAlias = tuple[int | str, ...]  # what tells one file from another
@@ -147,13 +147,13 @@ def save_gradient(
 
 def _serialized(model: ModelProto, inner: Iterable[TensorProto]) -> bytes | None:
     """The bytes of a model; None if they are too many for a file. `inner` are its tensors that lie in it."""
-    if sum(size_in_model(tensor) for tensor in inner) > _PROTOBUF_LIMIT:
+    if sum(size_in_model(tensor) for tensor in inner) > LARGEST:
         return None
     try:
         whole: bytes = model.SerializeToString()
     except (EncodeError, ValueError):  # of more than 2 GB
         return None
-    return whole if len(whole) <= _PROTOBUF_LIMIT else None
+    return whole if len(whole) <= LARGEST else None
 
 
 def _is_linked(tensors: Iterable[TensorProto], model: Path) -> bool:

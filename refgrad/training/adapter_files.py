@@ -9,11 +9,10 @@ from onnx import ModelProto, helper, numpy_helper
 
 from refgrad.errors import OptionError
 from refgrad.model.checks.malformed import explained
-from refgrad.model.external import dtype_of
-from refgrad.model.reading import read
+from refgrad.model.external import ExternalData, Opened, dtype_of, place_of, refuse_external, values_of
+from refgrad.model.reading import opened, read
 from refgrad.model.writing import refuse_replacing, replacing
 from refgrad.protos.traverse import refill
-from refgrad.rewrites.losses import get_train_initializer
 from refgrad.training.adapters import adapters_of
 from refgrad.training.flatbuffer_files import adapter
 
@@ -48,7 +47,7 @@ def save_adapter(
     ['a.onnx_adapter']
     """
     for name, version in (("adapter_version", adapter_version), ("model_version", model_version)):
-        if version not in _INT32:
+        if type(version) is not int or version not in _INT32:
             raise OptionError(f"{name} is an integer of 32 bits, not {version!r}.")
     content = adapter(_parameters(model), adapter_version, model_version)
     refuse_replacing([path], models=[] if isinstance(model, ModelProto) else [model])
@@ -59,9 +58,15 @@ def save_adapter(
 @explained
 def _parameters(model: ModelProto | str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The values of the adapters by name."""
-    names = _names(read(model, lift=False))
-    held = get_train_initializer(model)
-    return {name: held[name][0] for name in names}
+    source = opened(model)
+    proto = read(source, lift=False)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    held = {name: tensors[name] for name in _names(proto)}
+    if not isinstance(source, Opened):
+        for tensor in held.values():
+            refuse_external(tensor)
+    with ExternalData(place_of(source)) as data:
+        return {name: values_of(tensor, data) for name, tensor in held.items()}
 
 
 @explained

@@ -385,7 +385,7 @@ class _Adapter(NamedTuple):
     transposed: bool
     frozen: dict[str, str]
     added: tuple[str, ...]
-    quantized: bool
+    quantized: bool = False
 
 
 def _write_down(model: ModelProto, adapters: Mapping[str, _Adapter]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.errors import FeedError, OptionError
+from refgrad.errors import FeedError, OptionError, choices
 from refgrad.installing import install
 from refgrad.protos.inputs import open_regular
 from refgrad.protos.memory import allowed
@@ -39,10 +39,13 @@ class ArrowRows(Chunks):
         tables = [_Rows(files)] if hasattr(files, "schema") else map(_file, files)
         chunks: list[Chunk] = []
         for table in tables:
-            names = set(table.schema.names)
-            columns = sorted(wanted) if wanted <= names else table.schema.names
-            chunks += [_Part(table, number, columns, step.sample_axes) for number in range(table.count)]
-            if not table.count:
+            names = table.schema.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise FeedError(f"{table.name} has several columns {choices(twice)}. Give each its own name.")
+            columns = sorted(wanted) if wanted <= {*names} else names
+            held = [number for number in range(table.count) if table.rows(number) != 0]
+            chunks += [_Part(table, number, columns, step.sample_axes) for number in held]
+            if not held:
                 raise FeedError(f"{table.name} has no row. Leave it out.")
         super().__init__(step, chunks, label)
 
@@ -57,8 +60,8 @@ class _Rows:
         self.short = "the table"
         self.unit, self.count = "part", -(-table.num_rows // _ROWS)
 
-    def rows(self, number: int) -> int | None:
-        """The number of rows of a part, None if it is not known before it is read."""
+    def rows(self, number: int) -> int:
+        """The number of rows of a part."""
         return min(_ROWS, int(self._table.num_rows) - number * _ROWS)
 
     def read(self, number: int, columns: Sequence[str]) -> Any:
@@ -74,7 +77,7 @@ class _ParquetFile(_Rows):
         self.name, self.schema = repr(str(path)), self._file.schema_arrow
         self.unit, self.count = "row group", self._file.num_row_groups
 
-    def rows(self, number: int) -> int | None:
+    def rows(self, number: int) -> int:
         return int(self._file.metadata.row_group(number).num_rows)
 
     def read(self, number: int, columns: Sequence[str]) -> Any:
@@ -95,8 +98,8 @@ class _ArrowFile(_Rows):
         self.name, self.schema = repr(str(path)), self._file.schema
         self.unit, self.count = "record batch", self._file.num_record_batches
 
-    def rows(self, number: int) -> int | None:
-        return None
+    def rows(self, number: int) -> int:
+        return int(self._file.get_batch(number).num_rows)
 
     def read(self, number: int, columns: Sequence[str]) -> Any:
         return _pyarrow().Table.from_batches([self._file.get_batch(number)]).select(columns)
@@ -133,7 +136,7 @@ class _Part(Chunk):
             return {name: self._of_rows(name, _array(name, table.column(name))) for name in self._columns}
         except FeedError as error:
             raise FeedError(f"{self.name}: {error}") from error
-        except (OSError, _pyarrow().ArrowException) as error:
+        except (OSError, ValueError, LookupError, _pyarrow().ArrowException) as error:
             raise FeedError(f"{self.name} cannot be read: {error}") from error
 
     def _of_rows(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -167,7 +170,7 @@ def _file(path: Path) -> _Rows:
     kind = _ParquetFile if path.suffix.lower() in PARQUET else _ArrowFile
     try:
         return kind(path)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, pyarrow.ArrowException) as error:  # a name may be no text
         what = "Parquet" if kind is _ParquetFile else "Arrow"
         raise FeedError(f"{str(path)!r} cannot be read as a file of {what}: {error}") from error
 
@@ -186,13 +189,14 @@ def _sizes(kind: Any) -> Iterator[tuple[Any, int | None]]:
         yield kind, size
 
 
-def _described(name: str, kind: Any, rows: int | None) -> tuple[np.dtype, Shape]:
+def _described(name: str, kind: Any, rows: int) -> tuple[np.dtype, Shape]:
     """The type and shape of the array that a column becomes.
 
     :raises FeedError: the column has neither numbers, nor text, nor lists of them.
     """
     if hasattr(kind, "shape"):  # a fixed-shape tensor
-        return np.dtype(kind.value_type.to_pandas_dtype()), (rows, *kind.shape)
+        order = kind.permutation or range(len(kind.shape))
+        return np.dtype(kind.value_type.to_pandas_dtype()), (rows, *(kind.shape[axis] for axis in order))
     types, sizes = _pyarrow("types"), list(_sizes(kind))
     element = sizes[-1][0] if sizes else kind
     if types.is_dictionary(element):
@@ -212,6 +216,8 @@ def _array(name: str, column: Any) -> np.ndarray:
     pyarrow, types = _pyarrow(), _pyarrow("types")
     if isinstance(column, pyarrow.ChunkedArray):
         column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], column.type)
+    if hasattr(column.type, "shape") and (nulls := column.storage.flatten().null_count):
+        raise FeedError(f"Column {name!r} has no value in {nulls} elements of its tensors. Fill them.")
     if column.null_count:
         row = _pyarrow("compute").index(column.is_null(), True).as_py()
         raise FeedError(

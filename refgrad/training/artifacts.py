@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,6 +21,7 @@ from refgrad.model.writing import new_folder, refuse_replacing, replacing
 from refgrad.notices import quiet
 from refgrad.parameters.weights import weights
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.messages import is_too_large
 from refgrad.protos.traverse import fresh, names_of, reads_of, refill, versions_of
 from refgrad.ranges import checked
 from refgrad.reverse.assembly import names_in
@@ -45,7 +47,6 @@ from refgrad.training.step import BATCH_NORMS, DROPOUTS, trained
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT, NOMINAL = "checkpoint", "nominal_checkpoint"
-_LARGEST = 2**31 - 1  # bytes of a protobuf
 _RESET = "lazy_reset_grad"
 _OPSET, _IR = 21, 10  # the newest ones that 1.19 reads
 _ADAMW = AdamW(eps=1e-6, weight_decay=0.0, epsilon="uncorrected")  # the one that generate_artifacts writes
@@ -133,7 +134,7 @@ def write_artifacts(
     ...     sorted(os.listdir(f"{place}/line"))
     ['checkpoint', 'eval_model.onnx', 'optimizer_model.onnx', 'training_model.onnx']
     """
-    if Path(f"{prefix}{CHECKPOINT}").name != f"{prefix}{CHECKPOINT}":
+    if "\0" in prefix or Path(f"{prefix}{CHECKPOINT}").name != f"{prefix}{CHECKPOINT}":
         raise OptionError(f"prefix is the beginning of a file name, not {prefix!r}.")
     for name, bound in (("clip_value", clip_value), ("clip_norm", clip_norm)):
         if bound is not None:
@@ -152,9 +153,9 @@ def write_artifacts(
     if overwrite and Path(folder).is_dir():
         paths = {Path(folder, f"{prefix}{name}"): content for name, content in files.items()}
         refuse_replacing(paths, models=[one for one in (model, loss) if isinstance(one, str | os.PathLike)])
-        for path, content in paths.items():
-            with replacing(path) as file:
-                file.write_bytes(content)
+        with ExitStack() as stack:  # no file is replaced before all are written
+            for path, content in paths.items():
+                stack.enter_context(replacing(path)).write_bytes(content)
         return
     with new_folder(folder) as place:
         for name, content in files.items():
@@ -223,10 +224,10 @@ def _artifacts(
     for part in (training, evaluation):
         _with_weights_last(part, values | frozen)
         load(part, "" if isinstance(model, ModelProto) else model)
-        if part.ByteSize() > _LARGEST:
+        if is_too_large(part):
             raise OptionError(
-                f"The models hold the weights that are not trained, {part.ByteSize():,} bytes, and a file holds 2 GB. Name "
-                "them in frozen_params, so that the checkpoint has them."
+                "The models hold the weights that are not trained, and a file holds 2 GB. Name them in frozen_params, so that "
+                "the checkpoint has them."
             )
     _add_buffers(training, values)
     files = {name: part.SerializeToString() for name, part in parts.items()} | {CHECKPOINT: checkpoint(values, frozen)}
@@ -246,7 +247,8 @@ def _trained_and_frozen(model: _Model, wanted: _Wanted) -> tuple[_Model, dict[st
         return model, values, {}
     names = [wanted.frozen] if isinstance(wanted.frozen, str) else list(wanted.frozen)
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    if twice := [name for name in names if name in values and name in (wanted.trainable or ())]:
+    asked = [wanted.trainable] if isinstance(wanted.trainable, str) else list(wanted.trainable or ())
+    if twice := [name for name in names if name in values and name in asked]:
         raise OptionError(f"{twice[0]!r} is in trainable and in frozen_params. Leave it out of one of them.")
     is_chosen = wanted.trainable is not None or adapters_of(read(model))
     found = weights(model)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import hashlib
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,9 +145,10 @@ class Chunks(Data):
             str, tuple[Chunk, tuple[int, ...]]
         ] = {}  # the sizes of one sample, and the chunk that has them
         self._fixed: dict[str, np.ndarray] = {}  # what is no sample, in the first chunk that was read
-        self._described: list[Mapping[str, Any]] = []  # the type and shape of each array, by chunk
-        for chunk in self._chunks:
-            self._look_at(chunk)
+        self._described = [chunk.described() for chunk in self._chunks]  # the type and shape of each array, by chunk
+        self._for_all = self._of_all_samples()
+        for chunk, described in zip(self._chunks, self._described, strict=True):
+            self._look_at(chunk, described)
         self._known = set(self._axes)
 
     @property
@@ -155,17 +157,24 @@ class Chunks(Data):
         shapes = [sorted((name, str(kind), shape) for name, (kind, shape) in one.items()) for one in self._described]
         return f"{counted(len(self._chunks), self.unit)} ({hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]})"
 
-    def _look_at(self, chunk: Chunk) -> None:
+    def _of_all_samples(self) -> set[str]:
+        """The arrays that have one sample in a chunk of several samples. In a chunk of one sample they are for all, too."""
+        names: set[str] = set()
+        for described in self._described:
+            with contextlib.suppress(FeedError):  # which is raised again with the name of the chunk
+                shapes = {name: shape for name, (_, shape) in _named(self._step, described, self._label).items()}
+                names.update(name for name in shapes if name not in _sample_axes(self._step, shapes))
+        return names
+
+    def _look_at(self, chunk: Chunk, described: Mapping[str, Any]) -> None:
         """Compare the shapes in a chunk with the step, and with the chunks before: a batch may span two chunks.
 
         :raises FeedError: they differ.
         """
-        described = chunk.described()
-        self._described.append(described)
         try:
             named = _named(self._step, described, self._label)
             shapes = {name: shape for name, (_, shape) in named.items()}
-            counting = _sample_axes(self._step, shapes)
+            counting = _sample_axes(self._step, shapes, self._for_all)
             refuse_lengths({n: (shapes[n][axis] or 0) if axis < len(shapes[n]) else -1 for n, axis in counting.items()})
             for name, (dtype, shape) in named.items():
                 if name == self._step.label and self._step.class_names is not None:
@@ -218,17 +227,18 @@ class Chunks(Data):
     def _read(self, chunk: Chunk) -> dict[str, np.ndarray]:
         arrays = _named(self._step, chunk.read(), self._label)
         try:
-            if next(batches(_apart(self._step, arrays)[0], 1), None) is None:  # which refuses other lengths
+            samples, _ = _apart(self._step, arrays, self._for_all)
+            if next(batches(samples, 1), None) is None:  # which refuses other lengths
                 raise FeedError("There is no sample in it. Leave it out.")
             batch = fitted(self._step, arrays)
-            counting = _sample_axes(self._step, {name: array.shape for name, array in batch.items()})
+            counting = _sample_axes(self._step, {name: array.shape for name, array in batch.items()}, self._for_all)
             for name, array in batch.items():
                 sizes = _sizes_of_one(array.shape, counting.get(name))
                 if name not in self._known:
                     self._refuse_other_sizes(chunk, name, sizes)
                 elif sizes != self._axes[name][1]:
                     raise FeedError("Its sizes changed while it was read. Begin again.")
-            made, fixed = _apart(self._step, batch)
+            made, fixed = _apart(self._step, batch, self._for_all)
             for name, array in fixed.items():
                 if not np.array_equal(array, self._fixed.setdefault(name, array)):
                     raise FeedError(f"{name!r} has no samples, and it differs from the one before. Give one for all.")
@@ -366,12 +376,15 @@ def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dic
     return given
 
 
-def _sample_axes(step: StepModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _sample_axes(
+    step: StepModel, shapes: Mapping[str, tuple[int | None, ...]], for_all: Collection[str] = ()
+) -> dict[str, int]:
     """The axis that counts the samples, of each array that has samples; the others are the same in every batch.
 
-    One sample beside several is for all of them: a state [2, 1, 128] that every sample begins with.
+    One sample beside several is for all of them: a state [2, 1, 128] that every sample begins with. So are the arrays
+    `for_all`.
     """
-    axes = {name: axis for name, axis in step.sample_axes.items() if axis is not None}
+    axes = {name: axis for name, axis in step.sample_axes.items() if axis is not None and name not in for_all}
     counts = {name: shapes[name][axis] for name, axis in axes.items() if axis and axis < len(shapes[name])}
     others = [shapes[name][0] for name, axis in axes.items() if not axis and shapes[name]]
     return {name: axis for name, axis in axes.items() if counts.get(name) != 1 or others[:1] in ([], [1])}
@@ -382,9 +395,11 @@ def _sizes_of_one(shape: tuple[int, ...], counting: int | None) -> tuple[int, ..
     return tuple(-1 if axis == counting else size for axis, size in enumerate(shape))
 
 
-def _apart(step: StepModel, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _apart(
+    step: StepModel, arrays: Mapping[str, Any], for_all: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays that have samples, which the first axis counts, and those that are the same in every batch."""
-    axes = _sample_axes(step, {name: np.shape(array) for name, array in arrays.items()})
+    axes = _sample_axes(step, {name: np.shape(array) for name, array in arrays.items()}, for_all)
     samples = {
         name: np.moveaxis(arrays[name], axis, 0) if 0 < axis < np.ndim(arrays[name]) else arrays[name]
         for name, axis in axes.items()

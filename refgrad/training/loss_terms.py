@@ -23,6 +23,10 @@ from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.training.losses import with_loss
 from refgrad.training.outputs import compared_output
 
+MIXED = "mixed"  # a `mean_over`: terms are divided by different numbers
+_KEY = "refgrad.mean_over"  # metadata of a sum of losses
+_COUNTED = {"class_weights", "ignore_index"}  # settings with which a mean is not over all samples
+
 
 @dataclass(frozen=True)
 class LossTerm:
@@ -69,6 +73,8 @@ def sum_of_losses(model: ModelProto | str | os.PathLike[str], terms: Sequence[Lo
     fed = {value.name for value in source.graph.input}
     parts = []
     for k, term in enumerate(terms):
+        if not isinstance(term, LossTerm):
+            raise OptionError(f"A term is a LossTerm, such as LossTerm('squared_error', weight=0.5), not {term!r}.")
         if FINITE.why_not(term.weight):
             raise OptionError(f"The weight of a loss is a finite number, not {term.weight!r}.")
         added = [name for name in (term.label, term.sample_weight) if name]
@@ -114,4 +120,16 @@ def sum_of_losses(model: ModelProto | str | os.PathLike[str], terms: Sequence[Lo
     op.builder.put_into(total.graph)
     total.graph.input.extend(inputs.values())
     total.graph.output.append(helper.make_tensor_value_info(result, kind, []))
+    means = {"" if term.reduction == "sum" else MIXED if _COUNTED & {*term.settings} else "samples" for term in terms}
+    total.metadata_props.add(key=_KEY, value=means.pop() if len(means) == 1 else MIXED)
     return total
+
+
+def mean_over(loss: ModelProto | str | os.PathLike[str] | None, reduction: str) -> str:
+    """The `mean_over` of a step with this loss: a model of `sum_of_losses` says it, of another one it is "samples"."""
+    if reduction == "sum":
+        return ""
+    if loss is None or isinstance(loss, str):
+        return "samples" if loss is None else "label"
+    metadata = read(loss, weights=False).metadata_props
+    return next((str(entry.value) for entry in metadata if entry.key == _KEY), "samples")

@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared
 from refgrad.errors import FeedError, OptionError, choices
+from refgrad.training.loss_terms import MIXED
 from refgrad.training.steps import STEP, StepModel, prepared
 from refgrad.training.two_models import between, gradient_model, update_model
 
@@ -28,7 +29,25 @@ def divisor_of(step: StepModel, batch: Mapping[str, np.ndarray]) -> float:
         return float(step.samples_in(batch))
     label = np.asarray(batch[step.label])
     counted = label if step.ignored is None else label[label != step.ignored]
-    return float(counted.size if step.class_weights is None else np.take(step.class_weights, counted).sum())
+    if step.class_weights is None:
+        return float(counted.size)
+    if counted.size and not 0 <= counted.min() <= counted.max() < len(step.class_weights):
+        raise FeedError(f"{step.label!r} has a class that is not among 0 to {len(step.class_weights) - 1}.")
+    return float(np.take(step.class_weights, counted).sum())
+
+
+def check_batch(step: StepModel, batch: Mapping[str, np.ndarray]) -> None:
+    """Refuse a batch without an input of the step, or without the axis that counts its samples.
+
+    :raises FeedError: it lacks one.
+    """
+    for name, axis in step.sample_axes.items():
+        if name not in batch:
+            raise FeedError(f"A batch has the arrays {choices(step.inputs)}, and this one lacks {name!r}.")
+        if axis is not None and np.ndim(batch[name]) <= axis:
+            raise FeedError(
+                f"{name!r} has the shape {list(np.shape(batch[name]))}, and its axis {axis} counts the samples."
+            )
 
 
 def check_place(place: Any) -> None:
@@ -90,6 +109,12 @@ class PartGradient:
         self, step: StepModel, backend: str | Backend = "numpy", place: tuple[int, int] = (0, 1), **options: Any
     ) -> None:
         check_place(place)
+        if step.mean_over == MIXED:
+            raise OptionError(
+                "The loss adds up sums and means, or means over labels that count, so the losses of parts do not add up to the "
+                "loss of a batch. Train in one process, or give all terms reduction='sum', or all 'mean' without class_weights "
+                "and ignore_index."
+            )
         self.prepared = prepared(step, gradient_model(step), backend, options)
         self._step, self._place, self._names = step, place, between(step)
         self.reads = {value.name for value in self.prepared.inputs} & set(step.state)
@@ -155,6 +180,7 @@ class ReducedSteps:
         """
         names, step = self._names, self._step
         part = {name: np.asarray(value) for name, value in feeds.items() if name in self._data}
+        check_batch(step, part)
         given = {name: value for name, value in feeds.items() if name not in self._data}
         sums = self._checked(self._sums(part, self.values))
         counts = sums.pop(COUNTS)
@@ -198,6 +224,8 @@ class ReducedSteps:
 
         :raises OptionError: it returned neither.
         """
+        if not processes > 0:
+            raise OptionError("The sums are of no process. Add up the arrays of PartGradient.sums of all parts.")
         count = self._place[1] if self._place else 0  # whoever adds up parts knows how many there are
         if count and round(processes, 3) not in (1, count):
             raise OptionError(

@@ -26,7 +26,12 @@ class DaskArrays(Chunks):
     """
 
     def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
-        axes = {name: axis for name in arrays if (axis := step.sample_axes.get(name, 0)) is not None}
+        axes = {
+            name: axis
+            for name, array in arrays.items()
+            if (axis := step.sample_axes.get(name, 0)) is not None
+            and not (0 < axis < np.ndim(array) and np.shape(array)[axis] == 1)  # one sample is for all
+        }
         counted = {name: arrays[name] for name, axis in axes.items() if axis < np.ndim(arrays[name])}
         refuse_lengths(
             {
@@ -97,8 +102,10 @@ def open_data(
     """
     if isinstance(source, str | os.PathLike):
         return _of_path(step, Path(source), label)
-    if hasattr(source, "schema") and hasattr(source, "slice"):
-        return ArrowRows(step, source, label)
+    convert = getattr(source, "to_arrow", None)  # of polars
+    table: Any = convert() if callable(convert) else source
+    if hasattr(table, "schema") and hasattr(table, "num_rows"):
+        return ArrowRows(step, table, label)
     if isinstance(source, Mapping):
         kind = DaskArrays if any(map(is_dask, source.values())) else Arrays
         return kind(step, source, label)

@@ -38,6 +38,7 @@ from refgrad.training.assembly import Assembly, StepRequest
 from refgrad.training.class_losses import count_of_classes
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
+from refgrad.training.loss_terms import mean_over
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
@@ -235,7 +236,7 @@ def step_model(
         accumulate=int(accumulate),
         settings=settings,
         data_beside=whole.path if isinstance(whole, Opened) else None,
-        mean_over="" if reduction == "sum" else "label" if isinstance(loss, str) else "samples",
+        mean_over=mean_over(loss, reduction),
     )
     evaluation = None
     if statistics or decays or draws:  # then the loss of a step is not the plain loss of the model

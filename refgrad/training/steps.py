@@ -77,7 +77,7 @@ class StepModel:
     data_beside: Path | None = None  # the path beside which the external data of both models lies, if they have any
     cut: Cut | None = None  # where the gradient ends and the update begins
     mean_over: str = (
-        "samples"  # what the loss is the mean of: "samples" or the elements of the "label"; "": it is a sum
+        "samples"  # what the loss is the mean of: "samples", elements of the "label", "mixed"; "": it is a sum
     )
     class_weights: tuple[float, ...] | None = None  # how much each class counts in this mean
 

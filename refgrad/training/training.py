@@ -75,6 +75,8 @@ class Training:
         checked("processes", self.processes)
         if [self.all_reduce is not None, self.sums is not None, self.processes > 1].count(True) > 1:
             raise OptionError("Give only one of all_reduce, sums and processes: each says where sums come from.")
+        if self.processes > 1 and self.place != (0, 1):
+            raise OptionError("place is for all_reduce. With processes the training numbers them itself: leave it out.")
         self._workers: Workers | None = None
         if self.all_reduce is None and self.sums is None and self.processes == 1:
             self._part, self._prepared = None, self.prepared(self.step.model)

@@ -36,6 +36,7 @@ class Workers:
                     "process, or export the model with a dynamic first axis (dynamic_shapes of torch.onnx.export)."
                 )
         self._own, self._count, self._axes = own, count, step.sample_axes
+        self._is_over = False
         self._workers = [Worker(threading.TIMEOUT_MAX) for _ in range(1, count)]
         self._threads = ThreadPoolExecutor(count - 1)
         started = [
@@ -55,6 +56,10 @@ class Workers:
         :raises FeedError: the batch does not fit the model.
         :raises TrainingError: a process has ended.
         """
+        if self._is_over:
+            raise TrainingError(
+                "The processes of this training have ended. Begin a new one, or resume from a checkpoint."
+            )
         read = {name: state[name] for name in self._own.reads}
         parts = [part_of(batch, (rank, self._count), self._axes) for rank in range(self._count)]
         asked = [
@@ -70,6 +75,7 @@ class Workers:
         except WorkerError as error:
             if error.verdict == "raised" and "FeedError" in error.classes:
                 raise FeedError(str(error)) from error
+            self._is_over = error.verdict != "raised"
             who = f"Process {rank} (of 0 to {self._count - 1})"
             if error.verdict == "raised":
                 raise TrainingError(f"{who} failed: {error}") from error
@@ -79,6 +85,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes."""
+        self._is_over = True
         for worker in self._workers:
             worker.stop()
         self._threads.shutdown()

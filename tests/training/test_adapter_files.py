@@ -76,6 +76,14 @@ def test_half_precision_and_external_data(tmp_path: Path) -> None:
         np.testing.assert_array_equal(parameters[name].numpy(), value)
 
 
+def test_adapters_are_written_beside_weights_in_a_file_that_is_not_there(tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    adapted = lora(tmp_path / "m.onnx", rank=1)
+    (tmp_path / "m.data").unlink()
+    save_adapter(tmp_path / "a.onnx_adapter", adapted)
+    assert onnxruntime.AdapterFormat.read_adapter(str(tmp_path / "a.onnx_adapter")).get_parameters()
+
+
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="has no adapters"):
         save_adapter(tmp_path / "a", model())
@@ -83,6 +91,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         with_adapter_inputs(model())
     with pytest.raises(OptionError, match="model_version is an integer of 32 bits, not 2147483648"):
         save_adapter(tmp_path / "a", lora(model(), rank=1), model_version=2**31)
+    for version in (np.int64(2), 2.0, "2", True):
+        with pytest.raises(OptionError, match="adapter_version is an integer of 32 bits"):
+            save_adapter(tmp_path / "a", lora(model(), rank=1), adapter_version=version)
     onnx.save(lora(model(), rank=1), tmp_path / "m.onnx")
     with pytest.raises(OutputFileError, match="Write to another file"):
         save_adapter(tmp_path / "m.onnx", tmp_path / "m.onnx")

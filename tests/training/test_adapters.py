@@ -154,3 +154,12 @@ def test_a_large_weight_is_merged_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("refgrad.training.adapters._BLOCK", 7)
     for tensor, due in zip(merge_adapters(trained).graph.initializer, whole.graph.initializer, strict=True):
         np.testing.assert_allclose(numpy_helper.to_array(tensor), numpy_helper.to_array(due), rtol=0, atol=1e-15)
+
+
+def test_adapters_of_before_are_known() -> None:
+    """Their metadata does not say whether the weight is quantized."""
+    adapted = lora(_model(), "w*", rank=1)
+    [entry] = [entry for entry in adapted.metadata_props if entry.key == "refgrad.adapters"]
+    entry.value = entry.value.replace(', "quantized": false', "")
+    assert "quantized" not in entry.value
+    assert not [t.name for t in merge_adapters(adapted).graph.initializer if "lora" in t.name]

@@ -60,6 +60,13 @@ def test_a_folder_is_written_into_if_asked(tmp_path: Path) -> None:
     write_artifacts(tmp_path, perceptron(), overwrite=True, trainable=["w1"])
     changed = [file for file in FILES if (tmp_path / file).read_bytes() != before[file]]
     assert changed == ["checkpoint", "eval_model.onnx", "training_model.onnx"]
+    write_artifacts(tmp_path / "part", perceptron())
+    (tmp_path / "part" / "checkpoint").unlink()
+    (tmp_path / "part" / "checkpoint").mkdir()
+    before = {file: (tmp_path / "part" / file).read_bytes() for file in FILES if file != "checkpoint"}
+    with pytest.raises(OutputFileError, match="is no regular file"):
+        write_artifacts(tmp_path / "part", perceptron(), overwrite=True, trainable=["w1"])
+    assert before == {file: (tmp_path / "part" / file).read_bytes() for file in before}
     write_artifacts(tmp_path / "new", perceptron(), overwrite=True)
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == FILES
 

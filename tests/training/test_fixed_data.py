@@ -184,6 +184,21 @@ def test_arrays_of_dask(lazily, step):
     whole = arrays()
     chunks = {"x": (4, 4), "state": (2, 4, 4), "label": (4, 3)}
     same_samples(shuffled(open_data(step, whole | {n: dask.from_array(whole[n], chunks[n]) for n in lazily})))
-    one = dask.from_array(np.arange(8, dtype=np.float32).reshape(2, 1, 4))
-    with pytest.raises(FeedError, match="'state' 1"):
-        open_data(step, whole | {"state": one})
+    one = np.arange(8, dtype=np.float32).reshape(2, 1, 4)
+    for batch in open_data(
+        step, whole | {"x": dask.from_array(whole["x"], (4, 4)), "state": dask.from_array(one)}
+    ).batches(4):
+        np.testing.assert_array_equal(batch["state"], np.repeat(one, len(batch["x"]), 1))
+    with pytest.raises(FeedError, match="'state' 5"):
+        open_data(step, whole | {"state": dask.from_array(np.zeros((2, 5, 4), np.float32))})
+
+
+def test_a_file_of_one_sample_has_the_state_of_all(step, tmp_path):
+    whole, state = arrays(), np.arange(8, dtype=np.float32).reshape(2, 1, 4)
+    for number, part in enumerate((slice(0, 1), slice(1, 4), slice(4, 6))):
+        some = {name: whole[name][part] for name in ("x", "label")}
+        np.savez(tmp_path / f"{number}.npz", state=state, rate=whole["rate"], **some)
+    batches = shuffled(Shards(step, sorted(tmp_path.glob("*.npz"))))
+    assert sum(len(batch["x"]) for batch in batches) == COUNT
+    for batch in batches:
+        np.testing.assert_array_equal(batch["state"], np.repeat(state, len(batch["x"]), 1))

@@ -18,6 +18,7 @@ from refgrad.training import (
     Adagrad,
     Adam,
     AdamW,
+    LossTerm,
     PartGradient,
     RMSProp,
     StepModel,
@@ -27,6 +28,7 @@ from refgrad.training import (
     gradient_model,
     part_of,
     step_model,
+    sum_of_losses,
     update_model,
     with_training_info,
 )
@@ -409,3 +411,76 @@ def test_samples_may_be_counted_on_another_axis() -> None:
     alone = Training(step, 0.1)
     alone.epoch([batch])
     check_equal(alone, together.run(work), 1e-10)
+
+
+def classes(**settings: Any) -> StepModel:
+    return step_model(network(), "cross_entropy", loss_settings=settings or None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"label": CLASSES[:8]}, "lacks 'x'"),
+        ({"x": np.float32(1), "label": CLASSES[:8]}, r"'x' has the shape \[\], and its axis 0"),
+        ({"x": X[:8], "label": np.full(8, 5)}, "'label' has a class that is not among 0 to 2"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_before_it_is_shared(batch: dict[str, Any], said: str) -> None:
+    training = Training(classes(class_weights=[1.0, 2.0, 1.0]), processes=2)
+    try:
+        with pytest.raises(FeedError, match=said):
+            training.train_on({n: np.asarray(x, np.float32) if n == "x" else x for n, x in batch.items()}, 0.1)
+    finally:
+        training.close()
+
+
+def test_a_training_that_was_closed_has_no_processes() -> None:
+    training = Training(classes(), processes=2)
+    training.close()
+    with pytest.raises(TrainingError, match="The processes of this training have ended"):
+        training.train_on({"x": X[:8].astype(np.float32), "label": CLASSES[:8]}, 0.1)
+
+
+def test_processes_have_no_place() -> None:
+    with pytest.raises(OptionError, match="place is for all_reduce"):
+        Training(classes(), processes=2, place=(1, 2))
+
+
+def test_sums_of_no_process_are_refused() -> None:
+    part = PartGradient(classes())
+
+    def zeros(batch: Any, state: Any) -> Any:
+        return {name: np.zeros_like(array) for name, array in part.sums(batch, state).items()}
+
+    with pytest.raises(OptionError, match="The sums are of no process"):
+        Training(classes(), sums=zeros).train_on({"x": X[:8].astype(np.float32), "label": CLASSES[:8]}, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "fits"),
+    [
+        ([LossTerm("squared_error"), LossTerm("absolute_error", label="other")], True),
+        (
+            [LossTerm("squared_error", reduction="sum"), LossTerm("absolute_error", label="other", reduction="sum")],
+            True,
+        ),
+        ([LossTerm("squared_error", reduction="sum"), LossTerm("absolute_error", label="other")], False),
+        ([LossTerm("cross_entropy", settings={"ignore_index": 2})], False),
+    ],
+)
+def test_a_sum_of_losses_is_shared_if_its_terms_are_divided_by_one_number(terms: list[LossTerm], fits: bool) -> None:
+    step = step_model(network(), sum_of_losses(network(), terms), SGD())
+    if not fits:
+        with pytest.raises(OptionError, match="the losses of parts do not add up"):
+            Training(step, processes=2)
+        return
+    batch = {"x": X[:9].astype(np.float32), "label": Y[:9].astype(np.float32), "other": Y[9:18].astype(np.float32)}
+    reached = []
+    for count in (1, 3):
+        training = Training(step, 0.1, processes=count)
+        for _ in range(3):
+            training.train_on(batch, 0.1)
+        training.close()
+        reached.append(training.weights)
+    for name, value in reached[0].items():
+        np.testing.assert_allclose(reached[1][name], value, rtol=1e-5, atol=EQUAL)

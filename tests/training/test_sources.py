@@ -244,7 +244,7 @@ def test_what_is_wrong_with_a_table_is_named(step: StepModel, tmp_path: Path) ->
     )
     refused(table(label=[7] * 57), r"row group 0: 'label' has the class 7 at")
     refused(table(), r"no array 'lable'; there are 'x', 'label'\. Did you mean 'label'", "lable")
-    refused(table()[:0], r"t\.parquet': There is no sample in it\. Leave it out")
+    refused(table()[:0], r"t\.parquet' has no row\. Leave it out")
     with pytest.raises(FeedError, match=r"There is no file .*gone\.parquet"):
         open_data(step, tmp_path / "gone.parquet")
     for name in ("torn.parquet", "torn.arrow"):
@@ -339,3 +339,68 @@ def test_the_command_reads_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Path("npz.onnx").read_bytes() == Path("parquet.onnx").read_bytes()
     assert main([*words.split(), "--validation", "0.1"]) == 2
     assert "keeps back a part of an .npz file" in capsys.readouterr().err
+
+
+@arrow
+def test_an_element_of_a_tensor_without_a_value_is_refused(step: StepModel) -> None:
+    import pyarrow
+
+    kind = pyarrow.fixed_shape_tensor(pyarrow.float32(), (4,))
+    storage = pyarrow.array([[0.0, 1, None, 3]] + [[0.0] * 4] * 56, pyarrow.list_(pyarrow.float32(), 4))
+    rows = pyarrow.table({"x": pyarrow.ExtensionArray.from_storage(kind, storage), "label": LABEL})
+    with pytest.raises(FeedError, match="'x' has no value in 1 elements"):
+        list(open_data(step, rows).batches(8))
+
+
+@arrow
+def test_the_axes_of_a_tensor_may_be_permuted() -> None:
+    import pyarrow
+
+    tensors = RNG.standard_normal((6, 2, 3)).astype(np.float32)
+    kind = pyarrow.fixed_shape_tensor(pyarrow.float32(), (3, 2), permutation=[1, 0])
+    storage = pyarrow.array(tensors.transpose(0, 2, 1).reshape(6, 6).tolist(), pyarrow.list_(pyarrow.float32(), 6))
+    model = network("N, 2, 3", "s = Constant <value_ints = [-1, 6]> () f = Reshape(x, s) y = MatMul(f, w)")
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((6, 3), np.float32), "w"))
+    rows = {"x": pyarrow.ExtensionArray.from_storage(kind, storage), "label": LABEL[:6]}
+    [batch] = open_data(step_model(model, "cross_entropy"), pyarrow.table(rows)).batches(6)
+    np.testing.assert_array_equal(batch["x"], tensors)
+
+
+@arrow
+@pytest.mark.parametrize("end", [".parquet", ".arrow"])
+def test_parts_without_rows_are_passed_over(end: str, step: StepModel, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    rows, empty = table(), table().slice(0, 0)
+    path = tmp_path / f"t{end}"
+    if end == ".parquet":
+        with pyarrow.parquet.ParquetWriter(path, rows.schema) as file:
+            for part in (rows.slice(0, 30), empty, rows.slice(30)):
+                file.write_table(part, row_group_size=30)
+    else:
+        with pyarrow.ipc.new_file(path, rows.schema) as file:
+            for part in (rows.slice(0, 30), empty, rows.slice(30)):
+                file.write_batch(pyarrow.RecordBatch.from_struct_array(part.to_struct_array().combine_chunks()))
+    assert sum(len(batch["x"]) for batch in open_data(step, path).batches(8)) == 57
+
+
+@arrow
+def test_columns_of_one_name_are_refused(step: StepModel) -> None:
+    import pyarrow
+
+    with pytest.raises(FeedError, match="The table has several columns 'x'"):
+        open_data(step, pyarrow.table([lists(X), lists(X), pyarrow.array(LABEL)], names=["x", "x", "label"]))
+
+
+@arrow
+def test_a_table_of_another_library_is_converted(step: StepModel) -> None:
+    class Frame:
+        schema, columns = None, ["x", "label"]
+
+        def slice(self) -> None:
+            """Return a part, as a frame of polars does."""
+
+        def to_arrow(self) -> Any:
+            return table()
+
+    assert sum(len(batch["x"]) for batch in open_data(step, Frame()).batches(8)) == 57  # type: ignore[arg-type]

@@ -47,3 +47,18 @@ def test_a_check_says_that_its_feeds_are_smaller():
     assert found.feeds.startswith("random (normal distribution, times ")
     own = check(onnx.parser.parse_model(SIGMOID), {"x": np.ones((2, 4), np.float32)}, backends=["numpy"])
     assert own.feeds == "your own"
+
+
+def test_feeds_stay_in_the_domain_of_the_model():
+    """Acosh is defined from 1 on: smaller feeds would leave the model without a value."""
+    names = ("a", "b", "c")
+    body = "  ".join(
+        f"f{n} = Constant <value_float = 14.0> ()  m{n} = Mul({n}, f{n})  s{n} = Sigmoid(m{n})" for n in names
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[4] a, float[4] b, float[4] c, float[4] z) => (float[4] y) '
+        f"{{ {body}  h = Acosh(z)  y = Sum(sa, sb, sc, h) }}"
+    )
+    found = check(model, backends=["numpy"])
+    assert found.feeds == "random (above 1)"
+    assert "z" not in found.answer[1].partition("undecided")[2]
