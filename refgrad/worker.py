@@ -19,16 +19,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ParamSpec, TypeVar
 
+from google.protobuf.message import EncodeError
+
 from refgrad import links
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError, message_of
 from refgrad.notices import notice
-from refgrad.protos.messages import Message, is_too_large
 from refgrad.ranges import RANGES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS = 60.0
+_PROTOBUF_LIMIT = 2**31 - 1
 _LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
@@ -216,6 +218,15 @@ def last_words() -> IO[bytes]:
     return tempfile.TemporaryFile(prefix="refgrad-")
 
 
+def _is_too_large(argument: Any) -> bool:
+    """True for a protobuf message that cannot be written. Of some of these protobuf does not even tell the size."""
+    size = getattr(argument, "ByteSize", None)
+    try:
+        return size is not None and size() > _PROTOBUF_LIMIT
+    except (EncodeError, ValueError):
+        return True
+
+
 def limited(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function` with the limits `max_memory` and `max_seconds`, and with `data_folders`.
 
@@ -234,7 +245,7 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
         _check_limits(memory, seconds)
         keywords["data_folders"] = links.named(folders)
         for argument in (*arguments, *keywords.values()):
-            if isinstance(argument, Message) and is_too_large(argument):
+            if _is_too_large(argument):
                 raise InvalidModelError(
                     "A model over 2 GB cannot be handed to another process, as max_memory and max_seconds ask for: save it "
                     "with external data, and give its path."

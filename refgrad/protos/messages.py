@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from google.protobuf.message import EncodeError, Message
 
-__all__ = ["LARGEST", "Message", "is_too_large"]
-
 LARGEST = 2**31 - 1  # bytes of a message
 
 

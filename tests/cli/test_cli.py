@@ -146,7 +146,7 @@ def test_the_weights_of_the_model_are_not_replaced(tmp_path, refgrad_):
 
 
 def test_weights_over_the_limit_of_protobuf_go_to_a_file_of_their_own(tmp_path, monkeypatch, refgrad_):
-    monkeypatch.setattr(files, "_PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr(files, "LARGEST", 1000)
     value = helper.make_tensor_value_info
     w = np.arange(1000, dtype=np.float32)
     graph = helper.make_graph(
