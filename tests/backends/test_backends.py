@@ -79,6 +79,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.model.inlining.inline",
         "refgrad.model.checks.malformed",
         "refgrad.protos.memory",
+        "refgrad.protos.messages",
         "refgrad.model.places",
         "refgrad.model.reading",
         "refgrad.protos.traverse",

@@ -106,6 +106,13 @@ def trained(step: StepModel, backend: str = "numpy") -> Training:
     return training
 
 
+def onnxruntime_maps() -> bool:
+    """True if this ONNX Runtime takes a folder of data: older ones get the data in the model."""
+    import onnxruntime
+
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the tensors that are read from a file into memory."""
@@ -134,7 +141,8 @@ def test_adapters_are_trained_beside_weights_in_a_file(backend: str, tmp_path: P
     training = trained(step, backend)
     made = training.write_to(adapted)
     assert in_files(made) == in_files(adapted)
-    assert not read & {"body.0.w", "body.1.w", "head.w"} or backend == "numpy"  # it copies less than 256 KiB
+    if backend == "ort-cpu" and onnxruntime_maps():  # the interpreter copies less than 256 KiB
+        assert not read & {"body.0.w", "body.1.w", "head.w"}
     merged = merge_adapters(made, data_beside=path)
     assert in_files(merged) == ["head.w"]  # a small tensor is loaded
     onnx.save(merged, tmp_path / "merged.onnx")
@@ -443,13 +451,6 @@ def test_four_bits_are_read_and_not_mapped(tmp_path: Path) -> None:
     with ExternalData(path) as found:
         np.testing.assert_array_equal(found.mapped(held), numpy_helper.to_array(tensor))
         np.testing.assert_array_equal(found.array(held, slice(3, 5)), numpy_helper.to_array(tensor)[3:5])
-
-
-def onnxruntime_maps() -> bool:
-    """True if this ONNX Runtime takes a folder of data: older ones get the data in the model."""
-    import onnxruntime
-
-    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
