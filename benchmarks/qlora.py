@@ -184,7 +184,7 @@ def in_torch(path: str) -> list[float]:
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a process of its own."""
+    """Run a function in a process of its own, and return its result."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 

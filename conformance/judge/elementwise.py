@@ -178,9 +178,7 @@ def _is_noise(effects: Effects, size: float) -> bool:
     if size <= SENSITIVE * largest(effects.moved(FLOAT64_BITS)):
         return True
     seen = SENSITIVE * largest(effects.spread(FLOAT64_BITS, FEW_DRAWS))
-    if size <= seen or size > _CLEARLY * seen:
-        return size <= seen
-    return size <= SENSITIVE * largest(effects.spread(FLOAT64_BITS, DRAWS))
+    return size <= _CLEARLY * seen and size <= SENSITIVE * largest(effects.spread(FLOAT64_BITS, DRAWS))
 
 
 def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, own_draws: bool = False) -> Judged:

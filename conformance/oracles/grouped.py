@@ -114,7 +114,7 @@ class _Observer:
 
     @cached_property
     def _scale(self) -> float:
-        """The size of what the function adds up."""
+        """The sum of the absolute terms that the function adds up."""
         results = self.function(self.at)
         return max(
             float(np.sum(np.abs(v * np.where(v == 0, 0.0, results[name])))) for name, v in self.cotangents.items()

@@ -128,8 +128,8 @@ def _factor(alpha: Any, rank: int) -> float:
 class _Adapted(NamedTuple):
     """A weight with the layers that read it, directly or through Identity, Cast, Transpose and DequantizeLinear.
 
-    `dims` is its shape, of a packed one the shape of what is packed. `kind` is the element type that the layers compute in.
-    `transposed` is True if they read it as [out, in].
+    `dims` is its shape. A packed weight counts in the shape of its numbers. `kind` is the element type that the layers compute
+    in. `transposed` is True if they read it as [out, in].
     """
 
     name: str

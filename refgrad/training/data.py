@@ -144,7 +144,7 @@ class Chunks(Data):
         self._axes: dict[
             str, tuple[Chunk, tuple[int, ...]]
         ] = {}  # the sizes of one sample, and the chunk that has them
-        self._fixed: dict[str, np.ndarray] = {}  # what is no sample, in the first chunk that was read
+        self._fixed: dict[str, np.ndarray] = {}  # the arrays without samples of the first chunk
         self._described = [chunk.described() for chunk in self._chunks]  # the type and shape of each array, by chunk
         self._for_all = self._of_all_samples()
         for chunk, described in zip(self._chunks, self._described, strict=True):
@@ -410,7 +410,7 @@ def _apart(
 def _together(
     step: StepModel, samples: Mapping[str, np.ndarray], fixed: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """A batch as the step takes it, of samples that the first axis counts and of what is the same in every batch."""
+    """A batch for the step: the samples with their axis in its place, and the arrays that are the same in every batch."""
     count = len(next(iter(samples.values())))
     batch = {name: np.moveaxis(array, 0, step.sample_axes[name] or 0) for name, array in samples.items()}
     for name, array in fixed.items():

@@ -42,11 +42,7 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     """
     made = ModelProto()
     made.CopyFrom(read(model))
-    nodes = [node for node in made.graph.node if _is_dropout(node)]
-    if len(nodes) < sum(map(_is_dropout, every_node(made))):
-        raise OptionError("A body or a function has a Dropout. Leave dropout at 'off'.")
-    if not nodes:
-        raise OptionError("The model has no Dropout. Leave dropout at 'off'.")
+    nodes = _dropouts(made)
     if versions_of(made)[""] < _OPSET:
         raise OptionError(
             f"Masks of Dropout are written in operators of opset {_OPSET}, and the model has {versions_of(made)['']}. Convert "
@@ -74,6 +70,19 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     return made
 
 
+def _dropouts(model: ModelProto) -> list[NodeProto]:
+    """The Dropouts of the main graph.
+
+    :raises OptionError: there is none, or one in a body or a function.
+    """
+    nodes = [node for node in model.graph.node if _is_dropout(node)]
+    if len(nodes) < sum(map(_is_dropout, every_node(model))):
+        raise OptionError("A body or a function has a Dropout. Leave dropout at 'off'.")
+    if not nodes:
+        raise OptionError("The model has no Dropout. Leave dropout at 'off'.")
+    return nodes
+
+
 def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """A copy in which each Dropout of the main graph drops, by masks that the runtime draws.
 
@@ -81,11 +90,7 @@ def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """
     made = ModelProto()
     made.CopyFrom(read(model))
-    nodes = [node for node in made.graph.node if _is_dropout(node)]
-    if len(nodes) < sum(map(_is_dropout, every_node(made))):
-        raise OptionError("A body or a function has a Dropout. Leave dropout at 'off'.")
-    if not nodes:
-        raise OptionError("The model has no Dropout. Leave dropout at 'off'.")
+    nodes = _dropouts(made)
     if versions_of(made)[""] < _HAS_MODE:
         raise OptionError(
             f"Dropout has a training mode from opset {_HAS_MODE} on, and the model has {versions_of(made)['']}. Convert it "

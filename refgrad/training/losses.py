@@ -93,7 +93,7 @@ def with_loss(
     reduction: str,
     settings: Mapping[str, Any],
 ) -> tuple[ModelProto, str]:
-    """The model that returns a loss with a name, and what the loss is called there.
+    """The model that returns a loss with a name, and the name of the output for the loss.
 
     :raises OptionError: there is no such loss, or it does not fit the output.
     :raises UnknownNameError: a new name that the model has.
@@ -120,7 +120,7 @@ def _with_named(
     reduction: str,
     settings: Mapping[str, Any],
 ) -> tuple[ModelProto, str]:
-    """The model that returns a loss with a name, and what the loss is called there."""
+    """The model that returns a loss with a name, and the name of the output for the loss."""
     if loss in OF_CLASSES:
         return with_loss_of_classes(source, loss, output, label, sample_weight, reduction, settings)
     name = fresh("total_loss", names_of(source.graph))

@@ -173,7 +173,7 @@ class ReducedSteps:
         self.samples = 0  # of the last batch, in all processes
 
     def step(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """One step with this process's part of a batch: the loss of the whole batch, and what else the update returns.
+        """One step with this process's part of a batch: the loss of the whole batch, and the other results of the update.
 
         :raises FeedError: a batch does not fit the model, or no process has a sample.
         :raises OptionError: `sums` returns something else.
@@ -220,7 +220,7 @@ class ReducedSteps:
         return {name: np.asarray(found[name]) for name in due}
 
     def _factor(self, processes: float) -> float:
-        """The number that makes sums of what `sums` returned: 1, or the number of processes if it returned means.
+        """The factor for the result of `sums`: 1 for sums, the number of processes for means.
 
         :raises OptionError: it returned neither.
         """

@@ -30,7 +30,7 @@ def needs(module: str) -> pytest.MarkDecorator:
 
 
 def run(*command: str, folder: Path) -> dict[str, np.ndarray]:
-    """What a program writes, whose last argument is the file of its results."""
+    """Run a program whose last argument is the file of its results, and return these."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     env = os.environ | SETTINGS | {"PYTHONPATH": path}
     result = folder / "result.npz"

@@ -729,7 +729,7 @@ print(jax.jit(jax.grad(lambda x: g(x).sum()))(jnp.arange(4.0)).tolist())
 
 
 def test_derivatives_in_shard_map_are_those_of_a_function_of_jax_numpy(tmp_path):
-    """With check_vma JAX adds up the gradients of what all devices read, by the axes over which results vary."""
+    """With check_vma JAX adds up the gradients of replicated arguments over the axes along which the results vary."""
     code = f"""
 import jax, jax.numpy as jnp, numpy as np, onnx.parser, refgrad.jax
 from jax.sharding import PartitionSpec as P

@@ -290,7 +290,7 @@ CASES = {
 
 
 def batches(model: onnx.ModelProto, case: Case) -> list[list[np.ndarray]]:
-    """The inputs of each step: the data, and what the outputs should be."""
+    """The inputs of each step: the data and the labels."""
     rng = np.random.default_rng(1)
     [source] = model.graph.input
     shape = [dim.dim_value for dim in source.type.tensor_type.shape.dim]

@@ -50,7 +50,7 @@ def shuffled(data):
 
 
 def same_samples(batches):
-    """That each batch has the same samples in all its arrays, and all samples together."""
+    """Assert that the arrays of a batch have the same samples, and that the batches have all samples."""
     seen = []
     for batch in batches:
         numbers = batch["x"][:, 0]

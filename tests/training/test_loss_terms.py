@@ -1,4 +1,4 @@
-"""Sums of losses: the loss and the steps are those of the losses, each alone, times their weights."""
+"""Sums of losses: loss and steps equal the weighted sums over the single losses."""
 
 from __future__ import annotations
 

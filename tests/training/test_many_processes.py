@@ -69,7 +69,7 @@ class Together:
         return {name: value / self.count for name, value in sums.items()} if self.is_mean else sums
 
     def run(self, work: Any) -> list[Any]:
-        """What `work(rank)` returns for each rank. If one raises, all end."""
+        """Run `work(rank)` for each rank, and return the results. If one raises, all end."""
         found: list[Any] = [None] * self.count
 
         def one(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Adapters beside quantized weights, which stay as they are: each step is that of the model with dequantized weights."""
+"""Adapters beside quantized weights: the weights stay, and each step equals the step of the dequantized model."""
 
 import numpy as np
 import onnx
@@ -37,7 +37,7 @@ RNG = np.random.default_rng(0)
 
 
 def quantized(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of 4 bits [rows, WIDE / 2], the scales of their blocks, and what they stand for."""
+    """Numbers of 4 bits [rows, WIDE / 2], the scales of their blocks, and the numbers in float32."""
     q = RNG.integers(0, 16, (rows, WIDE), np.uint8)
     scales = RNG.uniform(0.02, 0.1, (rows, WIDE // BLOCK)).astype(np.float32)
     return q[:, ::2] | q[:, 1::2] << 4, scales, (q - np.float32(8)) * scales.repeat(BLOCK, 1)

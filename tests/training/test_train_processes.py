@@ -1,4 +1,4 @@
-"""`refgrad train --processes` and `Training(processes=)`: several processes of one machine, and what happens if one dies."""
+"""`refgrad train --processes` and `Training(processes=)`: several processes of one machine, and the death of one."""
 
 from __future__ import annotations
 

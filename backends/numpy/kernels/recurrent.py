@@ -252,12 +252,12 @@ def _product(da: Array, states: Array) -> Array:
 
 
 def _gates_memory(X: Array, W: Array, *_: Any, **__: Any) -> None:
-    """The gates of all steps, and what a step takes."""
+    """Take the memory of the gates of all steps and of the products of one step."""
     need((math.prod(W.shape[:2]) * X.shape[0] + _OF_A_STEP * W.shape[1]) * X.shape[1] * X.itemsize)
 
 
 def _lstm_memory(X: Array, W: Array, R: Array, *_: Any, **__: Any) -> None:
-    """The gates of all steps, the cells, and what a step takes."""
+    """Take the memory of the gates of all steps, the cells, and the products of one step."""
     of_sequence = W.shape[0] * (W.shape[1] + R.shape[2]) * X.shape[0]
     need((of_sequence + 2 * W.shape[1]) * X.shape[1] * X.itemsize)  # the sum takes the place of the gates
 
