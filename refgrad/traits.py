@@ -116,6 +116,9 @@ ELEMENTWISE = (  # an element of the result depends on the elements at the same 
     | CHOICES
     | {"Identity"}
 )
+MIXING = (  # an element of the result depends on several elements, or on how many there are
+    REDUCTIONS | CUMULATIONS | PRODUCTS | NORMALIZATIONS | SOFTMAXES | INDICES | {"Size"}
+)
 MOVING = RESHAPES | PERMUTATIONS | SELECTIONS  # each element of the result is one of an input, or a fill
 SUMS = _named("Add Mean Sub Sum")  # of the same elements of several inputs
 BOOLEAN = COMPARISONS | LOGIC | TESTS | {"OptionalHasElement"}  # the result is bool

@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, choices
 from refgrad.protos.domains import MICROSOFT
-from refgrad.training.assembly import updated
+from refgrad.training.assembly import states_of, updated
 from refgrad.training.optimizers import SGD, Adam, AdamW, Optimizer
 
 _MOMENTS = ("first_order_moments", "second_order_moments")  # the lists that the training API keeps, zeros at first
@@ -91,7 +91,7 @@ def _written(
     clip_norm: float | None,
 ) -> list[NodeProto]:
     """The nodes of an update in operators of ai.onnx, and the nodes that write the results into the lists."""
-    states = dict(optimizer.states)
+    states = states_of(optimizer)
     if len(states) > len(_MOMENTS):
         raise OptionError(
             f"The training API of onnxruntime keeps two states per weight, and {optimizer!r} has {choices(states)}."

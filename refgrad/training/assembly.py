@@ -12,8 +12,9 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad import traits
 from refgrad.builder.function import FunctionEmitter
-from refgrad.errors import OptionError, UnknownNameError
+from refgrad.errors import OptionError, RefgradError, UnknownNameError, raised
 from refgrad.protos.traverse import captures_of, fresh, names_of, versions_of
+from refgrad.ranges import FINITE as FINITE_NUMBER
 from refgrad.reverse.assembly import names_in, note
 from refgrad.training.normalization import Statistic
 from refgrad.training.optimizers import Optimizer
@@ -332,7 +333,7 @@ class Assembly:
         op, kind, w = self.last, helper.np_dtype_to_tensor_dtype(value.dtype), self._held(name)
         self._begin(w, value)
         states = {}
-        for state, begin in self.asked.optimizer.states.items():
+        for state, begin in states_of(self.asked.optimizer).items():
             states[state] = state if self.asked.flat else f"{name}.{state}"
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
@@ -414,6 +415,21 @@ class Assembly:
         )
 
 
+def states_of(optimizer: Optimizer) -> dict[str, float]:
+    """The states of an optimizer, which may be another package's, and the number that each begins with.
+
+    :raises OptionError: they are something else.
+    """
+    states: Any = optimizer.states
+    if not isinstance(states, Mapping) or any(
+        not isinstance(name, str) or FINITE_NUMBER.why_not(begin) for name, begin in states.items()
+    ):
+        raise OptionError(
+            f"states of {type(optimizer).__name__} is a dict of numbers, such as {{'momentum': 0.0}}, not {states!r}."
+        )
+    return dict(states)
+
+
 def updated(
     optimizer: Optimizer,
     op: FunctionEmitter,
@@ -428,8 +444,14 @@ def updated(
     :raises OptionError: the update of the optimizer, which may be another package's, returns something else.
     """
     before = len(op.nodes)
-    found: Any = optimizer.update(op, name, *arguments)
     where = f"update of {type(optimizer).__name__}"
+    try:
+        found: Any = optimizer.update(op, name, *arguments)
+    except RefgradError:
+        raise
+    except Exception as error:
+        names = " Values are names: op.Sub(w, g) is their difference." if isinstance(error, TypeError) else ""
+        raise OptionError(f"{where} raises {raised(error)}.{names}") from error
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise OptionError(f"{where} returns the new weight and a dict of the new states, not {found!r}.")
     moved, new = found
@@ -445,4 +467,16 @@ def updated(
             f"{where} mixes element types, or returns another one than the weight {name!r} has. t is a scalar in double: "
             "cast it, as in op.CastLike(t, w)."
         )
-    return moved, new
+    if optimizer.elementwise and (mixing := [n.op_type for n in op.nodes[before:] if n.op_type in traits.MIXING]):
+        raise OptionError(
+            f"{where} emits {mixing[0]}, whose result depends on several elements. Leave elementwise out: then an update "
+            "gets a whole weight."
+        )
+    taken = {name, *arguments[:3], *states.values()}  # each result is an output of its own
+
+    def own(value: str) -> str:
+        value = str(op.Identity(value)) if value in taken else value
+        taken.add(value)
+        return value
+
+    return own(moved), {state: own(value) for state, value in new.items()}

@@ -65,12 +65,13 @@ class Optimizer(ABC):
                 )
 
     @property
-    @abstractmethod
     def states(self) -> Mapping[str, float]:
-        """The initial number of each state, by its name. A state is a tensor per weight, of the weight's shape and type.
+        """The initial number of each state, by its name; by default there is no state.
 
-        A weight of 16 bits is trained in float32 (docs/training.md).
+        A state is a tensor per weight, of the weight's shape and type. A weight of 16 bits is trained in float32
+        (docs/training.md).
         """
+        return {}
 
     @abstractmethod
     def update(

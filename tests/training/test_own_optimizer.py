@@ -7,9 +7,10 @@ import numpy as np
 import onnx
 import pytest
 
+from refgrad.backends import available
 from refgrad.cli import main
 from refgrad.errors import OptionError
-from refgrad.training import Adam, AdamW, Constant, Optimizer, Training, convention, step_model
+from refgrad.training import Adam, AdamW, Constant, Optimizer, Training, convention, step_model, write_artifacts
 from refgrad.training.optimizers import OPTIMIZERS
 
 LINE = onnx.parser.parse_model(
@@ -99,6 +100,70 @@ def test_an_update_sees_one_weight_unless_it_is_elementwise():
 def test_an_update_that_returns_something_else_is_refused(update, says):
     with pytest.raises(OptionError, match=says):
         step_model(LINE, "squared_error", optimizer=made(update, {"m": 0.0}))
+
+
+@pytest.mark.parametrize("backend", [name for name in ("numpy", "ort-cpu") if name in available()])
+@pytest.mark.parametrize("flat", [False, True])
+def test_an_update_may_return_what_it_was_given(flat, backend, tmp_path):
+    """The weight, its gradient, a state, and one value twice: each is an output of the step."""
+
+    @dataclass(frozen=True)
+    class Kept(Optimizer):
+        elementwise = True
+
+        @property
+        def states(self) -> Mapping[str, float]:
+            return dict.fromkeys(("still", "last", "twice", "again"), 2.0)
+
+        def update(self, op, w, g, rate, t, states, decay):
+            moved = op.Sub(w, op.Mul(rate, g))
+            return w, {"still": states["still"], "last": g, "twice": moved, "again": moved}
+
+    step = step_model(LINE, "squared_error", Kept(), flat=flat)
+    assert len({*step.next.values()}) == len(step.next) == 5
+    training = Training(step, 0.25, backend)
+    training.epoch([FEEDS])
+    np.testing.assert_array_equal(training.weights["w"], [[0], [0]])
+    for name, expected in (("still", [2, 2]), ("last", [-1, 2]), ("twice", [0.25, -0.5]), ("again", [0.25, -0.5])):
+        [value] = [value for state, value in training.state.items() if state.endswith(name)]
+        np.testing.assert_allclose(value.ravel(), expected, rtol=1e-6)
+
+
+def test_states_need_not_be_named():
+    class Still(Optimizer):
+        def update(self, op, w, g, rate, t, states, decay):
+            return w, states
+
+    assert [*step_model(LINE, "squared_error", Still()).state] == ["w"]
+
+
+@pytest.mark.parametrize("states", [{"m": "zero"}, {"m": float("nan")}, {1: 0.0}, ["m"]])
+def test_states_are_numbers(states, tmp_path):
+    odd = made(lambda op, w, g, rate, t: (w, {}), states)
+    with pytest.raises(OptionError, match=r"states of Made is a dict of numbers, such as \{'momentum': 0.0\}, not"):
+        step_model(LINE, "squared_error", odd)
+    with pytest.raises(OptionError, match="states of Made is a dict of numbers"):
+        write_artifacts(tmp_path / "a", LINE, "squared_error", odd)
+
+
+def test_an_exception_of_an_update_names_it():
+    for update, says in (
+        (lambda op, w, g, rate, t: 1 / 0, r"update of Made raises ZeroDivisionError: division by zero\.$"),
+        (lambda op, w, g, rate, t: w - rate * g, r"raises TypeError: .*\. Values are names: op\.Sub\(w, g\) is their"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            step_model(LINE, "squared_error", made(update))
+
+
+def test_an_update_that_mixes_elements_is_not_elementwise():
+    class Normalized(Optimizer):
+        elementwise = True
+
+        def update(self, op, w, g, rate, t, states, decay):
+            return op.Sub(w, op.Mul(rate, op.Div(g, op.ReduceL2(g, keepdims=0)))), {}
+
+    with pytest.raises(OptionError, match=r"update of Normalized emits ReduceL2, .* Leave elementwise out"):
+        step_model(LINE, "squared_error", Normalized())
 
 
 def test_an_update_of_its_own_is_elementwise_only_if_it_says_so():
