@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.errors import FeedError, OptionError, choices
+from refgrad.errors import FeedError, OptionError, choices, counted
 from refgrad.installing import install
 from refgrad.protos.inputs import open_regular
 from refgrad.protos.memory import allowed
-from refgrad.training.data import Chunk, Chunks
+from refgrad.training.data import Chunk, Chunks, places_of
 from refgrad.training.steps import StepModel
 
 PARQUET, ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
@@ -35,25 +35,31 @@ class ArrowRows(Chunks):
     """
 
     def __init__(self, step: StepModel, files: Sequence[Path] | Any, label: str | None = None) -> None:
-        wanted = {*step.inputs} if label is None else {*step.inputs} - {step.label} | {label}
         tables = [_Rows(files)] if hasattr(files, "schema") else map(_file, files)
         chunks: list[Chunk] = []
+        hint = ""
         for table in tables:
             names = table.schema.names
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise FeedError(f"{table.name} has several columns {choices(twice)}. Give each its own name.")
-            columns = sorted(wanted) if wanted <= {*names} else names
+            places = places_of(step, names, label)
+            columns = sorted(places) if {*places.values()} == {*step.inputs} else names
+            hint = hint or _side_by_side(step, table, places)
             held = [number for number in range(table.count) if table.rows(number) != 0]
             chunks += [_Part(table, number, columns, step.sample_axes) for number in held]
             if not held:
                 raise FeedError(f"{table.name} has no row. Leave it out.")
-        super().__init__(step, chunks, label)
+        try:
+            super().__init__(step, chunks, label)
+        except FeedError as error:
+            raise FeedError(f"{error}{hint}") from error
 
 
 class _Rows:
     """A table in memory, in parts of many rows."""
 
     short = ""  # its name within a sentence, if it is not a file
+    again = ""  # Python that reads it, if it is a file
 
     def __init__(self, table: Any) -> None:
         self.name, self.schema, self._table = "The table", table.schema, table
@@ -74,6 +80,7 @@ class _ParquetFile(_Rows):
 
     def __init__(self, path: Path) -> None:
         self._file = _pyarrow("parquet").ParquetFile(path)
+        self.again = f"pyarrow.parquet.read_table({str(path)!r})"
         self.name, self.schema = repr(str(path)), self._file.schema_arrow
         self.unit, self.count = "row group", self._file.num_row_groups
 
@@ -95,6 +102,7 @@ class _ArrowFile(_Rows):
 
     def __init__(self, path: Path) -> None:
         self._file = _pyarrow("ipc").open_file(_pyarrow().memory_map(str(path)))
+        self.again = f"pyarrow.feather.read_table({str(path)!r})"
         self.name, self.schema = repr(str(path)), self._file.schema
         self.unit, self.count = "record batch", self._file.num_record_batches
 
@@ -171,8 +179,41 @@ def _file(path: Path) -> _Rows:
     try:
         return kind(path)
     except (OSError, ValueError, pyarrow.ArrowException) as error:  # a name may be no text
+        if kind is _ArrowFile and _is_stream(path):
+            raise FeedError(
+                f"{str(path)!r} is a stream of Arrow, which can be read only from its start. Write it as a file: "
+                f"pyarrow.feather.write_feather(pyarrow.ipc.open_stream({str(path)!r}).read_all(), 'data.feather')."
+            ) from error
         what = "Parquet" if kind is _ParquetFile else "Arrow"
         raise FeedError(f"{str(path)!r} cannot be read as a file of {what}: {error}") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """True if the file is a stream of record batches, as `datasets` caches them, and no file of Arrow."""
+    pyarrow = _pyarrow()
+    try:
+        with pyarrow.OSFile(str(path)) as source:
+            pyarrow.ipc.open_stream(source)
+    except (OSError, ValueError, pyarrow.ArrowException):
+        return False
+    return True
+
+
+def _side_by_side(step: StepModel, table: _Rows, places: Mapping[str, str]) -> str:
+    """The advice for a table with a column per number of a sample, with a space before it; "" for another table."""
+    label = next((name for name, place in places.items() if place == step.label), None)
+    numbers = [field for field in table.schema if field.name != label]
+    dims = step.inputs[step.data[0]][1] if len(step.data) == 1 else None
+    types = _pyarrow("types")
+    if not table.again or label is None or {*places.values()} != {step.label} or dims is None or len(dims) != 2:
+        return ""
+    if dims[1] not in (None, len(numbers)) or not all(
+        types.is_integer(field.type) or types.is_floating(field.type) for field in numbers
+    ):
+        return ""
+    columns = f"numpy.stack([t[k] for k in t.column_names if k != {label!r}], 1)"
+    arrays = f"{{{step.data[0]!r}: {columns}, {step.label!r}: t[{label!r}]}}"
+    return f" If {step.data[0]!r} is the other columns side by side: t = {table.again}; numpy.savez('data.npz', **{arrays})."
 
 
 def _sizes(kind: Any) -> Iterator[tuple[Any, int | None]]:
@@ -217,11 +258,11 @@ def _array(name: str, column: Any) -> np.ndarray:
     if isinstance(column, pyarrow.ChunkedArray):
         column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], column.type)
     if hasattr(column.type, "shape") and (nulls := column.storage.flatten().null_count):
-        raise FeedError(f"Column {name!r} has no value in {nulls} elements of its tensors. Fill them.")
+        raise FeedError(f"Column {name!r} has no value in {counted(nulls, 'element')} of its tensors. Fill them.")
     if column.null_count:
         row = _pyarrow("compute").index(column.is_null(), True).as_py()
         raise FeedError(
-            f"Column {name!r} has no value in {column.null_count} places, the first in row {row}. Fill them."
+            f"Column {name!r} has no value in {counted(column.null_count, 'row')}, the first in row {row}. Fill them."
         )
     kind = column.type
     if hasattr(kind, "shape"):

@@ -53,7 +53,10 @@ class Arrays(Data):
     """
 
     def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
-        named = _named(step, arrays, label)
+        named = {
+            name: array if isinstance(array, np.ndarray) else _array(name, array)
+            for name, array in _named(step, arrays, label).items()
+        }
         self._step = step
         self._arrays, self._fixed = _apart(step, named)
         if next(batches(self._arrays, 1), None) is None:  # which refuses other lengths
@@ -287,7 +290,10 @@ class Batches(Data):
         self, step: StepModel, source: Iterable[Any] | Callable[[int | None], Iterable[Any]], label: str | None = None
     ) -> None:
         if not callable(source) and not isinstance(source, Iterable):
-            raise OptionError(f"Batches are an iterable, or a function that returns one, not {type(source).__name__}.")
+            loader = " Put a Dataset of torch into a DataLoader." if hasattr(source, "__getitem__") else ""
+            raise OptionError(
+                f"Batches are an iterable, or a function that returns one, not {type(source).__name__}.{loader}"
+            )
         if isinstance(source, Iterator):
             raise OptionError(
                 f"{type(source).__name__} is at its end after one epoch. Give an iterable that starts anew, such as a list or "
@@ -348,20 +354,10 @@ def _seed_loader(loader: Any, seed: int) -> None:
 def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dict[str, Any]:
     """The arrays by the names of the step. Arrays called x and y, or the like, are taken for the only input and the label."""
     wanted = list(step.inputs)
-    given = dict(arrays)
-    if label is not None:
-        if label not in given:
-            raise FeedError(
-                f"There is no array {label!r}; there are {choices(given)}.{did_you_mean(label, list(given))}"
-            )
-        given[step.label] = given.pop(label)
-    if set(given) != set(wanted):
-        free = [name for name in given if name not in wanted]
-        due = [name for name in wanted if name not in given]
-        for place, usual in ((step.label, _LABELS), (step.data[0] if len(step.data) == 1 else "", _INPUTS)):
-            alike = [name for name in free if name.lower() in usual]
-            if place in due and len(alike) == 1:
-                given[place] = given.pop(alike[0])
+    if label is not None and label not in arrays:
+        raise FeedError(f"There is no array {label!r}; there are {choices(arrays)}.{did_you_mean(label, list(arrays))}")
+    places = places_of(step, arrays, label)
+    given = {places.get(name, name): array for name, array in arrays.items()}
     if set(given) != set(wanted):
         lacking = [name for name in wanted if name not in given]
         extra = [name for name in given if name not in wanted]
@@ -374,6 +370,22 @@ def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dic
             said = f"{said} The expected values are the array {step.label!r}, or the one that label=NAME names."
         raise FeedError(f"Training needs the arrays {choices(wanted)}. {said}")
     return given
+
+
+def places_of(step: StepModel, names: Iterable[str], label: str | None) -> dict[str, str]:
+    """The input of the step that each of these arrays is for, by the name of the array. Other arrays are left out.
+
+    The array `label` is for the label. Arrays called x and y, or the like, are for the only input and the label.
+    """
+    given, wanted = list(names), list(step.inputs)
+    places = {name: name for name in given if name in wanted and (label is None or name != step.label)}
+    if label in given:
+        places[label] = step.label
+    for place, usual in ((step.label, _LABELS), (step.data[0] if len(step.data) == 1 else "", _INPUTS)):
+        alike = [name for name in given if name not in places and name.lower() in usual]
+        if place in wanted and place not in places.values() and len(alike) == 1:
+            places[alike[0]] = place
+    return places
 
 
 def _sample_axes(
@@ -448,16 +460,7 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             array = _cast(step, name, array, dtype)
         if kind_of(array.dtype) == "f" and not np.isfinite(array).all():
             raise FeedError(f"{name!r} has numbers that are not finite: {first_of(~np.isfinite(array), array)}.")
-        if name == step.label and step.classes is not None:
-            wrong = (array < 0) | (array >= step.classes)
-            if step.ignored is not None:
-                wrong &= array != step.ignored
-            if wrong.any():
-                raise FeedError(
-                    f"{name!r} has the class {first_of(wrong, array)}, but the classes of the model are 0 to "
-                    f"{step.classes - 1}."
-                )
-        made[name] = step.in_range(array) if name == step.label else array
+        made[name] = step.in_range(step.in_classes(array)) if name == step.label else array
     return made
 
 
@@ -554,4 +557,4 @@ def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:
         over.set()
 
 
-__all__ = ["Arrays", "Batches", "Chunk", "Chunks", "Data", "Shards", "ahead", "fitted"]
+__all__ = ["Arrays", "Batches", "Chunk", "Chunks", "Data", "Shards", "ahead", "fitted", "places_of"]

@@ -223,6 +223,47 @@ def test_names_of_columns_and_classes_in_text(tmp_path: Path) -> None:
 
 
 @arrow
+def test_columns_with_usual_names_are_found_beside_others(step: StepModel, tmp_path: Path) -> None:
+    import pyarrow
+
+    rows = pyarrow.table({"x": lists(X), "y": LABEL, "id": range(57)})
+    data = open_data(step, write(tmp_path / "t.parquet", rows))
+    np.testing.assert_array_equal(joined(data.batches(8))["label"], LABEL)
+
+
+@arrow
+def test_a_column_per_number_gets_advice_that_works(step: StepModel, tmp_path: Path) -> None:
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    rows = pyarrow.table({name: X[:, k] for k, name in enumerate("abcd")} | {"label": LABEL})
+    for path in (tmp_path / "t.parquet", tmp_path / "t.arrow"):
+        with pytest.raises(FeedError, match="If 'x' is the other columns side by side: ") as refused:
+            open_data(step, write(path, rows))
+        advice = str(refused.value).rpartition("side by side: ")[2].removesuffix(".")
+        exec(advice.replace("data.npz", str(tmp_path / "data.npz")), {"numpy": np, "pyarrow": pyarrow})
+        np.testing.assert_array_equal(joined(open_data(step, tmp_path / "data.npz").batches(8))["x"], X)
+    with pytest.raises(FeedError, match=r"it has 'a', 'label'\.$"):  # which cannot be the four numbers of x
+        open_data(step, write(tmp_path / "t.parquet", rows.select(["a", "label"])))
+
+
+@arrow
+def test_a_stream_of_arrow_gets_advice_that_works(step: StepModel, tmp_path: Path) -> None:
+    import pyarrow.feather
+
+    path = tmp_path / "stream.arrow"
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table().schema) as writer:
+        writer.write_table(table())
+    with pytest.raises(
+        FeedError, match=r"stream\.arrow' is a stream of Arrow, which can be read only from its"
+    ) as refused:
+        open_data(step, path)
+    advice = str(refused.value).partition("as a file: ")[2].removesuffix(".")
+    exec(advice.replace("data.feather", str(tmp_path / "data.feather")), {"pyarrow": pyarrow})
+    np.testing.assert_array_equal(joined(open_data(step, tmp_path / "data.feather").batches(8))["x"], X)
+
+
+@arrow
 def test_what_is_wrong_with_a_table_is_named(step: StepModel, tmp_path: Path) -> None:
     import pyarrow
 
@@ -237,7 +278,7 @@ def test_what_is_wrong_with_a_table_is_named(step: StepModel, tmp_path: Path) ->
     refused(table(x=lists(X[:, :3].copy())), r"Expected \[N, 4\], got \[10, 3\] for 'x'")
     refused(
         table(label=[*LABEL.tolist()[:-1], None]),
-        r"group 5: Column 'label' has no value in 1 places, the first in row 6",
+        r"group 5: Column 'label' has no value in 1 row, the first in row 6",
     )
     refused(
         table(label=[{"a": 1}] * 57), r"Column 'label' has the type struct<a: int64>\. Give numbers, text, or lists"
@@ -321,10 +362,28 @@ def test_batches_from_python(step: StepModel) -> None:
     )
     refused((pair for pair in pairs), "generator is at its end after one epoch", OptionError)
     refused(7, "Batches are an iterable, or a function that returns one, not int", OptionError)
+    dataset = type("Samples", (), {"__getitem__": None})()
+    refused(dataset, r"returns one, not Samples\. Put a Dataset of torch into a DataLoader", OptionError)
     refused([*pairs, (X,)], r"Batch 2: Expected a tuple of 2 arrays, 'x', 'label', got 1")
     refused([X[:8]], "Batch 0: A batch is a dict, or a tuple of 'x', 'label', not ndarray")
     refused([(X[:8, :3], LABEL[:8])], r"Batch 0: Expected \[N, 4\], got \[8, 3\] for 'x'")
     refused([([[1, 2], [3]], LABEL[:2])], "Batch 0: 'x' cannot be made an array")
+
+
+def test_arrays_may_be_lists_and_tensors(step: StepModel) -> None:
+    class Tensor:
+        """Like a tensor of torch that requires a gradient: an array only after `detach`."""
+
+        def __array__(self, *arguments: Any, **options: Any) -> np.ndarray:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+        def detach(self) -> Any:
+            return type("Detached", (), {"cpu": lambda _: X})()
+
+    for x in (X.tolist(), Tensor()):
+        np.testing.assert_array_equal(joined(open_data(step, {"x": x, "label": LABEL}).batches(8))["x"], X)
+    with pytest.raises(FeedError, match="'x' cannot be made an array: setting an array element"):
+        open_data(step, {"x": [[1, 2], [3]], "label": [0, 1]})
 
 
 @arrow
@@ -348,7 +407,7 @@ def test_an_element_of_a_tensor_without_a_value_is_refused(step: StepModel) -> N
     kind = pyarrow.fixed_shape_tensor(pyarrow.float32(), (4,))
     storage = pyarrow.array([[0.0, 1, None, 3]] + [[0.0] * 4] * 56, pyarrow.list_(pyarrow.float32(), 4))
     rows = pyarrow.table({"x": pyarrow.ExtensionArray.from_storage(kind, storage), "label": LABEL})
-    with pytest.raises(FeedError, match="'x' has no value in 1 elements"):
+    with pytest.raises(FeedError, match="'x' has no value in 1 element of"):
         list(open_data(step, rows).batches(8))
 
 
