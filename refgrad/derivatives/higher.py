@@ -72,7 +72,7 @@ def jvp(
     >>> [value.name for value in forward.graph.input], [value.name for value in forward.graph.output]
     (['x', 'x_tangent'], ['y_tangent'])
     """
-    first = transposable(model, wrt, outputs, Conventions(**conventions))
+    first = transposable(model, wrt, outputs, Conventions.of("jvp", conventions))
     cotangents, gradients = names_in(first)
     for value in first.graph.output:
         if value.name in cotangents and value.type.HasField("optional_type"):

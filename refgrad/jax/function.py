@@ -139,7 +139,7 @@ def function(
     >>> jax.hessian(lambda x: f(x).sum())(jnp.array([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    settings = _settings(batch_axis, Conventions(**conventions), backend, options)
+    settings = _settings(batch_axis, Conventions.of("function", conventions), backend, options)
     if trainable is not False and not isinstance(trainable, bool | str | Sequence):
         raise OptionTypeError(f"trainable is a bool or a list of names, not {trainable!r}.")
     weights: dict[str, np.ndarray] = {}

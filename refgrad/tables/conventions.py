@@ -6,10 +6,11 @@ passes them on as one record. A new convention needs a field in both classes: as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypedDict
 
-from refgrad.errors import OptionError, choices
+from refgrad.errors import OptionError, OptionTypeError, choices, did_you_mean
 from refgrad.tables.kinks import CONVENTIONS as KINKS
 
 QUANTIZATION = ("zero", "straight-through", "clipped")
@@ -43,6 +44,18 @@ class Conventions:
                 raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
         if not isinstance(self.strong_zero, bool):
             raise OptionError(f"strong_zero is True or False, not {self.strong_zero!r}.")
+
+    @classmethod
+    def of(cls, function: str, given: Mapping[str, Any]) -> Self:
+        """The conventions that a function was given as keyword arguments.
+
+        :raises OptionError: an unknown choice.
+        :raises OptionTypeError: one is no convention, and no other parameter of the function.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in given if name not in known]:
+            raise OptionTypeError(f"{function} has no parameter {unknown[0]!r}.{did_you_mean(unknown[0], known)}")
+        return cls(**given)
 
     @property
     def options(self) -> ConventionOptions:

@@ -40,6 +40,7 @@ from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of
 from refgrad.protos.types import FLOATS
 from refgrad.ranges import RANGES, checked
 from refgrad.reverse.requested import matching
+from refgrad.training.arguments import listed
 
 _BLOCK = 1 << 18  # elements of a weight that are added to at a time
 _KEY = "refgrad.adapters"  # metadata: which tensors adapt which weight
@@ -88,7 +89,7 @@ def lora(
     source = read(model, lift=False)
     if _adapters(source):
         raise OptionError("The model has adapters already. Merge them first: merge_adapters(model).")
-    chosen = _chosen(source, [weights] if isinstance(weights, str) else list(weights))
+    chosen = _chosen(source, listed(weights, "weights"))
     adapted = ModelProto()
     adapted.CopyFrom(source)
     if small := [weight.name for weight in chosen if rank > min(weight.dims)]:
@@ -147,6 +148,8 @@ def _chosen(model: ModelProto, names: list[str]) -> list[_Adapted]:
     :raises OptionError: a name of a weight that has other readers too.
     """
     layers, shared = _layers(model)
+    if not names:
+        raise OptionError(f"weights=[] names no weight that gets adapters. There are: {choices(layers)}.")
     if also := [name for name in names if name in shared]:
         raise OptionError(f"{also[0]!r} {shared[also[0]]}. Leave it out.")
     if not layers:

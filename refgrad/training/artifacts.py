@@ -30,6 +30,7 @@ from refgrad.rewrites.losses import get_train_initializer
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training.adapters import adapters_of
+from refgrad.training.arguments import by_pattern, listed
 from refgrad.training.artifact_optimizers import optimizer_model
 from refgrad.training.dropout import in_training_mode as dropping
 from refgrad.training.flatbuffer_files import checkpoint
@@ -42,7 +43,7 @@ from refgrad.training.normalization import (
     with_following,
 )
 from refgrad.training.optimizers import AdamW, Optimizer
-from refgrad.training.outputs import compared_output, reaching
+from refgrad.training.outputs import compared_outputs, reaching
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, trained
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -147,7 +148,13 @@ def write_artifacts(
         (optimizer, clip_value, clip_norm),
         _Wanted(trainable, frozen_params, additional_outputs, input_gradients, batch_norm, unbiased, dropout),
         (loss, output),
-        (label, sample_weight, reduction, loss_settings, Conventions(**conventions)),
+        (
+            label,
+            sample_weight,
+            reduction,
+            by_pattern(loss_settings, "loss_settings", "{'ignore_index': -100}"),
+            Conventions.of("write_artifacts", conventions),
+        ),
         nominal_checkpoint,
     )
     if overwrite and Path(folder).is_dir():
@@ -184,10 +191,12 @@ def _artifacts(
             "trainable."
         )
     loss, output = compared
+    outputs = compared_outputs(read(model), loss, output)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
-        output = compared_output(read(model), output)
-        values = reaching(read(model), values, output, wanted.trainable)
-    wrt = [*values, *wanted.input_gradients]
+        [output] = outputs
+    values = reaching(read(model), values, outputs, wanted.trainable)
+    fed = listed(wanted.input_gradients, "input_gradients")
+    wrt = [*values, *fed]
     made, compared_loss = differentiated(training_source, wrt, loss, output, *settings)
     if newest := next((version for version in versions_of(made).values() if version > _OPSET), 0):
         raise OptionError(
@@ -207,13 +216,17 @@ def _artifacts(
         computed = {name for node in still.graph.node for name in node.output} - {eval_loss, *shaped}
         results = [value.name for value in read(model).graph.output if value.name in computed]
     else:
-        additional = results = [name for name in dict.fromkeys(wanted.outputs) if name not in (loss_name, *shaped)]
+        additional = results = [
+            name
+            for name in dict.fromkeys(listed(wanted.outputs, "additional_outputs"))
+            if name not in (loss_name, *shaped)
+        ]
         if hidden := [name for name in additional if name.endswith("_grad")]:
             raise OptionError(f"The training API hides {hidden[0]!r}, an output whose name ends with _grad. Rename it.")
         made = _with_values(made, read(training_source), additional)
         still = made if eval_source is training_source else _with_values(still, read(eval_source), additional)
     evaluation = select_model_inputs_outputs(still, [eval_loss, *results])
-    slopes = _add_slopes(made, {name: gradients[name] for name in wanted.input_gradients})
+    slopes = _add_slopes(made, {name: gradients[name] for name in fed})
     returned = [loss_name, *additional, *slopes]
     training = _training_model(made, returned, values, gradients)
     _move_statistics(training, statistics, wanted.unbiased)
@@ -240,14 +253,14 @@ def _trained_and_frozen(model: _Model, wanted: _Wanted) -> tuple[_Model, dict[st
     :raises OptionError: a name is in both lists, or nothing is left to train.
     :raises UnknownNameError: a name that does not exist.
     """
-    if wanted.trainable is not None and not len(wanted.trainable):
+    if wanted.trainable is not None and not listed(wanted.trainable, "trainable"):
         raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
     model, values = trained(model, wanted.trainable)
     if not wanted.frozen:
         return model, values, {}
-    names = [wanted.frozen] if isinstance(wanted.frozen, str) else list(wanted.frozen)
+    names = listed(wanted.frozen, "frozen_params")
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    asked = [wanted.trainable] if isinstance(wanted.trainable, str) else list(wanted.trainable or ())
+    asked = listed(wanted.trainable or (), "trainable")
     if twice := [name for name in names if name in values and name in asked]:
         raise OptionError(f"{twice[0]!r} is in trainable and in frozen_params. Leave it out of one of them.")
     is_chosen = wanted.trainable is not None or adapters_of(read(model))

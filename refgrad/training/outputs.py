@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.model.reading import read
 from refgrad.notices import notice
 from refgrad.protos.domains import ML
 from refgrad.protos.traverse import reads_of
@@ -54,33 +56,49 @@ def compared_output(model: ModelProto, name: str | int | None) -> str:
     return found[0]
 
 
+def compared_outputs(
+    model: ModelProto, loss: str | ModelProto | os.PathLike[str] | None, output: str | int | None
+) -> list[str]:
+    """The outputs that are trained: the compared one, or those that a loss reads which is a model.
+
+    :raises OptionError: there are several of floats, or none.
+    :raises UnknownNameError: no output has that name.
+    """
+    if output is None and isinstance(loss, ModelProto | os.PathLike):
+        known = {value.name for value in model.graph.output}
+        if joined := [value.name for value in read(loss).graph.input if value.name in known]:
+            return joined
+    return [compared_output(model, output)]
+
+
 def reaching(
-    model: ModelProto, weights: Mapping[str, np.ndarray], output: str, trainable: Sequence[str] | None
+    model: ModelProto, weights: Mapping[str, np.ndarray], outputs: Sequence[str], trainable: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
     """The weights on which an output depends. A notice names the others, such as the weights of another head.
 
     :raises NoGradientError: there are none, or `trainable` names another one.
     """
     makers = {name: node for node in model.graph.node for name in node.output if name}
-    wanted, read = [output], {output}
+    wanted, needed = [*outputs], {*outputs}
     while wanted:
         node = makers.pop(wanted.pop(), None)
-        new = set() if node is None else set(reads_of(node)) - read
-        read |= new
+        new = set() if node is None else set(reads_of(node)) - needed
+        needed |= new
         wanted += new
-    left = [name for name in weights if name not in read]
+    left = [name for name in weights if name not in needed]
+    those = f"output {outputs[0]!r} does" if len(outputs) == 1 else f"outputs {choices(outputs)} do"
     asked = [trainable] if isinstance(trainable, str) else list(trainable or ())
     if named := [name for name in left if name in asked]:
         raise NoGradientError(
-            f"trainable names weights on which the output {output!r} does not depend: {choices(named)}. Leave them out."
+            f"trainable names weights on which the {those} not depend: {choices(named)}. Leave them out."
         )
     if left and len(left) == len(weights):
         raise NoGradientError(
-            f"The output {output!r} does not depend on the weights {choices(left)}. Choose others, or another output."
+            f"The {those} not depend on the weights {choices(left)}. Choose others, or another output."
         )
     if left:
-        notice(f"Not trained, since the output {output!r} does not depend on them: {choices(left)}.")
-    return {name: value for name, value in weights.items() if name in read}
+        notice(f"Not trained, since the {those} not depend on them: {choices(left)}.")
+    return {name: value for name, value in weights.items() if name in needed}
 
 
 def _is_float(value: ValueInfoProto) -> bool:

@@ -34,6 +34,7 @@ from refgrad.rewrites.scores import OF_CHANCES, OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training.adapters import adapters_of
+from refgrad.training.arguments import by_pattern, listed
 from refgrad.training.assembly import Assembly, StepRequest
 from refgrad.training.class_losses import count_of_classes
 from refgrad.training.dropout import with_masks
@@ -42,7 +43,7 @@ from refgrad.training.loss_terms import mean_over
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
-from refgrad.training.outputs import compared_output, reaching, without_maps
+from refgrad.training.outputs import compared_outputs, reaching, without_maps
 from refgrad.training.precision import DYNAMIC, SCALE, chosen_scale, refuse_vanishing
 from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
@@ -154,16 +155,18 @@ def step_model(
             checked(name, bound)
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is an optimizer of refgrad.training, such as SGD(), not {optimizer!r}.")
-    if trainable is not None and not len(trainable):
+    if trainable is not None and not listed(trainable, "trainable"):
         raise OptionError("trainable=[] trains nothing. Leave it out to train every parameter.")
+    loss_settings = by_pattern(loss_settings, "loss_settings", "{'ignore_index': -100}")
     whole = opened(model, data_beside)
     for tensor in external_tensors(whole) if isinstance(whole, ModelProto) else ():
         refuse_external(tensor, PLACE_OF_DATA)
     whole, chosen = trained(whole, trainable, freeze)
     model = read(whole)
+    outputs = compared_outputs(read(model), loss, output)
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
-        output = compared_output(read(model), output)
-        chosen = reaching(read(model), chosen, output, trainable)
+        [output] = outputs
+    chosen = reaching(read(model), chosen, outputs, trainable)
     refuse_vanishing(optimizer, chosen)
     scale = chosen_scale(loss_scale, chosen)
     if scale is not None and SCALE in names_of(read(model).graph):
@@ -190,7 +193,7 @@ def step_model(
     refuse_training_mode(model, batch_norm != "training", dropout != "training")
     if dropout == "training":
         source, still = with_masks(source, STEP, int(seed)), in_inference_mode(still)
-    rules = Conventions(**conventions)
+    rules = Conventions.of("step_model", conventions)
     made, loss_name = differentiated(
         source,
         list(chosen),
@@ -216,7 +219,7 @@ def step_model(
     )
     settings = {
         "loss": f"loss={loss!r}" if loss is None or isinstance(loss, str) else "a model as the loss",
-        **({"loss_settings": f"loss_settings={dict(loss_settings)}"} if loss_settings else {}),
+        **({"loss_settings": f"loss_settings={loss_settings}"} if loss_settings else {}),
         "output": f"output={output!r}",
         "reduction": f"reduction={reduction!r}",
         "trainable": f"{counted(sum(value.size for value in chosen.values()), 'number')} in {choices(chosen)} to train",
@@ -251,9 +254,9 @@ def step_model(
         return replace(made_step, evaluation=evaluation, label_range=label_range, class_loss=class_loss)
     count, names = count_of_classes(model, output), classes_of(read(model))
     known = names if names is not None and count in (None, len(names)) else None
-    ignored = (loss_settings or {}).get("ignore_index")
+    ignored = loss_settings.get("ignore_index")
     class_names = None if known is None else tuple(known)
-    amounts_of = (loss_settings or {}).get("class_weights")
+    amounts_of = loss_settings.get("class_weights")
     return replace(
         made_step,
         classes=count,
@@ -286,7 +289,7 @@ def trained(
         frozen = _chosen(freeze, floats, "freeze")
         if not set(chosen) - set(frozen):
             raise OptionError(
-                f"freeze={list(freeze)!r} leaves nothing to train. Without it these are: {choices(chosen)}."
+                f"freeze={listed(freeze, 'freeze')!r} leaves nothing to train. Without it these are: {choices(chosen)}."
             )
         chosen = [name for name in chosen if name not in frozen]
     return model, _values_of(model, chosen)
@@ -327,8 +330,7 @@ def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Seq
 
     A name chooses itself. A pattern chooses the names in `usual` that it matches, or the names in `known` if `usual` is None.
     """
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    found = matching(given, known, known if usual is None else usual, what)
+    found = matching(listed(patterns, what), known, known if usual is None else usual, what)
     if unknown := [name for name in found if name not in known]:
         raise UnknownNameError(
             f"{unknown[0]!r} in {what} is no float initializer.{did_you_mean(unknown[0], known)} There are: {choices(known)}."
@@ -338,7 +340,7 @@ def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Seq
 
 def _decays(penalty: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     found = {}
-    for pattern, amounts in (penalty or {}).items():
+    for pattern, amounts in by_pattern(penalty, "penalty", "{'head.*': (0, 1e-4)}").items():
         if not isinstance(amounts, tuple | list) or len(amounts) != 2:
             raise OptionError(f"The penalty of {pattern!r} is a pair (l1, l2), not {amounts!r}.")
         for amount in amounts:
@@ -354,7 +356,7 @@ def _weight_decays(
     if given and not hasattr(optimizer, "weight_decay"):
         raise OptionError(f"{optimizer!r} has no weight_decay.")
     found: dict[str, float] = {}
-    for pattern, amount in (given or {}).items():
+    for pattern, amount in by_pattern(given, "weight_decay", "{'head.*': 1e-4}").items():
         checked("weight_decay", amount, f"The weight decay of {pattern!r}")
         found |= dict.fromkeys(_chosen([pattern], list(weights), "weight_decay"), float(amount))
     return found

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
+from refgrad import traits
 from refgrad.backends import Backend, Prepared, get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.errors import FeedError
 from refgrad.markup import html_table, shape_text
 from refgrad.model.external import ExternalData, Opened, external_tensors
+from refgrad.protos.traverse import attribute_value
 from refgrad.training.labels import first_of, labels_of
 from refgrad.training.precision import master
 
@@ -193,6 +195,50 @@ class StepModel:
         made = labels_of(np.where(ignored, np.asarray(classes)[0], given), value, classes)
         made[ignored.reshape(made.shape)] = self.ignored
         return made
+
+    def in_classes(self, label: np.ndarray) -> np.ndarray:
+        """The label, after a check that its numbers are classes, if the step counts them.
+
+        :raises FeedError: one is not.
+        """
+        if self.classes is None:
+            return label
+        wrong = (label < 0) | (label >= self.classes)
+        if self.ignored is not None:
+            wrong &= label != self.ignored
+        if wrong.any():
+            unset = (
+                self.ignored is None and (label[wrong] < 0).any() and "cross_entropy" in self.settings.get("loss", "")
+            )
+            hint = " If a negative number means that a label does not count, give it as ignore_index." if unset else ""
+            raise FeedError(
+                f"{self.label!r} has the class {first_of(wrong, label)}, but the classes of the model are 0 to "
+                f"{self.classes - 1}.{hint}"
+            )
+        return label
+
+    def refuse_labels(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Refuse labels that the loss does not take. ONNX Runtime would count a negative class from the last one.
+
+        :raises FeedError: a number is no class, or out of range.
+        """
+        numbers = {name: array for name, given in batch.items() if (array := np.asarray(given)).dtype.kind in "biuf"}
+        if self.label in numbers:
+            self.in_range(self.in_classes(numbers[self.label]))
+        for name, ignored in self._class_inputs.items():
+            if name in numbers and (wrong := (numbers[name] < 0) & ~np.isin(numbers[name], ignored)).any():
+                raise FeedError(f"{name!r} has the class {first_of(wrong, numbers[name])}, and classes begin at 0.")
+
+    @cached_property
+    def _class_inputs(self) -> dict[str, list[int]]:
+        """The inputs that losses of classes read, in a sum of losses too, with the numbers that are ignored there."""
+        found: dict[str, list[int]] = {}
+        fed = {value.name for value in self.model.graph.input}
+        for node in self.model.graph.node:
+            if node.op_type in traits.LOSSES and node.input[1] in fed:
+                ignored = [attribute_value(one) for one in node.attribute if one.name == "ignore_index"]
+                found.setdefault(node.input[1], []).extend(ignored)
+        return found
 
     def in_range(self, label: np.ndarray) -> np.ndarray:
         """The label, after a check that its numbers are in the range that the loss takes.

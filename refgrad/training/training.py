@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import Recurrence
-from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.errors import FeedError, OptionError, TrainingError, of_type
 from refgrad.model.reading import read
 from refgrad.parameters.weights import write_back
 from refgrad.ranges import RANGES, checked
@@ -162,6 +162,7 @@ class Training:
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | self.step.statistics_in(state)
         for batch in batches:
+            self._refuse(batch)
             results = prepared.run({**batch, **state}, [name])
             size = self.step.samples_in(batch)
             total, count = total + float(results[name].item()) * size, count + size
@@ -177,6 +178,7 @@ class Training:
         :raises TrainingError: the loss is not finite, or a gradient is not, and no smaller loss scale helps. The weights are
             those from before the step.
         """
+        self._refuse(batch)
         feeds = {**batch, RATE: np.array(rate, self._rate_type)}
         results = self._run.step(feeds)
         loss = float(results[self.step.loss].item())
@@ -192,6 +194,18 @@ class Training:
         if self.step.finite and not results[self.step.finite].item():
             self._refuse_overflow(feeds, where)
         return loss
+
+    def _refuse(self, batch: Batch) -> None:
+        """Refuse what an executor might take for something else.
+
+        :raises FeedError: the batch is no dict, or has labels that the loss does not take.
+        """
+        if not isinstance(batch, Mapping):
+            raise FeedError(
+                f"A batch is a dict of arrays by the names of the inputs, not {of_type(batch)}. open_data(step, batches) takes "
+                "tuples too."
+            )
+        self.step.refuse_labels(batch)
 
     def _refuse_overflow(self, feeds: Batch, where: str) -> None:
         """Accept a step that has updated nothing if its loss scale is dynamic and was larger than 1.
@@ -231,7 +245,13 @@ class Training:
 
         :raises FeedError: the state is not one of this step.
         """
-        self._run = self._begun({name: state[name] for name in self.step.state})
+        first = self.step.state
+        if wrong := [name for name, value in first.items() if np.shape(state.get(name)) != np.shape(value)]:
+            raise FeedError(
+                f"The state is of another step: {wrong[0]!r} has the shape {list(np.shape(first[wrong[0]]))} here, and "
+                f"{f'{list(np.shape(state[wrong[0]]))} there' if wrong[0] in state else 'is not there'}."
+            )
+        self._run = self._begun({name: state[name] for name in first})
         self.progress = progress
 
     @property
@@ -285,7 +305,7 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     :param data: arrays by the names of the inputs; the first axis counts the samples.
     :param rng: a generator of NumPy, whose `shuffle` is called once.
     :raises FeedError: arrays of other lengths, or without samples.
-    :raises OptionError: `size` is below 1.
+    :raises OptionError: `size` is below 1, or `rng` is no generator.
     """
     arrays = {name: np.asarray(array) for name, array in data.items()}
     lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
@@ -295,6 +315,10 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     count = next(iter(lengths.values()))
     order = np.arange(count)
     if rng is not None:
+        if not callable(getattr(rng, "shuffle", None)):
+            raise OptionError(
+                f"rng is a generator of NumPy, such as np.random.default_rng(0), not {reprlib.repr(rng)}."
+            )
         rng.shuffle(order)
     for start in range(0, count, size):
         end = start + size

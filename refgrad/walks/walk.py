@@ -89,7 +89,7 @@ def walk(
     >>> step.formula, [(one.of, one.position) for one in step.outgoing]
     ('dA = dC·B, dB = dC·A', [('x', 0), ('x', 1)])
     """
-    number, chosen = _checked_seed(seed), Conventions(**conventions)
+    number, chosen = _checked_seed(seed), Conventions.of("walk", conventions)
     fed_by_name = by_names({} if feeds is None else feeds)
     proto = load_model(model, lift=True)
     output, element = _asked(proto, of)

@@ -93,6 +93,10 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong in ({"rank": 0}, {"rank": 1.5}, {"alpha": 0}, {"alpha": float("nan")}):
         with pytest.raises(OptionError):
             lora(model, "*", **wrong)
+    with pytest.raises(OptionError, match=r"weights=\[\] names no weight that gets adapters\. There are: 'w', 'v'"):
+        lora(model, [])
+    with pytest.raises(OptionError, match="weights is a list of names or patterns"):
+        lora(model, 3)
     with pytest.raises(OptionError, match="has adapters already"):
         lora(lora(model))
     with pytest.raises(OptionError, match="has no adapters"):

@@ -155,6 +155,24 @@ def test_labels_that_are_ignored_are_no_classes() -> None:
     assert step.labels([5, 7]).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"class_weights": WEIGHTS}, {"ignore_index": -1}])
+def test_a_step_refuses_labels_that_are_no_classes(settings: dict[str, Any], backend: str) -> None:
+    """ONNX Runtime would count the class −2 from the last one, and train on it."""
+    x, label, _ = data()
+    training = Training(step_model(model(), "cross_entropy", SGD(), loss_settings=settings), 0.1, backend)
+    loss = training.evaluate([{"x": x, "label": label}])
+    for wrong in (-2, 4):
+        for train in (training.epoch, training.evaluate):
+            with pytest.raises(
+                FeedError, match=f"'label' has the class {wrong} at .* classes of the model are 0 to 3"
+            ) as no:
+                train([{"x": x, "label": np.where(label == label[0], wrong, label)}])
+        hinted = wrong < 0 and "ignore_index" not in settings
+        assert hinted == ("means that a label does not count, give it as ignore_index" in str(no.value))
+    assert training.evaluate([{"x": x, "label": label}]) == loss  # the weights are as they were
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

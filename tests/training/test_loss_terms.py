@@ -12,7 +12,7 @@ import pytest
 from compared_artifacts import two_heads
 
 from refgrad.backends import available, get_backend
-from refgrad.errors import OptionError, UnknownNameError
+from refgrad.errors import FeedError, ModelWarning, NoGradientError, OptionError, UnknownNameError
 from refgrad.training import SGD, LossTerm, Training, step_model, sum_of_losses
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
@@ -69,6 +69,28 @@ def test_a_sum_is_the_sum_of_the_losses(backend: str) -> None:
     for name, change in moved.items():
         np.testing.assert_allclose(change, due[name], rtol=1e-4, atol=1e-5)
         assert np.abs(change).max() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_class_below_0_is_refused(backend: str) -> None:
+    """ONNX Runtime would count it from the last one."""
+    for settings in ({}, {"ignore_index": -100}):
+        term = LossTerm("cross_entropy", "y", "classes", settings=settings)
+        with pytest.warns(ModelWarning, match="Not trained, since the output 'y' does not depend on them: 'w3'"):
+            step = step_model(two_heads(), sum_of_losses(two_heads(), [term]))
+        training = Training(step, 1.0, backend)
+        for name in ("epoch", "evaluate"):
+            with pytest.raises(FeedError, match=r"'classes' has the class -1 at \[2\], and classes begin at 0"):
+                getattr(training, name)([{"x": FEEDS["x"], "classes": np.array([0, 1, -1, 0, 1, 2])}])
+    training.epoch([{"x": FEEDS["x"], "classes": np.array([0, 1, -100, 0, 1, 2])}])
+
+
+def test_weights_that_no_term_needs_are_not_trained() -> None:
+    loss = sum_of_losses(two_heads(), [LossTerm("cross_entropy", "y", "classes")])
+    with pytest.raises(NoGradientError, match="names weights on which the output 'y' does not depend: 'w3'"):
+        step_model(two_heads(), loss, trainable=["w1", "w3"])
+    both = sum_of_losses(two_heads(), [LossTerm("cross_entropy", "y", "classes"), LossTerm("huber", "z", "target")])
+    assert {"w2", "w3"} <= {*step_model(two_heads(), both).weights}
 
 
 def test_one_term_is_its_loss() -> None:

@@ -236,8 +236,40 @@ def test_what_does_not_fit_is_refused() -> None:
         list(batches({"x": np.zeros((3, 2)), "label": np.zeros((2, 1))}, 2))
     with pytest.raises(OptionError, match="at least one sample"):
         list(batches({"x": np.zeros((3, 2))}, 0))
+    with pytest.raises(OptionError, match=r"rng is a generator of NumPy, such as np.random.default_rng\(0\), not 0"):
+        list(batches({"x": np.zeros((3, 2))}, 1, 0))
+    training = Training(step_model(_line()))
     with pytest.raises(FeedError, match="no batch"):
-        Training(step_model(_line())).epoch([])
+        training.epoch([])
+    data = {"x": np.zeros((3, 2)), "label": np.zeros((3, 1))}
+    for wrong in ([tuple(data.values())], data):
+        for train in (training.epoch, training.evaluate):
+            with pytest.raises(
+                FeedError, match=r"A batch is a dict of arrays by the names of the inputs, not a (tuple|str)"
+            ):
+                train(wrong)
+    with pytest.raises(FeedError, match=r"The state is of another step: 'weights' has the shape .* is not there"):
+        training.go_on({}, training.progress)
+    with pytest.raises(FeedError, match=r"'weights' has the shape \[3\] here, and \[2\] there"):
+        training.go_on({"weights": np.zeros(2)}, training.progress)
+
+
+@pytest.mark.parametrize("name", ["trainable", "freeze"])
+def test_names_are_a_list(name: str) -> None:
+    for wrong in (3, True, ["a", 1]):
+        with pytest.raises(OptionError, match=rf"{name} is a list of names or patterns, such as \['head.\*'\], not"):
+            step_model(_line(), **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["penalty", "weight_decay", "loss_settings"])
+def test_settings_are_a_dict(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"{name} is a dict, such as .*, not 0.1"):
+        step_model(_line(), "huber", Adam(), **{name: 0.1})
+
+
+def test_an_unknown_parameter_is_named() -> None:
+    with pytest.raises(TypeError, match=r"step_model has no parameter 'quantisation'\. Did you mean 'quantization'\?"):
+        step_model(_line(), quantisation="zero")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
