@@ -26,7 +26,10 @@ _COUNT = 10**9
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`; `words` says so. `above` and `below` exclude the bounds. `whole`: integers only."""
+    """The numbers from `least` to `most`; `words` says so. `above` and `below` exclude the bounds. `whole`: integers only.
+
+    `complete` is true if the words name `most`. If not, an error names it for a number that is larger.
+    """
 
     words: str
     least: float = -math.inf
@@ -34,6 +37,7 @@ class Range:
     whole: bool = False
     above: bool = False
     below: bool = False
+    complete: bool = False
 
     def why_not(self, value: Any) -> str:
         """The requirement that `value` does not meet, in words; "" if `value` is in the range."""
@@ -46,7 +50,7 @@ class Range:
             return self.words
         if value > self.most or (self.below and value == self.most):
             most = self.most if self.whole else f"{self.most:g}"
-            return self.words if self.below else f"{self.words} and at most {most}"
+            return self.words if self.below or self.complete else f"{self.words} and at most {most}"
         return ""
 
 
@@ -58,7 +62,7 @@ def _integer(least: int | None, most: int) -> Range:
 FINITE = Range("a finite number", -_FLOAT32, _FLOAT32)
 _POSITIVE = Range("a number above 0", 0, _LARGE, above=True)
 _NOT_NEGATIVE = Range("a number that is not negative", 0, _LARGE)
-_SHARE = Range("a number from 0 to 1", 0, 1)
+_SHARE = Range("a number from 0 to 1", 0, 1, complete=True)
 _BELOW_1 = Range("a number from 0 to below 1", 0, 1, below=True)
 _SECONDS = Range("a number of seconds above 0", 0, threading.TIMEOUT_MAX, above=True, below=True)
 
@@ -81,7 +85,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "eps": FINITE,
         "every": _integer(1, _COUNT),
         "factor": _POSITIVE,
-        "label_smoothing": Range("a number from 0 to 1", 0, 1),
+        "label_smoothing": _SHARE,
         "length": _integer(1, 2**53),
         "loss_scale": Range("a number above 0", 0, 2.0**100, above=True),
         "max_memory": Range("a number of bytes above 0", 1, 2**60, whole=True),
@@ -93,7 +97,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "period": _integer(1, 2**53),
         "random_weights": _integer(0, 2**63 - 1),
         "processes": _integer(1, 4096),
-        "power": Range("a number from -10 to 10", -10, 10),
+        "power": Range("a number from -10 to 10", -10, 10, complete=True),
         "rank": _integer(1, 2**16),
         "rate": Range("a number above 0", 0, _FLOAT32, above=True),  # a scheme may begin with any
         "seconds": _SECONDS,

@@ -74,7 +74,8 @@ def choices_in(param: Any) -> list[str]:
 
 def flag_of(param: Any) -> str:
     """The name of an option on the command line; of an argument, its name."""
-    return str(max((flag for flag in param.opts if flag not in OLD), key=len))
+    shown = [flag for flag in param.opts if flag not in OLD]
+    return str(next((flag for flag in shown if flag.startswith("--")), shown[0]))
 
 
 class _Formatter(typer.Context.formatter_class):  # type: ignore[valid-type, misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,29 +35,41 @@ class UselessGradient:
     stops: tuple[OperatorVerdict, ...]
     advice: str
 
+    @property
+    def reason(self) -> str:
+        """The sentence without the remedy."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.advice}"
+
 
 class ZeroGradient(UselessGradient):
     """Names whose gradient is always 0, for all feeds. Without `stops`, no output depends on the names."""
 
-    def __str__(self) -> str:
+    @property
+    def reason(self) -> str:
+        """See the class."""
         several = len(self.names) > 1
-        reason = (
+        gradients = (
             f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'}"
         )
         if not self.stops:
             values = "their values" if several else "its values"
-            return f"{reason} 0: no output that is differentiated depends on {values}. {self.advice}"
+            return f"{gradients} 0: no output that is differentiated depends on {values}."
         why = ", ".join(
             f"{row.operator} (node{'s' if len(row.nodes) > 1 else ''} {choices(row.nodes, limit=_FEW)}: {row.reason})"
             for row in self.stops
         )
-        return f"{reason} always 0: no derivative passes through {why}. {self.advice}"
+        return f"{gradients} always 0: no derivative passes through {why}."
 
 
 class LeakedGradient(UselessGradient):
     """Names whose gradient passes rounding only through scales. `stops` has the first operator that rounds."""
 
-    def __str__(self) -> str:
+    @property
+    def reason(self) -> str:
+        """See the class."""
         several = len(self.names) > 1
         [stop] = self.stops
         gradients = (
@@ -65,7 +77,7 @@ class LeakedGradient(UselessGradient):
         )
         return (
             f"The {gradients} only what leaks through rounding: {stop.operator} (node {choices(stop.nodes)}; {stop.reason}) "
-            f"has the derivative 0, so only the scales of the rounded values pass a derivative. {self.advice}"
+            f"has the derivative 0, so only the scales of the rounded values pass a derivative."
         )
 
 
@@ -124,14 +136,32 @@ def refuse_zeros(zeros: Iterable[ZeroGradient], wrt: Iterable[str]) -> None:
     """
     found = list(zeros)
     if set(wrt) <= {name for one in found for name in one.names}:
+        sentences = ["Training would change nothing."]
+        for advice, ones in _by_advice(found).items():
+            sentences += [*(one.reason for one in ones[:_FEW]), _others(ones), advice]
         raise NoGradientError(
-            f"Training would change nothing. {' '.join(map(str, found))}",
+            " ".join(filter(None, sentences)),
             tuple(dict.fromkeys(node for one in found for row in one.stops for node in row.nodes)),
         )
 
 
 def say_useless(found: Iterable[UselessGradient], named: bool) -> None:
     """Warn of useless gradients. Warn of a name that no output depends on only if the caller `named` it."""
-    for one in found:
-        if one.stops or named:
+    for advice, ones in _by_advice(one for one in found if one.stops or named).items():
+        for one in ones[:_FEW]:
             notice(str(one))
+        if more := _others(ones):
+            notice(f"{more} {advice}")
+
+
+def _by_advice(found: Iterable[UselessGradient]) -> dict[str, list[UselessGradient]]:
+    groups: dict[str, list[UselessGradient]] = {}
+    for one in found:
+        groups.setdefault(one.advice, []).append(one)
+    return groups
+
+
+def _others(ones: Sequence[UselessGradient]) -> str:
+    """The sentence for those that are not named one by one, "" if there are none."""
+    others = [name for one in ones[_FEW:] for name in one.names]
+    return f"The same holds for {choices(others, limit=_FEW)}." if others else ""

@@ -17,8 +17,8 @@ def listed(given: Any, argument: str) -> list[str]:
     >>> listed("head.*", "trainable")
     ['head.*']
     """
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [None]
-    if not all(isinstance(name, str) for name in names):
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
+    if names is None or not all(isinstance(name, str) for name in names):
         raise OptionError(f"{argument} is a list of names or patterns, such as ['head.*'], not {reprlib.repr(given)}.")
     return names
 

@@ -18,7 +18,7 @@ import numpy as np
 from refgrad.errors import FeedError, OptionError, choices, counted, did_you_mean
 from refgrad.protos.arrays import described_arrays, read_arrays
 from refgrad.ranges import checked
-from refgrad.training.labels import first_of, kind_of, narrowed
+from refgrad.training.labels import first_of, kind_of, narrowed, type_name
 from refgrad.training.steps import StepModel
 from refgrad.training.training import batches, refuse_lengths
 
@@ -511,7 +511,7 @@ def _cast(step: StepModel, name: str, array: np.ndarray, dtype: np.dtype) -> np.
     if kind_of(array.dtype) not in kinds.get(kind_of(dtype), ""):
         is_text = name == step.label and step.classes is not None and array.dtype.kind in "USO"
         hint = f" The model returns scores alone: number the classes 0 to {(step.classes or 1) - 1}." if is_text else ""
-        raise FeedError(f"Expected {dtype}, got {array.dtype} for {name!r}.{hint}")
+        raise FeedError(f"Expected {dtype}, got {type_name(array.dtype)} for {name!r}.{hint}")
     cast = narrowed(array, dtype, repr(name))
     if dtype.kind in "iu" and not (cast == array).all():
         raise FeedError(f"{name!r} has {first_of(cast != array, array)}, but it takes whole numbers ({dtype}).")

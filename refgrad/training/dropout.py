@@ -77,9 +77,9 @@ def _dropouts(model: ModelProto) -> list[NodeProto]:
     """
     nodes = [node for node in model.graph.node if _is_dropout(node)]
     if len(nodes) < sum(map(_is_dropout, every_node(model))):
-        raise OptionError("A body or a function has a Dropout. Leave dropout at 'off'.")
+        raise OptionError("A body or a function has a Dropout. Take dropout='off', the default.")
     if not nodes:
-        raise OptionError("The model has no Dropout. Leave dropout at 'off'.")
+        raise OptionError("The model has no Dropout. Take dropout='off', the default.")
     return nodes
 
 

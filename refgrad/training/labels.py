@@ -26,7 +26,7 @@ def labels_of(y: Any, value: ValueInfoProto, classes: Sequence[Any] | None = Non
     if tensor.elem_type == TensorProto.INT64:
         array = positions(array, classes)
     elif kind_of(array.dtype) not in "biuf":
-        raise FeedError(f"The label {value.name!r} has numbers, and y is an array of {array.dtype}.")
+        raise FeedError(f"The label {value.name!r} has numbers, and y is an array of {type_name(array.dtype)}.")
     elif kind_of(array.dtype) == "f" and not np.isfinite(array).all():
         raise FeedError(f"The label {value.name!r} has numbers that are not finite.")
     if array.ndim == rank - 1:
@@ -62,6 +62,11 @@ def kind_of(dtype: np.dtype) -> str:
     return "f" if dtype in FLOAT_DTYPES else dtype.kind
 
 
+def type_name(dtype: np.dtype) -> str:
+    """The name of a type in a message: "text" for text of any length."""
+    return "text" if dtype.kind in "US" else str(dtype)
+
+
 def first_of(where: np.ndarray, array: np.ndarray) -> str:
     """The first element of `array` that `where` marks, and its place."""
     place = tuple(int(k) for k in np.argwhere(where)[0])
@@ -85,7 +90,7 @@ def positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
     if classes is None:
         if array.dtype.kind not in "iu":
             raise FeedError(
-                f"The label is the position of a class, but y is an array of {array.dtype}. Give the classes too."
+                f"The label is the position of a class, but y is an array of {type_name(array.dtype)}. Give the classes too."
             )
         return array
     known = np.asarray(classes)

@@ -123,7 +123,7 @@ def in_training_mode(
     }
     inner = [node for node in every_node(made) if node.op_type == "BatchNormalization"]
     if len(inner) > sum(node.op_type == "BatchNormalization" for node in made.graph.node):
-        raise OptionError("A body or a function has a BatchNormalization. Leave batch_norm at 'frozen'.")
+        raise OptionError("A body or a function has a BatchNormalization. Take batch_norm='frozen', the default.")
     for node in made.graph.node:
         if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
             continue
@@ -134,7 +134,7 @@ def in_training_mode(
             )
         _one(node, found, taken, set(tensors), returned)
     if not found:
-        raise OptionError("The model has no BatchNormalization. Leave batch_norm at 'frozen'.")
+        raise OptionError("The model has no BatchNormalization. Take batch_norm='frozen', the default.")
     names = dict.fromkeys(statistic.name for statistic in found)
     used = in_inference_mode(source)
     for model_of_mode in (made, used):
@@ -201,12 +201,12 @@ def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[
             what = "has no initializer of its own" if name not in tensors else "shares one"
             raise OptionError(
                 f"BatchNormalization node {node.name or node.output[0]!r} {what} for a running statistic ({name!r}). "
-                "Leave batch_norm at 'frozen', or export the model without merging and folding of constants."
+                "Take batch_norm='frozen', or export the model without merging and folding of constants."
             )
     if moved := [name for name in node.output[1:3] if name in read]:
         raise OptionError(
             f"The model reads the running statistics that BatchNormalization node {node.name or node.output[0]!r} returns "
-            f"({moved[0]!r}). Leave batch_norm at 'frozen', or export the model for inference."
+            f"({moved[0]!r}). Take batch_norm='frozen', or export the model for inference."
         )
     momentum = float(_setting(node, "momentum", 0.9))
     refill(node.attribute, [a for a in node.attribute if a.name != "training_mode"])

@@ -246,10 +246,11 @@ class Training:
         :raises FeedError: the state is not one of this step.
         """
         first = self.step.state
-        if wrong := [name for name, value in first.items() if np.shape(state.get(name)) != np.shape(value)]:
+        shapes = {name: list(np.shape(value)) for name, value in state.items()}
+        if wrong := [name for name, value in first.items() if shapes.get(name) != list(np.shape(value))]:
             raise FeedError(
                 f"The state is of another step: {wrong[0]!r} has the shape {list(np.shape(first[wrong[0]]))} here, and "
-                f"{f'{list(np.shape(state[wrong[0]]))} there' if wrong[0] in state else 'is not there'}."
+                f"{f'{shapes[wrong[0]]} there' if wrong[0] in shapes else 'is not there'}."
             )
         self._run = self._begun({name: state[name] for name in first})
         self.progress = progress

@@ -239,6 +239,7 @@ def test_what_a_range_holds() -> None:
     assert checked("epochs", np.int64(3)) == 3
     for name, value, shown, said in (
         ("epochs", 10**10, "", "epochs is an integer above 0 and at most 1000000000, not 10000000000."),
+        ("momentum", 2, "", "momentum is a number from 0 to 1, not 2."),
         ("rate", math.nan, "--rate", "--rate must be a number above 0, not nan."),
     ):
         with pytest.raises(OptionError) as caught:

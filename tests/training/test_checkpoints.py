@@ -301,7 +301,7 @@ WRONG = {
     "half": ({"x": GOOD, "label": np.array([0, 0.5, 2, 0])}, r"has 0.5 at \[1\], but it takes whole numbers \(int64\)"),
     "text": (
         {"x": GOOD, "label": np.array(["a", "b", "c", "d"])},
-        "Expected int64, got <U1 for 'label'. The model returns scores alone: number the classes 0 to 2",
+        "Expected int64, got text for 'label'. The model returns scores alone: number the classes 0 to 2",
     ),
     "one-hot": (
         {"x": GOOD, "label": np.eye(4, 3)},

@@ -98,6 +98,27 @@ def test_weights_that_share_a_reason_are_named_together() -> None:
     assert len(caught.value.nodes) == 1
 
 
+def test_many_weights_have_one_remedy() -> None:
+    """Weights behind a QuantizeLinear each: three are explained, the others counted, and the remedy comes once."""
+    names = [f"w{k}" for k in range(6)]
+    nodes = " ".join(
+        f"q{n} = QuantizeLinear({n}, s, z) d{n} = DequantizeLinear(q{n}, s, z) y{n} = MatMul(x, d{n})" for n in names
+    )
+    model = rounded(nodes, f"y = Sum({', '.join(f'y{n}' for n in names)})")
+    model.graph.initializer.extend(numpy_helper.from_array(W, name) for name in names)
+    with pytest.raises(NoGradientError) as refused:
+        step_model(model, trainable=names)
+    said = str(refused.value)
+    assert said.count("is always 0") == 3
+    assert said.count("Use quantization=") == 1
+    assert "The same holds for 'w3', 'w4', 'w5'. Use quantization='straight-through'" in said
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "b"))
+    model.graph.node[-1].input.append("b")
+    with pytest.warns(ModelWarning) as noticed:
+        step_model(model, trainable=[*names, "b"])
+    assert len(noticed) == 4
+
+
 def test_one_weight_with_a_gradient_is_enough() -> None:
     model = rounded(QDQ["tensor"], "p = MatMul(x, wd) y = Add(p, b)")
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "b"))
