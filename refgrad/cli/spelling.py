@@ -19,7 +19,7 @@ _CUT = re.compile(
 )
 _FILLED_IN = ("[...]", "{...}")  # where the reader writes a value
 _EXAMPLES = {"--feeds": "FILE.npz", "--dim": "N=8", "--data-folder": "DIR", "--validation": "DATA"} | dict.fromkeys(
-    ("--wrt", "--outputs"), "NAMES"
+    ("--wrt", "--outputs", "--trainable", "--freeze", "--lora"), "NAMES"
 )
 _OTHERWISE = {  # parameters that have another name on the command line: the first one that the command has
     "sizes": ("--dim",),

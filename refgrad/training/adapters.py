@@ -18,7 +18,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.builder.nodes import NodeBuilder
-from refgrad.errors import OptionError, UnknownNameError, abridged, choices
+from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import (
     PLACE_OF_DATA,
@@ -92,10 +92,17 @@ def lora(
     chosen = _chosen(source, listed(weights, "weights"))
     adapted = ModelProto()
     adapted.CopyFrom(source)
-    if small := [weight.name for weight in chosen if rank > min(weight.dims)]:
+    if small := [weight for weight in chosen if rank > min(weight.dims)]:
+        several, names = len(small) > 1, choices(weight.name for weight in small)
+        need = (
+            "need: the adapters have more numbers than the weights"
+            if several
+            else "needs: the adapter has more numbers than the weight"
+        )
+        themselves = "these weights themselves" if several else "the weight itself"
+        other = "" if any(weight.is_quantized for weight in small) else f", or train {themselves}"
         notice(
-            f"rank={rank} is more than the weights {choices(small)} need: their adapters have more numbers than they have. "
-            "Take a smaller rank, or train these weights themselves."
+            f"rank={rank} is more than the weight{'s' if several else ''} {names} {need}. Take a smaller rank{other}."
         )
     taken = names_of(adapted.graph) | {node.name for node in adapted.graph.node}
     rng = np.random.default_rng(seed)
@@ -342,7 +349,7 @@ def without_adapters(source: ModelProto) -> tuple[ModelProto, dict[str, Merging]
     if not kept:
         raise OptionError("The model has no adapters; refgrad.training.lora adds them.")
     if staying := {name: one for name, one in kept.items() if one.quantized}:
-        notice(f"The adapters of {abridged(staying)} stay: a quantized weight cannot hold the sum.")
+        notice(f"The adapters of {choices(staying, limit=3)} stay: a quantized weight cannot hold the sum.")
     kept = {name: one for name, one in kept.items() if name not in staying}
     tensors = {one.name: one.tensor for one in places(source)}
     merged = {}

@@ -23,7 +23,7 @@ from refgrad.model.external import (
     values_of,
 )
 from refgrad.model.reading import opened, read
-from refgrad.notices import quiet
+from refgrad.notices import notice, quiet
 from refgrad.parameters.weights import weights_of
 from refgrad.protos.traverse import names_of
 from refgrad.ranges import checked
@@ -313,11 +313,20 @@ def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequen
     parameters = [name for name in adapters or found.trainable if name in floats]
     if trainable is not None:
         return _chosen(trainable, floats, "trainable", parameters)
+    quantized = [name for name, weight in found.items() if weight.kind == "quantized"]
+    beside = "Adapters beside them can be trained: refgrad.training.lora, --lora in the shell."
     if parameters:
+        if quantized and not adapters:
+            notice(f"Quantized weights stay as they are: {choices(quantized, limit=3)}. {beside}")
         return parameters
     others = [f"{name!r} ({weight.kind})" for name, weight in found.items() if weight.kind != "shape"]
     if not others:
         raise UnknownNameError("Nothing is trainable: the model has no weights.")
+    if quantized:
+        raise UnknownNameError(
+            f"Nothing is trainable: the weights are quantized ({choices(quantized, limit=3)}). {beside} Or export the model "
+            "with float weights in front of QuantizeLinear."
+        )
     advice = " Name the initializers to train: trainable=[...]." if floats else ""
     raise UnknownNameError(
         f"Nothing is trainable: no tensor of the model is a float parameter of a layer. It has {', '.join(others[:12])}"

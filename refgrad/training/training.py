@@ -190,7 +190,11 @@ class Training:
                 f"Take a smaller learning rate than {rate:g}, clip the gradient, or look for values in the data that are not "
                 "finite."
             )
-            raise TrainingError(f"The loss is {loss} in {where}{cause.found}. {cause.advice or usual}")
+            advice = cause.advice or usual
+            if cause.overflows and self.progress.step:
+                rest = f"{advice[:1].lower()}{advice[1:]}"
+                advice = f"Take a smaller learning rate than {rate:g}. If that does not help, {rest}"
+            raise TrainingError(f"The loss is {loss} in {where}{cause.found}. {advice}")
         if self.step.finite and not results[self.step.finite].item():
             self._refuse_overflow(feeds, where)
         return loss

@@ -11,7 +11,7 @@ from refgrad.backends import get_backend
 from refgrad.errors import OptionError, UnknownNameError
 from refgrad.training import SGD, Adam, Training, batches, lora, merge_adapters, step_model
 
-pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore:rank=8 is more than the weights")]
+pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore:rank=8 is more than the weight")]
 
 
 def _model(**gemm: float) -> ModelProto:
@@ -134,7 +134,7 @@ def test_a_weight_that_others_read_has_no_adapter() -> None:
     assert [tensor.name for tensor in lora(model, "*").graph.initializer] == ["table", "w", "w.lora_A", "w.lora_B"]
 
 
-@pytest.mark.filterwarnings("ignore:rank=1 is more than the weights")
+@pytest.mark.filterwarnings("ignore:rank=1 is more than the weight")
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
 def test_a_weight_without_elements_is_merged(shape: tuple[int, int]) -> None:
     graph = helper.make_graph(

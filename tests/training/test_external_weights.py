@@ -36,7 +36,7 @@ from refgrad.training import (
 )
 from refgrad.training.steps import StepModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:rank=8 is more than the weights")
+pytestmark = pytest.mark.filterwarnings("ignore:rank=8 is more than the weight")
 
 SIZE, CLASSES = 160, 20  # vectors of more than 128 elements are not small
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]

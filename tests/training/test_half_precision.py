@@ -246,6 +246,16 @@ def test_an_overflow_of_the_loss_names_the_type() -> None:
         training.train_on({"x": np.float16([40])}, 0.01)
 
 
+def test_an_overflow_after_a_large_step_names_the_rate() -> None:
+    training = Training(step_model(network("float16"), "squared_error", SGD()), 1e6)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 4)).astype(np.float16), "label": np.ones((2, 3), np.float16)}
+    with pytest.raises(
+        TrainingError, match=r"65504\. Take a smaller learning rate than 1e\+06\. If that does not help, scale"
+    ):
+        training.epoch([feeds] * 3)
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float"])
 def test_an_update_that_breaks_the_weights_is_named(kind: str) -> None:
     """Without ε, Adam divides 0 by 0 where a gradient is 0."""

@@ -106,7 +106,7 @@ def test_the_quantized_weights_stay_and_keep_their_adapters():
     trained = training.write_to(adapted)
     for name, value in QUANTIZED.items():
         np.testing.assert_array_equal(initializers(trained)[name], value)
-    with pytest.warns(ModelWarning, match="adapters of table, packed, whole stay"):
+    with pytest.warns(ModelWarning, match="adapters of 'table', 'packed', 'whole' stay"):
         assert merge_adapters(trained) == trained
     with pytest.raises(OptionError, match="has adapters already"):
         lora(trained)
@@ -116,7 +116,7 @@ def test_float_weights_beside_quantized_ones_are_merged():
     adapted = lora(
         model_of({"table": 0, "packed": 1, "whole": 0}, QUANTIZED | FLOATS), ["packed_float", "table"], rank=2
     )
-    with pytest.warns(ModelWarning, match="adapters of table stay"):
+    with pytest.warns(ModelWarning, match="adapters of 'table' stay"):
         merged = merge_adapters(adapted)
     names = initializers(merged).keys()
     assert "table.lora_A" in names
@@ -124,6 +124,25 @@ def test_float_weights_beside_quantized_ones_are_merged():
     feeds = {"tokens": data()["tokens"]}
     expected, got = (get_backend("numpy").prepare(model).run(feeds)["y"] for model in (adapted, merged))
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_weights_that_stay_quantized_are_named():
+    both = model_of({"table": 0, "packed": 1, "whole": 0}, QUANTIZED | FLOATS)
+    with pytest.warns(
+        ModelWarning, match="Quantized weights stay as they are: 'table', .* Adapters beside them can be"
+    ):
+        assert [*step_model(both).weights] == ["packed_float"]
+    with pytest.raises(
+        UnknownNameError, match=r"the weights are quantized \('table', 'packed', 'whole'\)\. Adapters beside"
+    ):
+        step_model(model_of(dict.fromkeys(LAYERS, 0), QUANTIZED))
+
+
+def test_the_advice_for_a_rank_that_is_too_large():
+    with pytest.warns(
+        ModelWarning, match=r"weights 'table', 'packed' need: .* than the weights\. Take a smaller rank\.$"
+    ):
+        lora(model_of(dict.fromkeys(LAYERS, 0), QUANTIZED), ["table", "packed"], rank=500)
 
 
 def test_other_integers_have_no_adapters():

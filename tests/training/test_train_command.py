@@ -314,7 +314,7 @@ def test_updates_that_accumulate_are_counted(folder, capsys):
 
 NOTICES = {
     "--data two.npz --data line.npz": "--data takes one value, and is given 3 times: 'line.npz' is taken.",
-    "--lora a": "--rank 8 is more than the weights 'a' need",
+    "--lora a": "--rank 8 is more than the weight 'a' needs",
     "--lora a --rank 1": "",
     "--optimizer sgd --rate 10": "The loss rose from",
     "--trainable a --trainable b": "",
