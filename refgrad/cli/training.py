@@ -471,7 +471,7 @@ def train(
     training = Training(
         step, rate.of(chosen, epochs), get_executor(backend), processes=processes, options=_threads(backend, processes)
     )
-    size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
+    size = batch_size or step.fixed_size or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
         checkpoint.checkpoint_every, checkpoint.resume,

@@ -201,7 +201,8 @@ def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[
             what = "has no initializer of its own" if name not in tensors else "shares one"
             raise OptionError(
                 f"BatchNormalization node {node.name or node.output[0]!r} {what} for a running statistic ({name!r}). "
-                "Take batch_norm='frozen', or export the model without merging and folding of constants."
+                "Take batch_norm='frozen', or export the model without merging and folding of constants: docs/fine_tuning.md, "
+                "Exporting from torch."
             )
     if moved := [name for name in node.output[1:3] if name in read]:
         raise OptionError(

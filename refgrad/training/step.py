@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, cast
@@ -167,6 +168,7 @@ def step_model(
     if output is not None or not isinstance(loss, ModelProto | os.PathLike):
         [output] = outputs
     chosen = reaching(read(model), chosen, outputs, trainable)
+    _notice_merged(model, chosen)
     refuse_vanishing(optimizer, chosen)
     scale = chosen_scale(loss_scale, chosen)
     if scale is not None and SCALE in names_of(read(model).graph):
@@ -293,6 +295,28 @@ def trained(
             )
         chosen = [name for name in chosen if name not in frozen]
     return model, _values_of(model, chosen)
+
+
+def _notice_merged(model: ModelSource, weights: Mapping[str, np.ndarray]) -> None:
+    """Notice weights that an exporter may have merged: several nodes read one, and its elements are one number.
+
+    torch.onnx.export merges tensors of equal values, such as the zeros of new biases and running means. They are then trained
+    as one.
+    """
+    equal = {name: value for name, value in weights.items() if value.size > 1 and value.flat[0] == value.flat[-1]}
+    origins = {name: name for name, value in equal.items() if (value == value.flat[0]).all()}
+    reads = Counter[str]()
+    for node in read(model).graph.node:
+        if node.op_type == "Identity" and not node.domain and node.input[0] in origins:
+            origins[node.output[0]] = origins[node.input[0]]
+        else:
+            reads.update(origins[name] for name in node.input if name in origins)
+    if merged := [name for name, count in reads.items() if count > 1]:
+        names = choices((f"{name} ({weights[name].flat[0]:g})" for name in merged), limit=3)
+        notice(
+            f"Several nodes read the same weight, and all its elements are one number: {names}. It is trained as one. If the "
+            "exporter has merged weights with equal values, export them apart: docs/fine_tuning.md, Exporting from torch."
+        )
 
 
 def _values_of(model: ModelSource, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -129,6 +129,12 @@ class StepModel:
                 axes[name] = of_samples[0] if len(free) == len(of_samples) == 1 else None
         return axes
 
+    @property
+    def fixed_size(self) -> int | None:
+        """The number of samples of a batch if the model takes no other one, else None."""
+        counting = (dims[0] for name, (_, dims) in self.inputs.items() if dims and self.sample_axes[name] == 0)
+        return next((size for size in counting if size is not None), None)
+
     def samples_in(self, batch: Mapping[str, np.ndarray]) -> int:
         """The number of samples of a batch."""
         counting = next(((name, axis) for name, axis in self.sample_axes.items() if axis is not None), None)

@@ -1,5 +1,6 @@
 """Inputs of a training that count samples on another axis than the first, or have none: recurrent states, sample rates."""
 
+import json
 from contextlib import closing
 
 import numpy as np
@@ -136,14 +137,15 @@ def test_batches_of_one_s_own_are_as_the_model_takes_them(step):
     assert batch["state"].shape == (2, COUNT, 4)
 
 
-def test_the_shell_trains_a_recurrent_model(tmp_path, monkeypatch):
+def test_the_shell_trains_a_recurrent_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     x, state, right = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 4), (2, 1, 4), (4, 3)))
     onnx.save(RECURRENT, "r.onnx")
     np.savez("d.npz", x=x, state=state, rate=np.int64(1), label=(x + state.sum(0)) @ right)
-    words = "train r.onnx --data d.npz --optimizer sgd --rate 0.1 --epochs 60 --quiet -o t.onnx"
+    words = "train r.onnx --data d.npz --optimizer sgd --rate 0.1 --epochs 600 --json -o t.onnx"
     assert main(words.split()) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1200  # 32 samples and 8: the state's 2 layers are no batch
     [w] = onnx.load("t.onnx").graph.initializer
     np.testing.assert_allclose(onnx.numpy_helper.to_array(w), right, atol=1e-2)
 

@@ -422,7 +422,10 @@ def classes(**settings: Any) -> StepModel:
     [
         ({"label": CLASSES[:8]}, "lacks 'x'"),
         ({"x": np.float32(1), "label": CLASSES[:8]}, r"'x' has the shape \[\], and its axis 0"),
-        ({"x": X[:8], "label": np.full(8, 5)}, "'label' has a class that is not among 0 to 2"),
+        (
+            {"x": X[:8], "label": np.full(8, 5)},
+            r"'label' has the class 5 at \[0\], but the classes of the model are 0 to 2",
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_before_it_is_shared(batch: dict[str, Any], said: str) -> None:

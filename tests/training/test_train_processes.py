@@ -18,6 +18,7 @@ import pytest
 from refgrad.cli import main
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training import Adam, Training, batches, step_model
+from refgrad.training.steps import StepModel
 
 pytestmark = pytest.mark.interpreter
 
@@ -133,7 +134,8 @@ def test_a_batch_may_be_smaller_than_the_number_of_processes() -> None:
     assert training.progress[:5] == alone.progress[:5]
 
 
-def test_what_one_process_refuses_names_the_reason() -> None:
+def test_what_one_process_refuses_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepModel, "refuse_labels", lambda step, batch: None)  # so that the executor refuses one
     training = trained()
     data = {"x": X[:32], "label": CLASSES[:32]}
     before = training.weights

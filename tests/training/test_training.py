@@ -254,6 +254,21 @@ def test_what_does_not_fit_is_refused() -> None:
         training.go_on({"weights": np.zeros(2)}, training.progress)
 
 
+def test_weights_that_an_exporter_may_have_merged_are_noticed() -> None:
+    """A bias of zeros that is a running mean too, behind an Identity, as torch's exporter leaves them. Tied weights differ."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N, 2] x) => (float[N, 2] y) '
+        "<float[2] zeros = {0, 0}, float[2] ones = {1, 1}, float[2] tied = {1, 2}, float[2] var = {1, 2}> "
+        "{ mean = Identity(zeros)  z = BatchNormalization(x, ones, zeros, mean, var)  a = Mul(z, tied)  y = Mul(a, tied) }"
+    )
+    with pytest.warns(
+        ModelWarning, match=r"all its elements are one number: 'zeros \(0\)'\. It is trained as one\."
+    ):
+        step_model(model)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 1e-3]), "zeros"))
+    step_model(model)
+
+
 @pytest.mark.parametrize("name", ["trainable", "freeze"])
 def test_names_are_a_list(name: str) -> None:
     for wrong in (3, True, ["a", 1]):
