@@ -6,7 +6,6 @@ So a step draws anew, every executor draws the same, and a training that goes on
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -14,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, UnknownNameError
 from refgrad.model.external import array_of
+from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
 from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, refill, versions_of
@@ -24,6 +24,22 @@ _HAS_MODE = 12  # since which the training mode is an input
 _ALLOWS_ZERO = 14
 _PRIME = 2**31 - 1  # x → x⁵ is a permutation of its residues, since 5 does not divide 2³¹ − 2
 _STRIDES = 48271, 16807  # primitive roots of it: of the steps, and of the places
+
+
+class Constants:
+    """The values that a model has before a run: initializers, also those that a caller can override, and Constant nodes."""
+
+    def __init__(self, model: ModelProto, graph: Graph | None = None) -> None:
+        self._model, self._normalised = model, graph
+        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The value of a name, None if only the run tells it."""
+        if name in self._tensors:
+            return array_of(self._tensors[name])
+        if self._normalised is None:
+            self._normalised = normalise(self._model)
+        return self._normalised.constant(name)
 
 
 def holds_dropout(model: ModelProto) -> bool:
@@ -51,8 +67,8 @@ def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int)
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
     if step in taken:
         raise UnknownNameError(f"The model has a value {step!r}, a name that the step needs. Rename it.")
-    types = normalise(made).types
-    constants = {tensor.name: tensor for tensor in made.graph.initializer}
+    graph = normalise(made)
+    types, constants = graph.types, Constants(made, graph)
     taken.add(step)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "dropout", taken)
     op.types[step] = (TensorProto.INT64, 0)
@@ -126,15 +142,13 @@ def _fifth_power(op: FunctionEmitter, x: str) -> str:
     return op.Mod(op.Mul(op.Mod(op.Mul(square, square), _PRIME), x), _PRIME)
 
 
-def _ratio(node: NodeProto, constants: Mapping[str, TensorProto]) -> float:
+def _ratio(node: NodeProto, constants: Constants) -> float:
     """The part that is dropped: an input, or an attribute before opset 12."""
     given = float(str(np.float32(next((attribute_value(a) for a in node.attribute if a.name == "ratio"), 0.5))))
     if len(node.input) > 1 and node.input[1]:
-        if node.input[1] not in constants:
+        if (ratio := constants.value(node.input[1])) is None:
             raise OptionError(f"Only the run tells the ratio of Dropout node {_called(node)}. Make it an initializer.")
-        given = float(
-            str(array_of(constants[node.input[1]]).reshape(-1)[0])
-        )  # 0.9 and not 0.89999998, which is float32's
+        given = float(str(ratio.reshape(-1)[0]))  # 0.9 and not 0.89999998, which is float32's
     if not 0 <= given < 1:
         raise OptionError(f"The ratio of Dropout node {_called(node)} is at least 0 and below 1, not {given:g}.")
     return given

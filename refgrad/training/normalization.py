@@ -13,10 +13,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from refgrad.builder.function import FunctionEmitter
 from refgrad.builder.nodes import NodeBuilder
 from refgrad.errors import OptionError
-from refgrad.model.external import array_of
 from refgrad.model.reading import read
 from refgrad.protos.traverse import attribute_value, every_node, fresh, names_of, reads_of, refill, versions_of
 from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.training.dropout import Constants
 
 _OPSET = 14  # since which training_mode is an attribute
 
@@ -85,7 +85,7 @@ def refuse_training_mode(
         in each step on the interpreter.
     """
     source = read(model)
-    constants = {tensor.name: tensor for tensor in source.graph.initializer}
+    constants = Constants(source)
     for node in every_node(source):
         if node.domain not in ("", "ai.onnx"):
             continue
@@ -96,8 +96,8 @@ def refuse_training_mode(
                 "inference."
             )
         if dropout and node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            mode = constants.get(node.input[2])
-            if mode is None or array_of(mode).any():
+            mode = constants.value(node.input[2])
+            if mode is None or mode.any():
                 raise OptionError(
                     f"Dropout node {name!r} may be in training mode. Take dropout='training', which draws anew in each step, "
                     "or export the model for inference."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -276,6 +277,47 @@ def test_adapters_are_trained_as_in_torch() -> None:
     expected = w + 1.5 * a @ b
     [made] = [numpy_helper.to_array(tensor) for tensor in merged.graph.initializer if tensor.name == "w"]
     np.testing.assert_allclose(made, expected.detach().numpy(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_the_export_of_the_page_on_fine_tuning(drops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new network has many equal tensors: biases and running means of 0. None is merged, and each is trained as in torch."""
+    text = (
+        (Path(__file__).parents[2] / "docs" / "fine_tuning.md")
+        .read_text(encoding="utf-8")
+        .partition("from torch\n\n")[2]
+    )
+    [export] = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    [for_dropout] = re.findall(r"^  `(.*isinstance\(m, torch\.nn\.Dropout\).*)`", text, re.MULTILINE)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.BatchNorm2d(4),
+        torch.nn.Dropout(0.5), torch.nn.Flatten(), torch.nn.Linear(144, 3),
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(10, 1, 8, 8)
+    before, _, after = export.partition("torch.onnx.export(")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(
+            f"{before}{for_dropout if drops else ''}\ntorch.onnx.export({after}", {"torch": torch, "model": net, "x": x}
+        )
+    if drops:
+        assert refgrad.weights("model.onnx").trainable
+        Training(step_model("model.onnx", "cross_entropy", dropout="training"))
+        return
+    net.eval()
+    training = Training(step_model("model.onnx", "cross_entropy", SGD()), 0.05)
+    assert sorted(training.weights) == sorted(name for name, _ in net.named_parameters())
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    label = np.random.default_rng(0).integers(0, 3, 10)
+    for _ in range(5):
+        training.train_on({"x": x.numpy(), "label": label}, 0.05)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), torch.tensor(label)).backward()
+        optimizer.step()
+    for name, value in net.named_parameters():
+        np.testing.assert_allclose(training.weights[name], value.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("dynamo", [True, False])

@@ -152,6 +152,27 @@ def test_without_dropout_nothing_is_dropped() -> None:
     assert y.all()
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_ratio_and_mode_may_be_nodes(on: bool) -> None:
+    """torch.onnx.export writes both as Constant nodes."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
+            r = Constant <value = float {{0.25}}> () on = Constant <value = bool {{{int(on)}}}> ()
+            d = Dropout (x, r, on) y = MatMul(d, w) }}""")
+    if on:
+        with pytest.raises(OptionError, match="may be in training mode"):
+            step_model(model)
+    else:
+        step_model(model)
+    training = Training(step_model(model, dropout="training"), 0.1)
+    x = np.ones((500, 2), np.float32)
+    training.epoch([{"x": x, "label": x}])
+    drawn = get_backend("numpy").prepare(with_masks(model, "step", 0)).run({"x": x, "step": np.int64(1)})["y"]
+    assert abs((drawn == 0).all(1).mean() - 0.25**2) < 0.04
+    written = get_backend("numpy").prepare(training.write_to(model)).run({"x": x})["y"]
+    np.testing.assert_allclose(written, x @ training.weights["w"], rtol=1e-6)
+
+
 def test_what_cannot_be_drawn_is_named() -> None:
     plain = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[N] x) => (float[N] y) { y = Exp(x) }'

@@ -261,9 +261,7 @@ def test_weights_that_an_exporter_may_have_merged_are_noticed() -> None:
         "<float[2] zeros = {0, 0}, float[2] ones = {1, 1}, float[2] tied = {1, 2}, float[2] var = {1, 2}> "
         "{ mean = Identity(zeros)  z = BatchNormalization(x, ones, zeros, mean, var)  a = Mul(z, tied)  y = Mul(a, tied) }"
     )
-    with pytest.warns(
-        ModelWarning, match=r"all its elements are one number: 'zeros \(0\)'\. It is trained as one\."
-    ):
+    with pytest.warns(ModelWarning, match=r"all its elements are one number: 'zeros \(0\)'\. It is trained as one\."):
         step_model(model)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 1e-3]), "zeros"))
     step_model(model)
