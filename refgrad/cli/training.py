@@ -23,6 +23,7 @@ from refgrad.errors import FeedError, OptionError, TrainingError, counted
 from refgrad.interruption import OutOfTime
 from refgrad.model.reading import read
 from refgrad.model.writing import replacing, save_gradient
+from refgrad.protos.traverse import fresh
 from refgrad.ranges import checked
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.adapters import adapters_of
@@ -463,6 +464,7 @@ def train(
         layers,
         trainable=trainable,
         freeze=names(weights.freeze),
+        label=fresh("label", {value.name for value in proto.graph.input}),
         seed=seed,
         data_beside=model,
         **conventions,

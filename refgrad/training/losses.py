@@ -76,12 +76,27 @@ def differentiated(
         source, name = _composed(source, read(loss), output)
     else:
         _check_named(loss, reduction)
+        _refuse_one_number(source, loss, output)
         if loss in _DIRECT and not settings:
             return _direct(source, wrt, loss, output, label, sample_weight, reduction, conventions, scale)
         source, name = _with_named(source, loss, output, label, sample_weight, reduction, settings)
     if not scale:
         return training_gradient(source, wrt, name, "ones", conventions), name
     return _scaled(training_gradient(source, wrt, name, "input", conventions), name, scale), name
+
+
+def _refuse_one_number(source: ModelProto, loss: str, output: str | None) -> None:
+    """Refuse an output without axes, which is the loss itself in most models.
+
+    :raises OptionError: the output is one number.
+    """
+    graph = normalise(source)
+    compared = one_output(graph, output)
+    if graph.shapes.get(compared) == ():
+        raise OptionError(
+            f"loss={loss!r} compares a result for each sample, and {compared!r} is one number. If it is the loss itself, take "
+            "loss=None."
+        )
 
 
 def with_loss(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, cast
 import numpy as np
 from onnx import ModelProto, helper
 
-from refgrad.errors import OptionError, UnknownNameError, choices, counted, did_you_mean
+from refgrad.errors import OptionError, UnknownNameError, abridged, choices, counted, did_you_mean
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import (
     PLACE_OF_DATA,
@@ -26,6 +26,7 @@ from refgrad.model.external import (
 from refgrad.model.reading import opened, read
 from refgrad.notices import notice, quiet
 from refgrad.parameters.weights import weights_of
+from refgrad.protos.domains import ML
 from refgrad.protos.traverse import names_of
 from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
@@ -344,8 +345,11 @@ def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequen
             notice(f"Quantized weights stay as they are: {choices(quantized, limit=3)}. {beside}")
         return parameters
     others = [f"{name!r} ({weight.kind})" for name, weight in found.items() if weight.kind != "shape"]
+    nodes = [node for node in read(model).graph.node if node.domain == ML]
+    kinds = sorted({node.op_type for node in nodes if any(len(a.floats) > 1 for a in node.attribute)})
+    inside = f" The numbers in {abridged(kinds)} (ai.onnx.ml) are not trained." if kinds else ""
     if not others:
-        raise UnknownNameError("Nothing is trainable: the model has no weights.")
+        raise UnknownNameError(f"Nothing is trainable: the model has no weights.{inside}")
     if quantized:
         raise UnknownNameError(
             f"Nothing is trainable: the weights are quantized ({choices(quantized, limit=3)}). {beside} Or export the model "
@@ -354,7 +358,7 @@ def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequen
     advice = " Name the initializers to train: trainable=[...]." if floats else ""
     raise UnknownNameError(
         f"Nothing is trainable: no tensor of the model is a float parameter of a layer. It has {', '.join(others[:12])}"
-        f"{', …' if len(others) > 12 else ''}.{advice}"
+        f"{', …' if len(others) > 12 else ''}.{inside}{advice}"
     )
 
 

@@ -237,6 +237,32 @@ def test_a_label_among_the_feeds_of_a_run_is_named(folder, capsys):
     )
 
 
+def test_a_model_may_have_an_input_called_label(folder):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N, 2] x, float[N, 1] label) => (float[N, 1] y) '
+        "<float[2, 1] a = {0, 0}> { z = MatMul(x, a)  y = Add(z, label) }"
+    )
+    onnx.save(model, "m.onnx")
+    np.savez("m.npz", x=X, label=X[:, :1], wanted=X @ [[2.0], [2.0]])
+    words = "train m.onnx --data m.npz --label wanted --optimizer sgd --rate 0.1 --epochs 40 --quiet -o t.onnx"
+    assert main(words.split()) == 0
+    np.testing.assert_allclose(weights("t.onnx")["a"].ravel(), [1, 2], atol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "huber", "cross_entropy"])
+def test_a_model_that_returns_its_loss_is_told_so(loss, folder, capsys):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N, 2] x, float[N, 1] label) => (float total) '
+        "<float[2, 1] a = {0, 0}> { y = MatMul(x, a)  d = Sub(y, label)  s = Mul(d, d)  total = ReduceMean<keepdims=0>(s) }"
+    )
+    onnx.save(model, "m.onnx")
+    np.savez("m.npz", x=X, label=X[:, :1])
+    words = f"train m.onnx --data m.npz -o t.onnx --epochs 1 --quiet --loss {loss}".split()
+    assert main(words) == 2
+    assert "'total' is one number. If it is the loss itself, take --loss none." in capsys.readouterr().err
+    assert main([*words[:-1], "none"]) == 0
+
+
 def test_an_interrupt_names_the_checkpoint(folder):
     pytest.importorskip("safetensors")
     words = "train line.onnx --data line.npz -o t.onnx --checkpoint c.safetensors --epochs 1000000 --checkpoint-every 1"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import app
-from refgrad.errors import FeedError, OptionError
+from refgrad.errors import FeedError, OptionError, UnknownNameError
 from refgrad.training import SGD, Adam, Arrays, Training, batches, lora, merge_adapters, step_model
 
 pytestmark = [
@@ -59,6 +59,14 @@ def trained(model: onnx.ModelProto, y: np.ndarray, loss: str = "log_loss", epoch
     for _ in range(epochs):
         training.epoch(data.batches(50, rng))
     return training
+
+
+def test_numbers_in_trees_are_not_trained() -> None:
+    from sklearn.ensemble import RandomForestClassifier
+
+    forest = converted(RandomForestClassifier(2, max_depth=2), digits()[2], zipmap=True)
+    with pytest.raises(UnknownNameError, match=r"numbers in TreeEnsembleClassifier \(ai\.onnx\.ml\) are not trained"):
+        step_model(forest, "log_loss")
 
 
 def test_two_classes_of_a_logistic_regression_add_up_to_one() -> None:
