@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
@@ -331,13 +332,20 @@ def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequen
     """The names of the weights to train.
 
     These are the initializers that `trainable` names and the parameters that its patterns match. If `trainable` is None,
-    these are the adapters that `lora` added, or all parameters.
+    these are the adapters that `lora` added, or all parameters. A pattern that matches an adapter stands for adapters alone.
     """
     found = weights_of(model)
     adapters = adapters_of(read(model))
     parameters = [name for name in adapters or found.trainable if name in floats]
     if trainable is not None:
-        return _chosen(trainable, floats, "trainable", parameters)
+        others = [name for name in found.trainable if name in floats and name not in parameters]
+        of_others = [
+            one for one in listed(trainable, "trainable") if not any(fnmatchcase(name, one) for name in parameters)
+        ]
+        of_these = [one for one in listed(trainable, "trainable") if one not in of_others]
+        names = {*_chosen(of_these, floats, "trainable", parameters)}
+        names.update(_chosen(of_others, floats, "trainable", others or parameters))
+        return [name for name in floats if name in names]
     quantized = [name for name, weight in found.items() if weight.kind == "quantized"]
     beside = "Adapters beside them can be trained: refgrad.training.lora, --lora in the shell."
     if parameters:

@@ -107,6 +107,21 @@ def test_what_does_not_fit_is_refused() -> None:
         merge_adapters(broken)
 
 
+def test_patterns_beside_adapters() -> None:
+    """A pattern stands for the adapters that it matches. If it matches none, it stands for other weights."""
+    adapted = lora(_model(), ["w"], rank=1)
+    for trainable, names in (
+        (["*.lora_?", "b*"], ["w.lora_A", "w.lora_B", "b"]),
+        (["w*"], ["w.lora_A", "w.lora_B"]),
+        (["*"], ["w.lora_A", "w.lora_B"]),
+        (["w", "b*"], ["w", "b"]),
+        (["v*"], ["v"]),
+    ):
+        assert {*step_model(adapted, trainable=trainable).weights} == {*names}
+    with pytest.raises(UnknownNameError, match=r"The pattern 'z\*' in trainable matches no float input"):
+        step_model(adapted, trainable=["z*"])
+
+
 def test_a_name_that_is_given_twice_has_one_adapter() -> None:
     assert lora(_model(), ["w", "w"]) == lora(_model(), ["w"])
 
