@@ -381,7 +381,10 @@ def places_of(step: StepModel, names: Iterable[str], label: str | None) -> dict[
     places = {name: name for name in given if name in wanted and (label is None or name != step.label)}
     if label in given:
         places[label] = step.label
-    for place, usual in ((step.label, _LABELS), (step.data[0] if len(step.data) == 1 else "", _INPUTS)):
+    for place, usual in (
+        ("" if label else step.label, _LABELS),
+        (step.data[0] if len(step.data) == 1 else "", _INPUTS),
+    ):
         alike = [name for name in given if name not in places and name.lower() in usual]
         if place in wanted and place not in places.values() and len(alike) == 1:
             places[alike[0]] = place

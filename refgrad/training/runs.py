@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError, counted
+from refgrad.errors import FeedError, OptionError, OutputFileError, TrainingError, counted, of_type
 from refgrad.notices import notice
 from refgrad.ranges import checked
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
@@ -67,6 +67,12 @@ class Run:
         if (self.every is not None or self.resume) and self.checkpoint is None:
             what = "resume=True" if self.resume else "Writing the state every few steps"
             raise OptionError(f"{what} needs checkpoint='FILE'.")
+        if not isinstance(self.training, Training):
+            raise OptionError(f"training is a Training, such as Training(step, 0.01), not {of_type(self.training)}.")
+        for name in ("data", "validation"):
+            given = getattr(self, name)
+            if not isinstance(given, Data) and (name == "data" or given is not None):
+                raise OptionError(f"{name} is what open_data(step, source) returns, not {of_type(given)}.")
         for place in (self.data.folder, None if self.validation is None else self.validation.folder):
             if self.checkpoint is not None and place is not None and _is_within(Path(self.checkpoint), place):
                 raise OutputFileError(

@@ -228,9 +228,10 @@ class StepModel:
 
         :raises FeedError: a number is no class, or out of range.
         """
-        numbers = {name: array for name, given in batch.items() if (array := np.asarray(given)).dtype.kind in "biuf"}
-        if self.label in numbers:
-            self.in_range(self.in_classes(numbers[self.label]))
+        read = {*self._class_inputs, self.label} & batch.keys()
+        numbers = {name: array for name in read if (array := np.asarray(batch[name])).dtype.kind in "iuf"}
+        if (label := numbers.get(self.label)) is not None:
+            self.in_range(label if self.classes is None or label.dtype.kind == "f" else self.in_classes(label))
         for name, ignored in self._class_inputs.items():
             if name in numbers and (wrong := (numbers[name] < 0) & ~np.isin(numbers[name], ignored)).any():
                 raise FeedError(f"{name!r} has the class {first_of(wrong, numbers[name])}, and classes begin at 0.")

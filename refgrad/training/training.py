@@ -75,6 +75,9 @@ class Training:
         checked("processes", self.processes)
         if [self.all_reduce is not None, self.sums is not None, self.processes > 1].count(True) > 1:
             raise OptionError("Give only one of all_reduce, sums and processes: each says where sums come from.")
+        for name in ("all_reduce", "sums"):
+            if not callable(given := getattr(self, name)) and given is not None:
+                raise OptionError(f"{name} is a function of arrays by name, not {of_type(given)}.")
         if self.processes > 1 and self.place != (0, 1):
             raise OptionError("place is for all_reduce. With processes the training numbers them itself: leave it out.")
         self._workers: Workers | None = None

@@ -370,6 +370,21 @@ def test_batches_from_python(step: StepModel) -> None:
     refused([([[1, 2], [3]], LABEL[:2])], "Batch 0: 'x' cannot be made an array")
 
 
+def test_a_run_takes_what_open_data_returns(step: StepModel) -> None:
+    data = {"x": X, "label": LABEL}
+    training = Training(step, 0.01)
+    for arguments, says in (
+        ((training, data), r"data is what open_data\(step, source\) returns, not a dict"),
+        ((step, open_data(step, data)), r"training is a Training, such as Training\(step, 0\.01\), not a StepModel"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            Run(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="validation is what open_data"):
+        Run(training, open_data(step, data), validation=0.2)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="all_reduce is a function of arrays by name, not an int"):
+        Training(step, 0.01, all_reduce=3)  # type: ignore[arg-type]
+
+
 def test_arrays_may_be_lists_and_tensors(step: StepModel) -> None:
     class Tensor:
         """Like a tensor of torch that requires a gradient: an array only after `detach`."""
