@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.builder.function import FunctionEmitter
 from refgrad.errors import OptionError, choices
+from refgrad.markup import shape_text
 from refgrad.model import native
 from refgrad.model.external import array_of
 from refgrad.model.graph import Graph
@@ -19,7 +20,7 @@ from refgrad.model.normalise import normalise
 from refgrad.model.reading import read
 from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import fresh, names_of, refill, versions_of
-from refgrad.protos.types import FLOATS, SIXTEEN_BIT, is_unnamed
+from refgrad.protos.types import FLOATS, SIXTEEN_BIT, Shape, is_unnamed, type_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import training_gradient
 from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, has_unknown_width, make_room, one_output
@@ -64,8 +65,9 @@ def differentiated(
     """
     source = _with_sigmoids(read(model))
     settings = dict(settings or {})
-    if settings and loss not in (*SCORES, "cross_entropy"):
-        raise OptionError(f"loss={loss!r} has no settings, such as {next(iter(settings))!r}.")
+    if settings and (not isinstance(loss, str) or loss not in (*SCORES, "cross_entropy")):
+        what = "A loss that is a model" if isinstance(loss, ModelProto | os.PathLike) else f"loss={loss!r}"
+        raise OptionError(f"{what} has no settings, such as {next(iter(settings))!r}.")
     if loss is None:
         name = _loss_of(normalise(source), output)
     elif isinstance(loss, ModelProto | os.PathLike):
@@ -119,8 +121,9 @@ def with_loss(
 
 def _check_named(loss: str, reduction: str) -> None:
     if loss not in LOSSES:
+        path = f" The loss in a file is a Path: loss=Path({loss!r})." if str(loss).endswith(".onnx") else ""
         raise OptionError(
-            f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss."
+            f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss.{path}"
         )
     if reduction not in REDUCTIONS:
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
@@ -281,6 +284,7 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     joined = [(name, name) for name in inputs if name in known]
     if not joined or output is not None:
         joined = [(one_output(normalise(source), output), inputs[0])]
+    _refuse_other_inputs(source, loss, joined)
     first, second = ModelProto(), native.with_prefix(loss, "loss/")
     first.CopyFrom(source)
     second.ir_version = first.ir_version = max(source.ir_version, loss.ir_version)
@@ -290,6 +294,43 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     except native.ValidationError as error:
         raise OptionError(f"The loss does not fit the model: {str(error).strip()}.") from error
     return made, name
+
+
+def _may_be_equal(one: Shape, other: Shape) -> bool:
+    """True if the ranks are equal, and the sizes that both know."""
+    known = [pair for pair in zip(one, other, strict=False) if all(isinstance(size, int) for size in pair)]
+    return len(one) == len(other) and all(first == second for first, second in known)
+
+
+def _refuse_other_inputs(source: ModelProto, loss: ModelProto, joined: Sequence[tuple[str, str]]) -> None:
+    """Refuse a loss whose inputs are declared differently from the outputs that it gets, or have names of the model's inputs.
+
+    :raises OptionError: a type or a shape differs, so that the loss would broadcast, or a name is taken.
+    """
+    graph = normalise(source)
+    fed, gets = {value.name for value in source.graph.input}, {name: output for output, name in joined}
+    for value in loss.graph.input:
+        if value.name not in gets:
+            if value.name in fed:
+                raise OptionError(
+                    f"The loss has an input {value.name!r}, and so has the model. Rename the input of the loss."
+                )
+            continue
+        output = gets[value.name]
+        kind, shape = type_of(value)
+        own_kind, found = graph.types.get(output, 0), graph.shapes.get(output)
+        own = None if found is None else tuple(None if is_unnamed(dim) else dim for dim in found)
+        if shape is not None and own is not None and not _may_be_equal(shape, own):
+            raise OptionError(
+                f"The loss takes {value.name!r} of the shape {shape_text(shape)}, and the model returns {output!r} of the "
+                f"shape {shape_text(own)}. Declare both alike."
+            )
+        if kind and own_kind and kind != own_kind:
+            names = [helper.tensor_dtype_to_np_dtype(one).name for one in (kind, own_kind)]
+            raise OptionError(
+                f"The loss takes {value.name!r} in {names[0]}, and the model returns {output!r} in {names[1]}. Declare both "
+                "alike, and cast in the loss."
+            )
 
 
 def _with_sigmoids(model: ModelProto) -> ModelProto:

@@ -343,8 +343,24 @@ def test_a_loss_may_be_a_model(tmp_path: Path) -> None:
         )
         training = Training(step_model(_line(), onnx.parser.parse_model(text)), 0.1)
         assert training.epoch(batches({"x": x, "label": y}, 2)) == pytest.approx(np.square(d).mean(), abs=1e-14)
-    with pytest.raises(OptionError, match="does not fit the model"):
-        step_model(_line(), onnx.parser.parse_model(text.replace("label", "x")))  # the model has an input x
+    for changed, says in (
+        (text.replace("label", "x"), "The loss has an input 'x', and so has the model. Rename"),
+        (
+            text.replace("[N, 1] p", "[N] p"),
+            r"takes 'p' of the shape \[N\], and the model returns 'y' of the shape \[N, 1\]",
+        ),
+        (text.replace("[N, 1] p", "[N, 3] p"), r"takes 'p' of the shape \[N, 3\], .* Declare both alike"),
+        (
+            text.replace("double", "float"),
+            "takes 'p' in float32, and the model returns 'y' in float64. Declare both alike",
+        ),
+    ):
+        with pytest.raises(OptionError, match=says):
+            step_model(_line(), onnx.parser.parse_model(changed))
+    with pytest.raises(OptionError, match="A loss that is a model has no settings, such as 'delta'"):
+        step_model(_line(), loss, loss_settings={"delta": 1})
+    with pytest.raises(OptionError, match=r"The loss in a file is a Path: loss=Path\('loss.onnx'\)"):
+        step_model(_line(), "loss.onnx")
     with pytest.raises(OptionError, match="reduces and weighs by itself"):
         step_model(_line(), loss, reduction="sum")
 
