@@ -137,7 +137,7 @@ def refuse_zeros(zeros: Iterable[ZeroGradient], wrt: Iterable[str]) -> None:
     found = list(zeros)
     if set(wrt) <= {name for one in found for name in one.names}:
         sentences = ["Training would change nothing."]
-        for advice, ones in _by_advice(found).items():
+        for (_, advice), ones in _by_advice(found).items():
             sentences += [*(one.reason for one in ones[:_FEW]), _others(ones), advice]
         raise NoGradientError(
             " ".join(filter(None, sentences)),
@@ -147,21 +147,27 @@ def refuse_zeros(zeros: Iterable[ZeroGradient], wrt: Iterable[str]) -> None:
 
 def say_useless(found: Iterable[UselessGradient], named: bool) -> None:
     """Warn of useless gradients. Warn of a name that no output depends on only if the caller `named` it."""
-    for advice, ones in _by_advice(one for one in found if one.stops or named).items():
+    for (_, advice), ones in _by_advice(one for one in found if one.stops or named).items():
         for one in ones[:_FEW]:
             notice(str(one))
         if more := _others(ones):
             notice(f"{more} {advice}")
 
 
-def _by_advice(found: Iterable[UselessGradient]) -> dict[str, list[UselessGradient]]:
-    groups: dict[str, list[UselessGradient]] = {}
+def _by_advice(found: Iterable[UselessGradient]) -> dict[tuple[type, str], list[UselessGradient]]:
+    groups: dict[tuple[type, str], list[UselessGradient]] = {}
     for one in found:
-        groups.setdefault(one.advice, []).append(one)
+        groups.setdefault((type(one), one.advice), []).append(one)
     return groups
 
 
 def _others(ones: Sequence[UselessGradient]) -> str:
     """The sentence for those that are not named one by one, "" if there are none."""
     others = [name for one in ones[_FEW:] for name in one.names]
-    return f"The same holds for {choices(others, limit=_FEW)}." if others else ""
+    if not others:
+        return ""
+    gradients = (
+        f"gradient of {choices(others)} is" if len(others) == 1 else f"gradients of {choices(others, limit=_FEW)} are"
+    )
+    what = "only what leaks through rounding" if isinstance(ones[-1], LeakedGradient) else "always 0"
+    return f"The {gradients} {what}, too."

@@ -111,7 +111,7 @@ def test_many_weights_have_one_remedy() -> None:
     said = str(refused.value)
     assert said.count("is always 0") == 3
     assert said.count("Use quantization=") == 1
-    assert "The same holds for 'w3', 'w4', 'w5'. Use quantization='straight-through'" in said
+    assert "The gradients of 'w3', 'w4', 'w5' are always 0, too. Use quantization='straight-through'" in said
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "b"))
     model.graph.node[-1].input.append("b")
     with pytest.warns(ModelWarning) as noticed:
