@@ -24,6 +24,7 @@ from refgrad.training.training import batches, refuse_lengths
 
 _INPUTS, _LABELS = ("x", "features", "inputs", "data"), ("y", "label", "labels", "target", "targets")
 _AHEAD = 2  # batches
+_ROWS = ""  # no array has this name
 _LOOKED_AT = 1024  # samples, to tell data from other data
 Item = TypeVar("Item")
 
@@ -65,12 +66,32 @@ class Arrays(Data):
         if self._fits:
             fits = fitted(step, {name: np.asarray(array) for name, array in named.items()})
             self._arrays, self._fixed = _apart(step, fits)
+        self._rows = np.arange(len(self))  # the places of the samples in the data
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
-        for samples in batches(self._arrays, size, rng):
+        for samples in batches(self._arrays | {_ROWS: self._rows}, size, rng):
+            rows = samples.pop(_ROWS)
             batch = _together(self._step, samples, self._fixed)
-            yield _sized(self._step, batch if self._fits else fitted(self._step, batch))
+            yield _sized(self._step, batch if self._fits else self._fitted(batch, samples, rows))
+
+    def _fitted(
+        self, batch: dict[str, np.ndarray], samples: Mapping[str, np.ndarray], rows: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The batch in the types of the step.
+
+        :raises FeedError: as `fitted`, with the place of the sample in the data.
+        """
+        try:
+            return fitted(self._step, batch)
+        except FeedError:
+            for k, row in enumerate(rows):
+                one = {name: array[k : k + 1] for name, array in samples.items()}
+                try:
+                    fitted(self._step, _together(self._step, one, self._fixed))
+                except FeedError as error:
+                    raise FeedError(f"Sample {row}: {error}") from error
+            raise
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
@@ -106,6 +127,7 @@ class Arrays(Data):
         for chosen in (np.sort(order[held:]), np.sort(order[:held])):
             made_of = copy.copy(self)
             made_of._arrays = {name: array[chosen] for name, array in self._arrays.items()}
+            made_of._rows = self._rows[chosen]
             made.append(made_of)
         return made[0], made[1]
 

@@ -326,6 +326,26 @@ def test_data_that_does_not_fit_is_refused(name):
         Arrays(step_model(CLASSES, "cross_entropy"), arrays)
 
 
+@pytest.mark.parametrize("part", [None, 0.5])
+@pytest.mark.parametrize(
+    ("name", "place", "value", "said"),
+    [
+        ("x", (17, 1), np.inf, r"^Sample 17: 'x' has numbers that are not finite: inf at \[0, 1\]"),
+        ("label", (29,), 3, r"^Sample 29: 'label' has the class 3 at \[0\]"),
+    ],
+)
+def test_a_sample_in_mapped_arrays_is_named_by_its_place_in_the_data(name, place, value, said, part, tmp_path):
+    """Not by its place in a shuffled batch."""
+    arrays = {"x": np.tile(GOOD, (10, 1)), "label": np.tile([0, 1, 2, 0], 10)}
+    arrays[name][place] = value
+    for one, array in arrays.items():
+        np.save(tmp_path / f"{one}.npy", array)
+    data = open_data(step_model(CLASSES, "cross_entropy"), tmp_path)
+    parts = [data] if part is None else data.split(part, 0)
+    with pytest.raises(FeedError, match=said):
+        [batch for one in parts for batch in one.batches(8, np.random.default_rng(1))]
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 @pytest.mark.parametrize("kind", [int, float, str])
 def test_class_numbers_need_a_loss_of_classes(kind, shape):
@@ -349,7 +369,7 @@ def test_errors_in_validation_data_say_so(step, tmp_path):
     np.save(tmp_path / "x.npy", X[:3] * np.nan)
     np.save(tmp_path / "label.npy", Y[:3])
     run = Run(Training(step, 0.05), Arrays(step, {"x": X, "y": Y}), 1, validation=open_data(step, tmp_path))
-    with pytest.raises(FeedError, match=r"^Validation data: 'x' has numbers that are not finite"):
+    with pytest.raises(FeedError, match=r"^Validation data: Sample 0: 'x' has numbers that are not finite"):
         run.run()
 
 
