@@ -21,9 +21,10 @@ def test_every_operator_has_one_kind():
 
 def test_a_group_of_names_is_a_kind_or_a_trait():
     groups = {name: found for name, found in vars(traits).items() if isinstance(found, frozenset)}
-    cutting = {"BOOLEAN", "COUNTING", "ELEMENTWISE", "MOVING", "OF_SIZES", "SEQUENCES", "SUMS"}
+    cutting = {"BOOLEAN", "COUNTING", "ELEMENTWISE", "MIXING", "MOVING", "OF_SIZES", "SEQUENCES", "SUMS"}
     assert {name for name, found in groups.items() if found not in traits.KINDS} == cutting
     assert all(found <= OPERATORS.keys() for found in groups.values())
+    assert traits.MIXING.isdisjoint(traits.ELEMENTWISE)
 
 
 @pytest.mark.parametrize(("names", "kind"), [(traits.BOOLEAN, "tensor(bool)"), (traits.COUNTING, "tensor(int64)")])
