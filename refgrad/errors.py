@@ -22,7 +22,7 @@ class InvalidModelError(RefgradError):
     """A model that cannot be read, that `onnx.checker` refuses, or that needs a newer version of onnx."""
 
 
-class UnknownNameError(RefgradError):
+class UnknownNameError(RefgradError, ValueError):
     """A name in `wrt`, `outputs` or a list of operators that does not exist, occurs twice, or is not a float."""
 
 
