@@ -81,7 +81,7 @@ def with_loss_of_classes(source: ModelProto, term: LossTerm) -> tuple[ModelProto
 
     Probabilities in columns that Sigmoid makes are each of one class against all others, and count so.
 
-    :param term: the settings are those of the cross entropy.
+    :param term: its settings belong to the cross entropy.
     :raises OptionError: the loss does not fit the output, or a setting is wrong.
     """
     loss, label, sample_weight = term.loss, term.label, term.sample_weight
