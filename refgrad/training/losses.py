@@ -16,7 +16,7 @@ from refgrad.model import native
 from refgrad.model.external import array_of
 from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
-from refgrad.model.reading import read
+from refgrad.model.reading import read, skeleton_of
 from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import fresh, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT, is_unnamed
@@ -245,15 +245,22 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     joined = [(name, name) for name in inputs if name in known]
     if not joined or output is not None:
         joined = [(one_output(normalise(source), output), inputs[0])]
-    first, second = ModelProto(), native.with_prefix(loss, "loss/")
-    first.CopyFrom(source)
-    second.ir_version = first.ir_version = max(source.ir_version, loss.ir_version)
-    name = second.graph.output[0].name
+    weights = {tensor.name: tensor for tensor in source.graph.initializer}  # which may lie in files, and are large
+    first, second = skeleton_of(source, weights), native.with_prefix(loss, "loss/")
+    first.metadata_props.extend(source.metadata_props)
+    second.ir_version = first.ir_version = max(first.ir_version, loss.ir_version)
+    result = second.graph.output[0]
+    if not result.type.tensor_type.HasField("shape"):
+        shape = normalise(loss).shapes.get(loss.graph.output[0].name)
+        result.CopyFrom(helper.make_tensor_value_info(result.name, declared.elem_type, shape or ()))
     try:
-        made = native.merge_models(first, second, joined, [name])
+        made = native.merge_models(first, second, joined, [result.name])
     except native.ValidationError as error:
         raise OptionError(f"The loss does not fit the model: {str(error).strip()}.") from error
-    return made, name
+    listed = {value.name for value in source.graph.input}
+    refill(made.graph.input, [v for v in made.graph.input if v.name in listed or v.name not in weights])
+    made.graph.initializer.extend(weights.values())
+    return made, result.name
 
 
 def _with_sigmoids(model: ModelProto) -> ModelProto:
