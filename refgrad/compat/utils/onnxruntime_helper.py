@@ -26,7 +26,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def device_of(name: Any) -> tuple[str, int]:
-    """ "cpu" or "cuda", and the number of the device, by its name: "cpu", "cuda", "cuda:1"; "gpu" means "cuda".
+    """The type of a device, "cpu" or "cuda", and its number, by a name such as "cuda:1". "gpu" means "cuda".
 
     :raises OptionError: there is no such device.
     :raises OptionTypeError: `name` is not a string.
@@ -40,7 +40,7 @@ def device_of(name: Any) -> tuple[str, int]:
 
 
 def provider_to_device(provider_name: str) -> str:
-    """ "cpu" or "cuda": the device of an execution provider.
+    """The device of an execution provider: "cpu" or "cuda".
 
     :raises OptionError: it is another provider.
     """
