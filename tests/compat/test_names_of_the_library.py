@@ -256,11 +256,14 @@ def test_batches_are_consecutive_samples() -> None:
     assert len(loader) == 11
     assert repr(loader) == "OrtDataLoader(..., ..., batch_size=4, device='cpu')"
     assert [array.shape for array in loader.data_np] == [(11, 2), (11, 1), (11,)]
+    assert loader.desc == [((11, 2), np.float64), ((11, 1), np.int64), ((11,), np.float64)]
+    for array, value in zip(loader.data_np, loader.data_ort, strict=True):
+        np.testing.assert_array_equal(value.numpy(), array)
     np.random.seed(0)
     starts = set()
     for _ in range(50):
         for part, targets, weights in OrtDataLoader(x, y, w, batch_size=4).iter_ortvalue():
-            first = int(targets[0, 0])
+            first = int(targets.numpy()[0, 0])
             starts.add(first)
             np.testing.assert_array_equal(part.numpy(), x[first : first + 4])
             np.testing.assert_array_equal(targets.numpy(), y[first : first + 4, None])
