@@ -109,10 +109,17 @@ def get_ort_device_from_session(session: Any) -> Any:
 
 
 def numpy_to_ort_value(arr: np.ndarray, device: Any = None) -> Any:
-    """The OrtValue of an array.
+    """An OrtValue with a copy of an array.
+
+    OrtValue.ortvalue_from_numpy would share the memory of the array, and would not keep it alive.
 
     :param device: where it is, by name or as an OrtDevice; by default on the CPU.
     """
     from onnxruntime.capi._pybind_state import OrtValue
 
-    return OrtValue.ortvalue_from_numpy(arr, get_ort_device("cpu" if device is None else device))
+    place = get_ort_device("cpu" if device is None else device)
+    if arr.dtype.kind not in "biuf":  # strings are copied
+        return OrtValue.ortvalue_from_numpy(arr, place)
+    value = OrtValue.ortvalue_from_shape_and_type(list(arr.shape), arr.dtype.type, place)
+    value.update_inplace(np.asarray(arr, order="C"))  # it would copy an array in Fortran's order in the wrong order
+    return value
