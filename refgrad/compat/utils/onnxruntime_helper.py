@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.errors import OptionError, OptionTypeError, choices
+from refgrad.errors import FeedError, OptionError, OptionTypeError, choices
 
 __all__ = [
     "device_to_providers",
@@ -114,12 +114,13 @@ def numpy_to_ort_value(arr: np.ndarray, device: Any = None) -> Any:
     OrtValue.ortvalue_from_numpy would share the memory of the array, and would not keep it alive.
 
     :param device: where it is, by name or as an OrtDevice; by default on the CPU.
+    :raises FeedError: the array does not consist of numbers.
     """
     from onnxruntime.capi._pybind_state import OrtValue
 
+    if arr.dtype.kind not in "biuf":
+        raise FeedError(f"ONNX Runtime makes OrtValues of numbers, not of {arr.dtype.name}.")
     place = get_ort_device("cpu" if device is None else device)
-    if arr.dtype.kind not in "biuf":  # strings are copied
-        return OrtValue.ortvalue_from_numpy(arr, place)
     value = OrtValue.ortvalue_from_shape_and_type(list(arr.shape), arr.dtype.type, place)
     value.update_inplace(np.asarray(arr, order="C"))  # it would copy an array in Fortran's order in the wrong order
     return value
