@@ -108,17 +108,17 @@ def _finished(model: ModelProto, style: _Style, outputs: Mapping[str, str]) -> M
     return model
 
 
-def _value(style: _Style, score: str, **settings: float) -> ModelProto:
+def _value(style: _Style, score: str, **settings: Any) -> ModelProto:
     return _finished(_loss(style, score, **settings), style, {"loss": "Y"})
 
 
-def _derivative(style: _Style, score: str, **settings: float) -> ModelProto:
+def _derivative(style: _Style, score: str, **settings: Any) -> ModelProto:
     made = gradient(_loss(style, score, **settings), ["X2"], ["loss"], cotangent="ones")
     note(made, made)
     return _finished(made, style, {"X2_grad": "Y"})
 
 
-def _both(style: _Style, score: str, **settings: float) -> ModelProto:
+def _both(style: _Style, score: str, **settings: Any) -> ModelProto:
     made = gradient(_loss(style, score, **settings), ["X2"], ["loss"], cotangent="ones", keep_outputs=True)
     note(made, made)
     refill(made.graph.output, list(reversed(made.graph.output)))
