@@ -87,7 +87,8 @@ def onnx_derivative(
     :param options: see `DerivativeOptions`.
     :param loss: with Loss, the output that is the loss.
     :param label: with Loss, the input that is the label, or several; they get no gradient. It may also be the output that is
-        compared with the label, as in onnxcustom: then every input gets a gradient.
+        compared with the label, as in onnxcustom: then every input gets a gradient. If it is the only output, and the loss is
+        no output, the model is the part before the loss: an input `<label>_grad` is its cotangent.
     :param path_name: with Loss, the file that the gradient is saved to.
     :param verbose: 1 prints what was done.
     :param builder: "refgrad", or "onnxruntime": OrtModuleGraphBuilder of the wheel onnxruntime-training-cpu 1.19.2, which
@@ -125,9 +126,12 @@ def onnx_derivative(
         feeds = [value.name for value in source.graph.input]
         results = [value.name for value in source.graph.output]
         _check_names("label", labels, [*feeds, *results])
-        _check_names("loss", [loss], results)
-        model = select_model_inputs_outputs(source, [loss], feeds)
-        options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
+        if list(labels) == results and loss not in results:  # the model without its loss
+            labels, options = (), DerivativeOptions.KeepOutputs
+        else:
+            _check_names("loss", [loss], results)
+            model = select_model_inputs_outputs(source, [loss], feeds)
+            options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
     by_inputs, by_weights = _selected(model, weights, inputs, labels)
     if builder == "onnxruntime":
         made = _by_onnxruntime(read(model), by_inputs, by_weights, options)

@@ -184,6 +184,20 @@ def test_the_label_may_be_the_output_that_is_compared(tmp_path: Any) -> None:
         )
 
 
+def test_a_model_without_its_loss_takes_the_cotangent_of_the_label(tmp_path: Any) -> None:
+    path = tmp_path / "grad.onnx"
+    made = onnx_derivative(LINE, options=DerivativeOptions.Loss, label="y", loss="loss", path_name=path)
+    assert [value.name for value in made.graph.input] == ["X", "a", "b", "y_grad"]
+    assert [value.name for value in made.graph.output] == ["X_grad", "a_grad", "b_grad", "y"]
+    assert onnx.load(path) == made
+    x, _ = points(3)
+    d_y = np.float32([[1], [-2], [3]])
+    feeds = {"X": x, "a": np.float32([[1], [-2]]), "b": np.float32([0.5]), "y_grad": d_y}
+    np.testing.assert_allclose(
+        get_backend("numpy").prepare(refgrad.lower(made)).run(feeds)["a_grad"], x.T @ d_y, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_forward_and_backward(backend: str) -> None:
     model = onnx.parser.parse_model(
