@@ -237,6 +237,33 @@ def test_forward_and_backward(backend: str) -> None:
     np.testing.assert_allclose(y_again, function.forward([x, k, 2 * a, t])[0], rtol=1e-6)
 
 
+def test_a_step_by_hand() -> None:
+    session = optimizer(OrtGradientForwardBackwardOptimizer).fit(*points())
+    x, y = points(3)
+    function = session.train_function_
+    assert function is session.train_function_
+    assert "train_function_" not in vars(pickle.loads(pickle.dumps(session)))
+    [predicted] = function.forward([x, *session.get_state()], training=True)
+    loss, slope = session.learning_loss.loss_gradient(session.device, y, predicted)
+    np.testing.assert_allclose(loss.numpy(), [[0.5 * np.sum((predicted - y) ** 2)]], rtol=1e-6)
+    np.testing.assert_allclose(slope, predicted - y, rtol=1e-6)
+    _, d_a, d_b = function.backward([slope])
+    np.testing.assert_allclose(d_a, x.T @ (predicted - y), rtol=1e-5)
+    np.testing.assert_allclose(d_b, [np.sum(predicted - y)], rtol=1e-5)
+
+
+@pytest.mark.skipif("ort-cpu" not in available(), reason="without ONNX Runtime")
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_device_is_one_of_onnxruntime(kind: type) -> None:
+    from onnxruntime.capi._pybind_state import OrtValue
+
+    session = optimizer(kind)
+    x, _ = points(3)
+    np.testing.assert_array_equal(OrtValue.ortvalue_from_numpy(x, session.device).numpy(), x)
+    assert session.get_params()["device"] == "cpu"
+    assert "device='cpu'" in repr(session)
+
+
 def test_what_a_function_does_not_take() -> None:
     made = pickle.loads(pickle.dumps(OrtGradientForwardBackward(LINE, ["a"], backend="numpy", class_name="Line")))
     assert repr(made) == "OrtGradientForwardBackward(...)"

@@ -9,6 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib import util
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from rich.progress import track
 from refgrad.compat.training.arrays import Coefficients, array_from, executor
 from refgrad.compat.training.excs import ConvergenceWarning
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
+from refgrad.compat.utils.onnxruntime_helper import get_ort_device
 from refgrad.errors import ConvergenceError, FeedError, NotTrainedError, OptionError, TrainingError, choices
 from refgrad.model import native
 from refgrad.model.reading import read
@@ -87,9 +89,19 @@ class BaseOptimizer(ABC):
         """The learning rate of the last epoch."""
         return self.learning_rate.value
 
+    @property
+    def device(self) -> Any:
+        """The OrtDevice, with which programs for onnxcustom make OrtValues. Without onnxruntime, the name of the device."""
+        return get_ort_device(self._device) if util.find_spec("onnxruntime") else self._device
+
+    @device.setter
+    def device(self, name: str) -> None:
+        self._device = name
+
     def __repr__(self) -> str:
         """The class and its arguments. Models and long lists are shortened."""
-        arguments = [f"{name}={_short(getattr(self, name))}" for name in self._shown]
+        values = {name: getattr(self, name) for name in self._shown} | {"device": self._device}
+        arguments = [f"{name}={_short(value)}" for name, value in values.items()]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -98,7 +110,8 @@ class BaseOptimizer(ABC):
         :param deep: has no effect: no argument is an estimator.
         """
         names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name not in ("self", "conventions")} | self._conventions
+        values = {name: getattr(self, name) for name in names if name not in ("self", "conventions")}
+        return values | {"device": self._device} | self._conventions
 
     def set_params(self, **params: Any) -> Self:
         """Replace arguments. What has been trained is forgotten.
