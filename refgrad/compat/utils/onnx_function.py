@@ -51,7 +51,7 @@ def function_onnx_graph(
 
 
 def get_supported_functions() -> dict[str, str]:
-    """What each function of `function_onnx_graph` computes, by name, with its further arguments in brackets."""
+    """The formula of each function of `function_onnx_graph`, by name, with its further arguments in brackets."""
     return {name: text for name, (text, _) in _FUNCTIONS.items()}
 
 

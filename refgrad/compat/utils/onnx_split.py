@@ -83,7 +83,7 @@ def split_onnx(
 class OnnxSegment:
     """The nodes between two neighbouring cutting points, `begin` and `end`; None is an end of the model.
 
-    `involved` are the results of the nodes, `shape_results` those of them that later segments read to make shapes.
+    `involved` are the results of the nodes. `shape_results` are the results that later segments read to make shapes.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class OnnxSegment:
 
 
 class OnnxSplitting:
-    """Where a model can be cut into a chain.
+    """The places where a model can be cut into a chain.
 
     `cutting_points` are the tensors that everything behind them depends on, except for the inputs of the model, constants
     and `shape_results`: integers that shapes are made of. `segments` are the nodes between them.

@@ -100,7 +100,7 @@ def ort_device_to_string(device: Any) -> str:
 def get_ort_device_from_session(session: Any) -> Any:
     """The OrtDevice of the first execution provider of an InferenceSession.
 
-    :raises OptionError: it is another provider than those of the CPU and of CUDA.
+    :raises OptionError: it is neither the provider of the CPU nor the provider of CUDA.
     """
     provider = session.get_providers()[0]
     number = session.get_provider_options().get(provider, {}).get("device_id", 0)
