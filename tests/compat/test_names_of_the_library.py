@@ -152,11 +152,12 @@ def test_graphs_are_returned_as_bytes(kind: type, tmp_path: Any) -> None:
     assert value.tolist() == [0, 0]
 
 
-def test_the_label_of_the_log_loss_is_int64() -> None:
-    made = add_loss_output(CHANCE, "log")
+def test_the_log_loss_is_a_mean_and_its_label_is_int64() -> None:
+    made = add_loss_output(CHANCE, "log", reduction="sum")
     assert made.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
     assert add_loss_output(CHANCE) == refgrad.add_loss_output(CHANCE)
-    assert add_loss_output(CHANCE, "log", label_type="float32") == refgrad.add_loss_output(CHANCE, "log")
+    mean = refgrad.add_loss_output(CHANCE, "log", reduction="mean")
+    assert add_loss_output(CHANCE, "log", label_type="float32") == mean
     x, y = points()
     label = (y > 0).astype(np.int64)
     settings: dict[str, Any] = {"max_iter": 3, "learning_rate": 0.1, "start": "model", "random_state": 0}
@@ -165,6 +166,17 @@ def test_the_label_of_the_log_loss_is_int64() -> None:
     beside = OrtGradientForwardBackwardOptimizer(CHANCE, ["a"], learning_loss=chances, **settings)
     for given in (label, label.ravel()):
         np.testing.assert_allclose(within.fit(x, given).train_losses_, beside.fit(x, given).train_losses_, rtol=1e-4)
+
+
+def test_an_output_without_a_shape_has_the_probabilities_of_two_classes() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 15]> same (double[] X) => (double[] y) { y = Identity(X) }'
+    )
+    made = get_backend("numpy").prepare(add_loss_output(model, "log", eps=1e-6))
+    p, label = np.array([0, 0.2, 0.5, 1, 1]), np.array([[1], [0], [1], [1], [0]])
+    loss = made.run({"X": np.stack([1 - p, p], 1), "label": label})["loss"]
+    clipped = np.clip(np.where(label.ravel() == 1, p, 1 - p), 1e-6, 1 - 1e-6)
+    np.testing.assert_allclose(loss, [[-np.log(clipped).mean()]], rtol=1e-9)
 
 
 def test_the_label_may_be_the_output_that_is_compared(tmp_path: Any) -> None:
