@@ -317,6 +317,8 @@ CHAINS = {
         { a = Exp(x) b = Neg(a)
         d = If (c) <then_branch = t () => (float[2] p) { p = Add(b, x) }, else_branch = e () => (float[2] q) { q = Neg(b) }>
         y = Tanh(d) }""",
+    "a constant of a default": """g (float[N, 2] x, float[2] w) => (float[N, 2] y) <float[2] w = {1, 2}>
+        { t = Neg(w) a = Mul(x, t) b = Exp(a) y = Add(b, t) }""",
     "a default": """g (float[N, 2] x, float[2] w) => (float[N, 2] y) <float[2] w = {1, 2}>
         { a = Mul(x, w) b = Exp(a) y = Add(b, w) }""",
 }
@@ -355,6 +357,15 @@ def test_a_chain_of_parts_has_the_results_of_the_model(name: str) -> None:
         results = chained(parts, feeds, stats["split_points"])
         for output, value in expected.items():
             np.testing.assert_allclose(results[output], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a default", "a constant of a default"])
+def test_parts_take_another_value_than_a_default(name: str) -> None:
+    model = parse(CHAINS[name])
+    feeds = {"x": np.float32([[1, 2]]), "w": np.float32([0.5, -3])}
+    parts = split_onnx(model, 2)
+    assert ["w" in {value.name for value in part.graph.input} for part in parts] == [True, True]
+    np.testing.assert_allclose(chained(parts, feeds, ["a"])["y"], run(model, feeds)["y"], rtol=1e-6)
 
 
 def test_parts_have_similar_sizes() -> None:

@@ -129,6 +129,9 @@ class OnnxSplitting:
         self._outputs = [value.name for value in graph.output]
         self._reads = [list(dict.fromkeys(filter(None, reads_of(node)))) for node in graph.node]
         self._constants = self._constant_values()
+        self._makers_of_constants = {
+            name: k for k, node in enumerate(graph.node) for name in node.output if name in self._constants
+        }
         self.shape_results = self._shape_values()
         self._of_data = [k for k, node in enumerate(graph.node) if not self._is_apart(node)]
         cuts = self._cuts()
@@ -151,8 +154,7 @@ class OnnxSplitting:
     def _constant_values(self) -> set[str]:
         """The values that depend on initializers alone. A model that needs one computes it."""
         graph = self.onnx_model.graph
-        names = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-        constants = names - set(self._inputs)
+        constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
         functions = Functions(self.onnx_model.functions)
         for node, reads in zip(graph.node, self._reads, strict=True):
             if constants.issuperset(reads) and not is_random(node, functions):
@@ -216,8 +218,19 @@ class OnnxSplitting:
         return of_nodes
 
     def _read_within(self, begin: int, end: int) -> set[str]:
-        """The values that the nodes of some segments read."""
-        return {name for k, number in self._segment.items() if begin <= number < end for name in self._reads[k]}
+        """The values that the nodes of some segments read, and the nodes of the constants among them."""
+        return self._read_by(k for k, number in self._segment.items() if begin <= number < end)[0]
+
+    def _read_by(self, nodes: Iterable[int]) -> tuple[set[str], set[int]]:
+        """The values that nodes read, together with the nodes of constants, which are returned too."""
+        pending, constants, read = list(nodes), set[int](), set[str]()
+        while pending:
+            names = self._reads[pending.pop()]
+            read.update(names)
+            new = {self._makers_of_constants[name] for name in names if name in self._makers_of_constants} - constants
+            constants |= new
+            pending += new
+        return read, constants
 
     def _made_within(self, begin: int, end: int) -> list[str]:
         """The values that the nodes of some segments make."""
@@ -290,17 +303,10 @@ class OnnxSplitting:
         """The bytes of the weights of each segment, and `_NODE_BYTES` for each node."""
         graph = self.onnx_model.graph
         weights = {tensor.name: nbytes(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
-        made_by = {name: k for k, node in enumerate(graph.node) for name in node.output if name in self._constants}
         sizes = [0] * len(self.segments)
         for number in range(len(self.segments)):
             nodes = [k for k, segment in self._segment.items() if segment == number]
-            constants, read = set[int](), set[str]()
-            pending = [*nodes]
-            while pending:
-                read.update(names := self._reads[pending.pop()])
-                new = {made_by[name] for name in names if name in made_by} - constants
-                constants |= new
-                pending += new
+            read, constants = self._read_by(nodes)
             sizes[number] = len(nodes) * _NODE_BYTES
             sizes[number] += sum(graph.node[k].ByteSize() for k in constants) + sum(weights.get(n, 0) for n in read)
         return sizes
