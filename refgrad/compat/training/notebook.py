@@ -19,10 +19,9 @@ from rich.progress import track
 
 from refgrad.compat.training.arrays import Coefficients, array_from, executor
 from refgrad.compat.training.excs import ConvergenceWarning
-from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
+from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of, of_vectors
 from refgrad.compat.utils.onnxruntime_helper import get_ort_device
 from refgrad.errors import ConvergenceError, FeedError, NotTrainedError, OptionError, TrainingError, choices
-from refgrad.model import native
 from refgrad.model.reading import read
 from refgrad.model.writing import replacing
 from refgrad.parameters.weights import write_back
@@ -31,10 +30,6 @@ from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 
 _STARTS = ("normal", "model")  # random weights, or the weights of the model
-_ZERO = """
-<ir_version: 8, opset_import: ["" : 15]>
-zero (float[?] X) => (float[?] Y) <float[1] nothing = {0}> { Y = Mul(X, nothing) }
-"""
 _LOGGER = logging.getLogger("onnxcustom")  # the name under which programs for onnxcustom set its level
 _LONG = 50  # a longer list is shortened in `repr`
 
@@ -263,8 +258,8 @@ class BaseOptimizer(ABC):
 
     @property
     def zero_onnx_(self) -> ModelProto:
-        """Y = X·0: a first velocity for each weight."""
-        return native.parse_model(_ZERO)
+        """Y = 0 in the shape of X: a first velocity for each weight."""
+        return of_vectors("zero")
 
     def _graphs(self) -> dict[str, Any]:
         return {
