@@ -145,6 +145,9 @@ def test_the_derivative_of_a_penalty_is_that_of_its_value() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("name", get_supported_functions())
 def test_every_function_has_a_graph_of_every_float(name: str, dtype: Any) -> None:
+    oldest = function_onnx_graph(name, target_opset=13, dtype=dtype)
+    assert get_onnx_opset(oldest) in (13, 16)
+    get_backend("numpy").prepare(oldest)
     made = function_onnx_graph(name, target_opset=20, dtype=dtype, weight_name="w")
     assert get_onnx_opset(made) == 20
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -158,6 +161,7 @@ def test_what_functions_refuse() -> None:
         ("H", {}, "no function 'H'; there are 'copy'"),
         ("axpy", {"l1": 1}, "'axpy' does not take"),
         ("axpy", {"dtype": np.int64}, "dtype is a float, not int64"),
+        ("axpy", {"target_opset": 12}, "target_opset=12; there are 13 to"),
         ("square_error", {"l1_weight": 1}, "no setting 'l1_weight'"),
         ("square_error", {"weight_name": "X1"}, "'X1' is taken"),
     ):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.defs import onnx_opset_version
 
 from refgrad.builder.nodes import NodeBuilder, constant_tensor
 from refgrad.compat import get_max_opset
@@ -22,6 +23,8 @@ from refgrad.rewrites.losses import add_loss_output, penalty_loss_onnx
 
 __all__ = ["function_onnx_graph", "get_supported_functions"]
 
+_LOWEST_OPSET = 13
+
 
 def function_onnx_graph(
     name: str, target_opset: int | None = None, dtype: Any = np.float32, weight_name: str | None = None, **kwargs: Any
@@ -32,18 +35,21 @@ def function_onnx_graph(
     X2; here it has the sign of ∂/∂X2 also for the absolute error, for which onnxcustom has the opposite sign. A graph with a
     derivative has at least opset 16.
 
-    :param target_opset: the opset, by default `refgrad.compat.get_max_opset()`.
+    :param target_opset: the opset, 13 or newer; by default `refgrad.compat.get_max_opset()`.
     :param dtype: the NumPy type of the inputs, a float.
     :param weight_name: the name of an input for the weights of samples, [N], with the default 1. Other graphs ignore it.
     :param kwargs: the further arguments of a function, as in `get_supported_functions`.
-    :raises OptionError: there is no such function or type, or the function does not take an argument.
+    :raises OptionError: there is no such function, type or opset, or the function does not take an argument.
     """
     if name not in _FUNCTIONS:
         raise OptionError(f"There is no function {name!r}; there are {choices(_FUNCTIONS)}.")
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     if kind not in FLOATS:
         raise OptionError(f"dtype is a float, not {np.dtype(dtype).name}.")
-    style = _Style(get_max_opset() if target_opset is None else target_opset, kind, weight_name)
+    opset = get_max_opset() if target_opset is None else target_opset
+    if not _LOWEST_OPSET <= opset <= onnx_opset_version():
+        raise OptionError(f"target_opset={opset}; there are {_LOWEST_OPSET} to {onnx_opset_version()}.")
+    style = _Style(opset, kind, weight_name)
     try:
         return _FUNCTIONS[name][1](style, **kwargs)
     except TypeError as error:
@@ -189,7 +195,7 @@ _FUNCTIONS: dict[str, tuple[str, Callable[..., ModelProto]]] = {
     "copy": ("Y = X", _text("copy (@[] X) => (@[] Y) { Y = Identity(X) }")),
     "zero": (
         "Y = 0, in the shape of X",
-        _text("zero (@[] X) => (@[] Y) { shape = Shape(X) zeros = ConstantOfShape(shape) Y = CastLike(zeros, X) }"),
+        _text("zero (@[] X) => (@[] Y) { shape = Shape(X) Y = ConstantOfShape <value = @[1] {0}> (shape) }"),
     ),
     "axpy": (
         "Y = alpha·X1 + X2",

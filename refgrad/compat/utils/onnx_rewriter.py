@@ -20,7 +20,7 @@ def onnx_rewrite_operator(onx: ModelProto, op_type: str, sub_onx: ModelProto, re
     """A copy of a model that computes an operator of ai.onnx by another graph, wherever it occurs.
 
     The inputs and outputs of the operator are the inputs and outputs of `sub_onx`, in this order. The attributes of the
-    operator are dropped.
+    operator are dropped. Local functions stay as they are.
 
     :param sub_onx: a model of the graph. If the two have different opsets, the older one is converted.
     :param recursive: replace the operator in subgraphs too.
