@@ -41,7 +41,7 @@ class OptionTypeError(RefgradError, TypeError):
     """An argument of the wrong type."""
 
 
-class NoGradientError(RefgradError):
+class NoGradientError(RefgradError, RuntimeError):
     """Operators between the inputs and the outputs have no gradient. `nodes` are the names of their nodes."""
 
     def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:

@@ -9,6 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib import util
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,9 +19,9 @@ from rich.progress import track
 
 from refgrad.compat.training.arrays import Coefficients, array_from, executor
 from refgrad.compat.training.excs import ConvergenceWarning
-from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
+from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of, of_vectors
+from refgrad.compat.utils.onnxruntime_helper import get_ort_device
 from refgrad.errors import ConvergenceError, FeedError, NotTrainedError, OptionError, TrainingError, choices
-from refgrad.model import native
 from refgrad.model.reading import read
 from refgrad.model.writing import replacing
 from refgrad.parameters.weights import write_back
@@ -29,10 +30,6 @@ from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 
 _STARTS = ("normal", "model")  # random weights, or the weights of the model
-_ZERO = """
-<ir_version: 8, opset_import: ["" : 15]>
-zero (float[?] X) => (float[?] Y) <float[1] nothing = {0}> { Y = Mul(X, nothing) }
-"""
 _LOGGER = logging.getLogger("onnxcustom")  # the name under which programs for onnxcustom set its level
 _LONG = 50  # a longer list is shortened in `repr`
 
@@ -87,9 +84,19 @@ class BaseOptimizer(ABC):
         """The learning rate of the last epoch."""
         return self.learning_rate.value
 
+    @property
+    def device(self) -> Any:
+        """The OrtDevice, with which programs for onnxcustom make OrtValues. Without onnxruntime, the name of the device."""
+        return get_ort_device(self._device) if util.find_spec("onnxruntime") else self._device
+
+    @device.setter
+    def device(self, name: str) -> None:
+        self._device = name
+
     def __repr__(self) -> str:
         """The class and its arguments. Models and long lists are shortened."""
-        arguments = [f"{name}={_short(getattr(self, name))}" for name in self._shown]
+        values = {name: getattr(self, name) for name in self._shown} | {"device": self._device}
+        arguments = [f"{name}={_short(value)}" for name, value in values.items()]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -98,7 +105,8 @@ class BaseOptimizer(ABC):
         :param deep: has no effect: no argument is an estimator.
         """
         names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name not in ("self", "conventions")} | self._conventions
+        values = {name: getattr(self, name) for name in names if name not in ("self", "conventions")}
+        return values | {"device": self._device} | self._conventions
 
     def set_params(self, **params: Any) -> Self:
         """Replace arguments. What has been trained is forgotten.
@@ -250,8 +258,8 @@ class BaseOptimizer(ABC):
 
     @property
     def zero_onnx_(self) -> ModelProto:
-        """Y = X·0: a first velocity for each weight."""
-        return native.parse_model(_ZERO)
+        """Y = 0 in the shape of X: a first velocity for each weight."""
+        return of_vectors("zero")
 
     def _graphs(self) -> dict[str, Any]:
         return {

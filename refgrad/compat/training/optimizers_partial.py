@@ -13,7 +13,7 @@ from onnx import ModelProto, helper
 from refgrad.backends import get_backend
 from refgrad.compat.training.arrays import Coefficients
 from refgrad.compat.training.notebook import BaseOptimizer, checked_array
-from refgrad.compat.training.ortgradient import OrtGradientForwardBackward
+from refgrad.compat.training.ortgradient import OrtGradientForwardBackward, OrtGradientForwardBackwardFunction
 from refgrad.compat.training.sgd_learning_loss import BaseLearningLoss, NegLogLearningLoss, loss_of
 from refgrad.compat.training.sgd_learning_penalty import BaseLearningPenalty, penalty_of
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate
@@ -188,6 +188,14 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
             return OrtGradientForwardBackward(
                 self.model_onnx, list(self._step.weights), backend=self._executor, **self._conventions
             )
+
+    @cached_property
+    def train_function_(self) -> OrtGradientForwardBackwardFunction:
+        """A function of `train_session_`."""
+        return self.train_session_.new_instance()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "train_function_"}
 
     def _graphs(self) -> dict[str, Any]:
         function = self.train_session_.cls_type_
