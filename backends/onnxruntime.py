@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 from onnx.serialization import registry
 
 from refgrad.backends.base import (
@@ -40,6 +40,7 @@ from refgrad.model.checks.recursion import refuse_growth, refuse_recursion
 from refgrad.model.external import ModelSource, Opened, bytes_in_files, links_leave, loaded, without_links
 from refgrad.model.reading import is_large, skeleton_of
 from refgrad.protos.messages import is_too_large
+from refgrad.protos.traverse import every_node
 
 _MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
@@ -49,6 +50,8 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+# Several releases get these passes wrong behind a DequantizeLinear, all but the first without a zero point: docs/executors.md.
+_WRONG_PASSES = ("QDQPropagationTransformer", "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
 SLEEPING = {"session.intra_op.allow_spinning": "0"}  # between runs threads leave the processor to others
 # For a product ONNX Runtime keeps a copy of the weight in another layout, which is faster with few rows. Of weights that are
 # mapped from their files and have more bytes than this there are no copies.
@@ -93,7 +96,7 @@ class CpuBackend(Backend):
         model: ModelSource,
         threads: int | None = None,
         optimization: str = "all",
-        without: Collection[str] = (),
+        without: Collection[str] | None = None,
         config: Mapping[str, str] | None = None,
         provider_options: Mapping[str, str] | None = None,
         data_folders: Folders | None = None,
@@ -102,7 +105,8 @@ class CpuBackend(Backend):
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
 
         `optimization` is the level of graph optimisations: disabled, basic, extended or all. `without` names passes that are
-        left out, such as "MatMulAddFusion". `config` has entries of the session's configuration: with
+        left out, such as "MatMulAddFusion". By default these are passes that several releases get wrong if a node is
+        DequantizeLinear; without=() leaves out none. `config` has entries of the session's configuration: with
         {"session.intra_op.allow_spinning": "0"} its threads sleep between two runs. `provider_options` has options of the
         execution provider: {"use_tf32": "1"} lets CUDA round the factors of products to 10 bits, which is faster.
         Links to external data may lead into `data_folders`.
@@ -122,7 +126,8 @@ class CpuBackend(Backend):
                 raise OptionError(
                     f"{name}={entries!r}: every name and every value must be a string, as in onnxruntime."
                 )
-        return _Session(self, model, threads, optimization, tuple(without), settings, of_provider)
+        passes = None if without is None else tuple(without)
+        return _Session(self, model, threads, optimization, passes, settings, of_provider)
 
     def prepare_opened(self, model: Opened, **options: Any) -> Prepared:
         """Open a session that maps the weights of `model` from their files. Of large ones it makes no copies in another layout.
@@ -188,6 +193,14 @@ def _cuda_unavailable() -> str | None:
     return None
 
 
+def _wrong_passes(model: ModelProto) -> tuple[str, ...]:
+    """The passes of the optimizer that a model with DequantizeLinear does not bear."""
+    zero_points = [any(node.input[2:]) for node in every_node(model) if node.op_type == "DequantizeLinear"]
+    if not zero_points:
+        return ()
+    return _WRONG_PASSES[:1] if all(zero_points) else _WRONG_PASSES
+
+
 class _Session(Local):
     def __init__(
         self,
@@ -195,7 +208,7 @@ class _Session(Local):
         model: ModelSource,
         threads: int | None,
         optimization: str = "all",
-        without: tuple[str, ...] = (),
+        without: tuple[str, ...] | None = None,
         config: Mapping[str, str] | None = None,
         provider_options: Mapping[str, str] | None = None,
     ) -> None:
@@ -228,6 +241,8 @@ class _Session(Local):
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])
         first, *others = backend.providers
         providers = [(first, dict(provider_options)) if provider_options else first, *others]
+        if without is None:
+            without = _wrong_passes(proto)
         left_out = {"disabled_optimizers": list(without)} if without else {}
         # ONNX Runtime follows no link out of the folder of the model.
         source: str | bytes

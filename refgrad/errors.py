@@ -22,7 +22,7 @@ class InvalidModelError(RefgradError):
     """A model that cannot be read, that `onnx.checker` refuses, or that needs a newer version of onnx."""
 
 
-class UnknownNameError(RefgradError):
+class UnknownNameError(RefgradError, ValueError):
     """A name in `wrt`, `outputs` or a list of operators that does not exist, occurs twice, or is not a float."""
 
 
@@ -41,7 +41,7 @@ class OptionTypeError(RefgradError, TypeError):
     """An argument of the wrong type."""
 
 
-class NoGradientError(RefgradError):
+class NoGradientError(RefgradError, RuntimeError):
     """Operators between the inputs and the outputs have no gradient. `nodes` are the names of their nodes."""
 
     def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:

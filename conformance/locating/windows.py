@@ -1,7 +1,8 @@
 """A fault that no node has alone: the fewest nodes that are wrong together, and the pass of a runtime that makes them so.
 
 To look at a value changes what a runtime fuses. So nodes are run in windows, of which only what others read comes out: all
-nodes, halves, halves of halves. A window that is wrong whose halves are right is shrunk until no node can be left out.
+nodes, halves, halves of halves. A window that is wrong whose halves are right is shrunk until no node can be left out. A
+Constant is in each window whose nodes read it: an input in its place would change what a runtime folds, and its memory.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class _Search:
     ) -> None:
         self._values, self._backend, self._known, self._count = values, backend, known, count
         self._all = list(values.model.graph.node)
-        self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant" and k not in known]
+        self._constants = [k for k, node in enumerate(self._all) if node.op_type == "Constant"]
+        self._places = [k for k in range(len(self._all)) if k not in known and k not in self._constants]
         self._outputs = {value.name for value in values.model.graph.output}
         self._readers: dict[str, set[int]] = {}
         for k, node in enumerate(self._all):
@@ -178,6 +180,7 @@ class _Search:
 
     def _model(self, window: Iterable[int]) -> tuple[ModelProto, dict[str, Any]]:
         inside = set(window)
+        inside |= {k for k in self._constants if inside & self._readers.get(self._all[k].output[0], set())}
         nodes = [self._all[k] for k in sorted(inside)]
         read = {name for name, readers in self._readers.items() if readers - inside}
         made, feeds = self._values.part(nodes, self._outputs | read)

@@ -639,13 +639,16 @@ def _summary(result: dict[str, Any]) -> None:
     steps = f"{counted(result['epochs'], 'epoch')}, {counted(result['steps'], 'step')}"
     if result["updates"] != result["steps"]:
         steps = f"{steps}, {counted(result['updates'], 'update')}"
-    say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {steps}")
+    say(f"loss {_course(losses)} in {steps}")
     if held:
-        say(
-            f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}"
-        )
+        say(f"validation loss {_course(held)}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}")
         say(f"the weights are those after epoch {result['weights_of_epoch']} of {result['epochs']}")
     say(f"{result['output']}" + (f", its weights in {result['external_data']}" if result["external_data"] else ""))
+
+
+def _course(values: list[float]) -> str:
+    """The first value and the last one, or the only one."""
+    return " -> ".join(f"{value:.6g}" for value in (values[:1] + values[1:][-1:]))
 
 
 def curve(values: list[float]) -> list[str]:

@@ -8,10 +8,18 @@ from enum import Flag
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.builder.nodes import NodeBuilder
-from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import (
+    FeedError,
+    NoGradientError,
+    OptionError,
+    OptionTypeError,
+    UnknownNameError,
+    choices,
+    did_you_mean,
+)
 from refgrad.escaping import printable
 from refgrad.model.checks.malformed import explained
 from refgrad.model.external import load
@@ -79,7 +87,8 @@ def onnx_derivative(
     :param options: see `DerivativeOptions`.
     :param loss: with Loss, the output that is the loss.
     :param label: with Loss, the input that is the label, or several; they get no gradient. It may also be the output that is
-        compared with the label, as in onnxcustom: then every input gets a gradient.
+        compared with the label, as in onnxcustom: then every input gets a gradient. If it is the only output, and the loss is
+        no output, the model is the part before the loss: an input `<label>_grad` is its cotangent.
     :param path_name: with Loss, the file that the gradient is saved to.
     :param verbose: 1 prints what was done.
     :param builder: "refgrad", or "onnxruntime": OrtModuleGraphBuilder of the wheel onnxruntime-training-cpu 1.19.2, which
@@ -89,7 +98,8 @@ def onnx_derivative(
     :raises OptionError: options that exclude each other, FillGrad without KeepOutputs, Loss without path_name, loss or label,
         one of these three without Loss, Loss with weights, an unknown builder or dialect (a ValueError).
     :raises UnknownNameError: a name that does not belong to a float initializer, an input or an output.
-    :raises NoGradientError: an operator on the way has no derivative.
+    :raises NoGradientError: an operator on the way has no derivative, or an initializer in `weights` is not a float (a
+        RuntimeError).
     :raises BuilderError: ONNX Runtime's builder is not installed, or did not make a gradient.
     :raises OutputFileError: the gradient cannot be saved.
 
@@ -116,9 +126,12 @@ def onnx_derivative(
         feeds = [value.name for value in source.graph.input]
         results = [value.name for value in source.graph.output]
         _check_names("label", labels, [*feeds, *results])
-        _check_names("loss", [loss], results)
-        model = select_model_inputs_outputs(source, [loss], feeds)
-        options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
+        if list(labels) == results and loss not in results:  # the model without its loss
+            labels, options = (), DerivativeOptions.KeepOutputs
+        else:
+            _check_names("loss", [loss], results)
+            model = select_model_inputs_outputs(source, [loss], feeds)
+            options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
     by_inputs, by_weights = _selected(model, weights, inputs, labels)
     if builder == "onnxruntime":
         made = _by_onnxruntime(read(model), by_inputs, by_weights, options)
@@ -282,6 +295,7 @@ def _selected(
     known = {tensor.name for tensor in graph.initializer}
     floats = [v.name for v in graph.input if v.name not in known and v.type.tensor_type.elem_type in FLOATS]
     if weights is not None:
+        _check_types(weights, graph)
         _check_names("weights", weights, initializers)
     if inputs is not None:
         _check_names("inputs", inputs, [name for name in floats if name not in labels])
@@ -289,6 +303,17 @@ def _selected(
     by_inputs = [n for n in default if n not in known and n not in labels] if inputs is None else list(inputs)
     by_weights = [n for n in initializers if n in default] if weights is None else list(weights)
     return [name for name in floats if name in by_inputs], by_weights
+
+
+def _check_types(weights: Any, graph: GraphProto) -> None:
+    """Refuse an initializer that is not a float, such as a zero point."""
+    names = weights if isinstance(weights, Collection) and not isinstance(weights, str | bytes) else ()
+    for tensor in graph.initializer:
+        if tensor.data_type not in FLOATS and tensor.name in names:
+            kind = TensorProto.DataType.Name(tensor.data_type)
+            raise NoGradientError(
+                f"{tensor.name!r} in weights is {kind}, and only floats have gradients. Leave it out."
+            )
 
 
 def _check_names(argument: str, names: Any, known: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards
-from refgrad.training.loss_terms import LossTerm, sum_of_losses
+from refgrad.training.loss_terms import sum_of_losses
 from refgrad.training.many_processes import PartGradient, part_of
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.runs import Run
@@ -29,6 +29,7 @@ from refgrad.training.schedules import (
 from refgrad.training.sources import open_data
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
+from refgrad.training.term import LossTerm
 from refgrad.training.training import Training, batches
 from refgrad.training.training_info import from_training_info, with_training_info
 from refgrad.training.two_models import gradient_model, update_model

@@ -27,6 +27,7 @@ from refgrad.rewrites.scores import (
     refuse_no_logits,
 )
 from refgrad.rewrites.selection import select_model_inputs_outputs
+from refgrad.training.term import LossTerm
 
 _OPSET = 16  # the losses are written in it, as gradients are
 
@@ -75,28 +76,21 @@ def count_of_classes(model: ModelProto | str | os.PathLike[str], output: str | N
     return max(shape[1], 2) if len(shape) > 1 and isinstance(shape[1], int) else None  # one column is of two classes
 
 
-def with_loss_of_classes(
-    source: ModelProto,
-    loss: str,
-    output: str | None,
-    label: str,
-    sample_weight: str | None,
-    reduction: str,
-    settings: Mapping[str, Any],
-) -> tuple[ModelProto, str]:
+def with_loss_of_classes(source: ModelProto, term: LossTerm) -> tuple[ModelProto, str]:
     """The model that returns the loss of classes in int64: of logits ("cross_entropy"), or of probabilities ("log_loss").
 
     Probabilities in columns that Sigmoid makes are each of one class against all others, and count so.
 
-    :param settings: of the cross entropy, by name.
+    :param term: its settings belong to the cross entropy.
     :raises OptionError: the loss does not fit the output, or a setting is wrong.
     """
+    loss, label, sample_weight = term.loss, term.label, term.sample_weight
     made = ModelProto()
     made.CopyFrom(source)
     if import_onnx(made) < _OPSET:
         made.CopyFrom(upgrade(made, _OPSET))
     graph = normalise(made)
-    compared = one_output(graph, output)
+    compared = one_output(graph, term.output)
     shape, kind = graph.shapes.get(compared), graph.types.get(compared)
     if shape is None or kind not in FLOATS or not shape:
         what = "logits" if loss == "cross_entropy" else "probabilities"
@@ -106,13 +100,13 @@ def with_loss_of_classes(
         refuse_no_logits(source, compared, shape, loss)  # `made` may have other names
     else:
         check_probabilities(made, compared, loss)
-    taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
+    taken = make_room(made, term.added, compared)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
     scores = op.wide(compared)
     share = None  # of each label in the mean; None where all are 1
     if loss == "cross_entropy":
-        each, share = _cross_entropy(op, scores, label, shape, _Settings.of(settings, shape[1]))
+        each, share = _cross_entropy(op, scores, label, shape, _Settings.of(term.settings, shape[1]))
     elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(made, compared):
         each = _of_columns(op, scores, label, kind, shape[1], len(shape))
     else:
@@ -123,8 +117,8 @@ def with_loss_of_classes(
         op.types[sample_weight] = (kind, 1)
         weights, more = op.wide(sample_weight), max(len(shape) - 2, 0)
         each = op.Mul(each, op.Reshape(weights, [-1] + [1] * more) if more else weights)
-    total: str = op.emit("ReduceSum" if share else REDUCTIONS[reduction], "", (each,), 1, {"keepdims": 0})
-    if share and reduction == "mean":
+    total: str = op.emit("ReduceSum" if share else REDUCTIONS[term.reduction], "", (each,), 1, {"keepdims": 0})
+    if share and term.reduction == "mean":
         count = op.emit("ReduceSum", "", (share,), 1, {"keepdims": 0})
         nothing = op.Equal(count, op.const(0.0, like=count))  # if no label of a batch counts, the loss is 0
         total = op.Div(total, op.Where(nothing, op.const(1.0, like=count), count))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,26 +22,11 @@ from refgrad.ranges import FINITE
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.training.losses import with_loss
 from refgrad.training.outputs import compared_output
+from refgrad.training.term import LossTerm
 
 MIXED = "mixed"  # a `mean_over`: terms are divided by different numbers
 _KEY = "refgrad.mean_over"  # metadata of a sum of losses
 _COUNTED = {"class_weights", "ignore_index"}  # settings with which a mean is not over all samples
-
-
-@dataclass(frozen=True)
-class LossTerm:
-    """A loss of an output and a label, and its weight in a sum.
-
-    The fields are the parameters of `step_model`, except `weight`, and `settings`, which is `loss_settings` there.
-    """
-
-    loss: str
-    output: str | None = None
-    label: str = "label"
-    weight: float = 1.0
-    reduction: str = "mean"
-    sample_weight: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @explained
@@ -77,16 +62,13 @@ def sum_of_losses(model: ModelProto | str | os.PathLike[str], terms: Sequence[Lo
             raise OptionError(f"A term is a LossTerm, such as LossTerm('squared_error', weight=0.5), not {term!r}.")
         if FINITE.why_not(term.weight):
             raise OptionError(f"The weight of a loss is a finite number, not {term.weight!r}.")
-        added = [name for name in (term.label, term.sample_weight) if name]
-        if taken := [name for name in added if name in fed]:
+        if taken := [name for name in term.added if name in fed]:
             raise UnknownNameError(
                 f"The label {taken[0]!r} has the name of an input of the model. Choose another name."
             )
         output = compared_output(source, term.output)
-        made, name = with_loss(
-            source, term.loss, output, term.label, term.sample_weight, term.reduction, dict(term.settings)
-        )
-        part = select_model_inputs_outputs(made, [name], [output, *added])
+        made, name = with_loss(source, replace(term, output=output))
+        part = select_model_inputs_outputs(made, [name], [output, *term.added])
         parts.append((native.with_prefix(part, f"term_{k}/"), f"term_{k}/{name}", float(term.weight)))
     newest = max(versions_of(part)[""] for part, *_ in parts)
     total = ModelProto(ir_version=max(part.ir_version for part, *_ in parts), producer_name="refgrad")

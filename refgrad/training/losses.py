@@ -17,20 +17,18 @@ from refgrad.model import native
 from refgrad.model.external import array_of
 from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
-from refgrad.model.reading import read
+from refgrad.model.reading import read, skeleton_of
 from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import fresh, names_of, refill, versions_of
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT, Shape, is_unnamed, type_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import training_gradient
 from refgrad.rewrites.losses import REDUCTIONS, SCORES, add_loss_output, has_unknown_width, make_room, one_output
-from refgrad.rewrites.scores import (
-    OF_CLASSES,
-    loss_of_classes,
-)
+from refgrad.rewrites.scores import OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import DEFAULT, Conventions
 from refgrad.training.class_losses import with_loss_of_classes
+from refgrad.training.term import LossTerm
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
 _DIRECT: dict[str, Callable[[FunctionEmitter, str], tuple[str, str]]] = {
@@ -77,11 +75,12 @@ def differentiated(
             )
         source, name = _composed(source, read(loss), output)
     else:
-        _check_named(loss, reduction)
+        term = LossTerm(loss, output, label, reduction=reduction, sample_weight=sample_weight, settings=settings)
+        _check_named(term)
         _refuse_one_number(source, loss, output)
         if loss in _DIRECT and not settings:
-            return _direct(source, wrt, loss, output, label, sample_weight, reduction, conventions, scale)
-        source, name = _with_named(source, loss, output, label, sample_weight, reduction, settings)
+            return _direct(source, wrt, term, conventions, scale)
+        source, name = _with_named(source, term)
     if not scale:
         return training_gradient(source, wrt, name, "ones", conventions), name
     return _scaled(training_gradient(source, wrt, name, "input", conventions), name, scale), name
@@ -101,59 +100,43 @@ def _refuse_one_number(source: ModelProto, loss: str, output: str | None) -> Non
         )
 
 
-def with_loss(
-    model: ModelProto | str | os.PathLike[str],
-    loss: str,
-    output: str | None,
-    label: str,
-    sample_weight: str | None,
-    reduction: str,
-    settings: Mapping[str, Any],
-) -> tuple[ModelProto, str]:
-    """The model that returns a loss with a name, and the name of the output for the loss.
+def with_loss(model: ModelProto | str | os.PathLike[str], term: LossTerm) -> tuple[ModelProto, str]:
+    """The model that returns a loss with a name, unweighted, and the name of the output for the loss.
 
     :raises OptionError: there is no such loss, or it does not fit the output.
     :raises UnknownNameError: a new name that the model has.
     """
-    _check_named(loss, reduction)
-    return _with_named(_with_sigmoids(read(model)), loss, output, label, sample_weight, reduction, settings)
+    _check_named(term)
+    return _with_named(_with_sigmoids(read(model)), term)
 
 
-def _check_named(loss: str, reduction: str) -> None:
-    if loss not in LOSSES:
-        path = f" The loss in a file is a Path: loss=Path({loss!r})." if str(loss).endswith(".onnx") else ""
+def _check_named(term: LossTerm) -> None:
+    if term.loss not in LOSSES:
+        path = f" The loss in a file is a Path: loss=Path({term.loss!r})." if str(term.loss).endswith(".onnx") else ""
         raise OptionError(
-            f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss.{path}"
+            f"There is no loss {term.loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss.{path}"
         )
-    if reduction not in REDUCTIONS:
-        raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
+    if term.reduction not in REDUCTIONS:
+        raise OptionError(f"There is no reduction {term.reduction!r}; there are {choices(REDUCTIONS)}.")
 
 
-def _with_named(
-    source: ModelProto,
-    loss: str,
-    output: str | None,
-    label: str,
-    sample_weight: str | None,
-    reduction: str,
-    settings: Mapping[str, Any],
-) -> tuple[ModelProto, str]:
+def _with_named(source: ModelProto, term: LossTerm) -> tuple[ModelProto, str]:
     """The model that returns a loss with a name, and the name of the output for the loss."""
-    if loss in OF_CLASSES:
-        return with_loss_of_classes(source, loss, output, label, sample_weight, reduction, settings)
+    if term.loss in OF_CLASSES:
+        return with_loss_of_classes(source, term)
     name = fresh("total_loss", names_of(source.graph))
-    source, output, label_type = _with_wide_output(source, output)
+    source, output, label_type = _with_wide_output(source, term.output)
     made = add_loss_output(
         source,
-        loss,
+        term.loss,
         name,
-        label,
-        sample_weight,
+        term.label,
+        term.sample_weight,
         None,
         output,
-        reduction=reduction,
+        reduction=term.reduction,
         label_type=label_type,
-        **settings,
+        **term.settings,
     )
     return made, name
 
@@ -192,43 +175,39 @@ def _loss_of(graph: Graph, output: str | None) -> str:
 def _direct(
     source: ModelProto,
     wrt: Sequence[str],
-    loss: str,
-    output: str | None,
-    label: str,
-    sample_weight: str | None,
-    reduction: str,
+    term: LossTerm,
     conventions: Conventions,
     scale: str,
 ) -> tuple[ModelProto, str]:
     """With the derivative of the loss in the place of the cotangent: no node finds out which shapes it has."""
     graph = normalise(source)
-    compared = one_output(graph, output)
+    compared = one_output(graph, term.output)
     kind, shape = graph.types.get(compared), graph.shapes.get(compared)
     if kind not in FLOATS or shape is None:
         raise OptionError(f"A loss compares a float tensor of known rank; output {compared!r} is not declared as one.")
     alone = ModelProto()
     alone.CopyFrom(source)
-    make_room(alone, [name for name in (label, sample_weight) if name is not None], compared)
+    make_room(alone, term.added, compared)
     source = select_model_inputs_outputs(alone, [compared], [value.name for value in source.graph.input])
     made = training_gradient(source, wrt, compared, "input", conventions)
     seed = names_in(made)[0][compared]
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
-    taken.update(name for name in (label, sample_weight, scale) if name)
+    taken.update(name for name in (*term.added, scale) if name)
     op = FunctionEmitter.into_graph(versions_of(made)[""], "loss", taken)
-    op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
-    expected = op.wide(label)
+    op.types |= {compared: (kind, len(shape)), term.label: (kind, len(shape))}
+    expected = op.wide(term.label)
     if has_unknown_width(shape):
         expected = op.Reshape(expected, op.Shape(compared))
-    score, slope = _DIRECT[loss](op, op.Sub(op.wide(compared), expected))
-    inputs = [helper.make_tensor_value_info(label, kind, shape)]
-    if sample_weight is not None:
-        inputs.append(helper.make_tensor_value_info(sample_weight, kind, shape[:1]))
-        op.types[sample_weight] = (kind, 1)
-        weights = op.wide(sample_weight)
+    score, slope = _DIRECT[term.loss](op, op.Sub(op.wide(compared), expected))
+    inputs = [helper.make_tensor_value_info(term.label, kind, shape)]
+    if term.sample_weight is not None:
+        inputs.append(helper.make_tensor_value_info(term.sample_weight, kind, shape[:1]))
+        op.types[term.sample_weight] = (kind, 1)
+        weights = op.wide(term.sample_weight)
         weights = op.Reshape(weights, [-1] + [1] * (len(shape) - 1)) if len(shape) > 1 else weights
         score, slope = op.Mul(score, weights), op.Mul(slope, weights)
-    total: str = op.emit(REDUCTIONS[reduction], "", (score,), 1, {"keepdims": 0})
-    if reduction == "mean":
+    total: str = op.emit(REDUCTIONS[term.reduction], "", (score,), 1, {"keepdims": 0})
+    if term.reduction == "mean":
         slope = op.Div(slope, op.Cast(op.Size(score), to=op.type(score)))
     if scale:
         op.types[scale] = (TensorProto.FLOAT, 0)
@@ -285,15 +264,22 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     if not joined or output is not None:
         joined = [(one_output(normalise(source), output), inputs[0])]
     _refuse_other_inputs(source, loss, joined)
-    first, second = ModelProto(), native.with_prefix(loss, "loss/")
-    first.CopyFrom(source)
-    second.ir_version = first.ir_version = max(source.ir_version, loss.ir_version)
-    name = second.graph.output[0].name
+    weights = {tensor.name: tensor for tensor in source.graph.initializer}  # which may lie in files, and are large
+    first, second = skeleton_of(source, weights), native.with_prefix(loss, "loss/")
+    first.metadata_props.extend(source.metadata_props)
+    second.ir_version = first.ir_version = max(first.ir_version, loss.ir_version)
+    result = second.graph.output[0]
+    if not result.type.tensor_type.HasField("shape"):
+        shape = normalise(loss).shapes.get(loss.graph.output[0].name)
+        result.CopyFrom(helper.make_tensor_value_info(result.name, declared.elem_type, shape or ()))
     try:
-        made = native.merge_models(first, second, joined, [name])
+        made = native.merge_models(first, second, joined, [result.name])
     except native.ValidationError as error:
         raise OptionError(f"The loss does not fit the model: {str(error).strip()}.") from error
-    return made, name
+    listed = {value.name for value in source.graph.input}
+    refill(made.graph.input, [v for v in made.graph.input if v.name in listed or v.name not in weights])
+    made.graph.initializer.extend(weights.values())
+    return made, result.name
 
 
 def _may_be_equal(one: Shape, other: Shape) -> bool:

@@ -163,3 +163,29 @@ def test_sequences_go_through(ort):
     result = ort.prepare(model).run({"x": np.ones(2, np.float32)})["s"]
     assert len(result) == 2
     np.testing.assert_array_equal(result[1], [1, 1])
+
+
+@pytest.mark.parametrize("moved", ["Transpose(d)", "Reshape(d, flat)", "Unsqueeze(d, first)", "Slice(d, first, ends)"])
+@pytest.mark.parametrize("zero_point", ["", ", z"])
+@pytest.mark.parametrize("opset", [13, 21])
+def test_numbers_of_int8_are_moved_as_they_are(ort, opset, zero_point, moved):
+    """By default the passes are left out that make negative numbers 0, or a model that is not loaded."""
+    model = parse(
+        f"g (float[1] x) => (float[a, b] y, float[1] x_out) <int8[2, 3] q = {{-100, 2, -3, 4, -5, 6}}, float s = {{0.5}}, "
+        "int8 z = {0}, int64[1] flat = {-1}, int64[1] first = {0}, int64[1] ends = {1}> "
+        f"{{ d = DequantizeLinear(q, s{zero_point}) y = {moved} x_out = Identity(x) }}",
+        opset,
+        10,
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    feeds = {"x": np.ones(1, np.float32)}
+    expected = get_backend("numpy").prepare(model).run(feeds)["y"]
+    np.testing.assert_array_equal(ort.prepare(model).run(feeds)["y"], expected)
+    live = parse(
+        "g (float[2, 3] x) => (float[3, 2] y) <float s = {0.5}, int8 z = {0}> "
+        "{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Transpose(d) }",
+        opset,
+        10,
+    )
+    values = np.float32([[-50, 1, -1.5], [2, -2.5, 3]])
+    np.testing.assert_array_equal(ort.prepare(live).run({"x": values})["y"], values.T)

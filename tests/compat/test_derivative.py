@@ -362,6 +362,10 @@ BAD = {
     "path_name without Loss": (ADD, {"path_name": "x.onnx"}, OptionError, "path_name is for"),
     "unknown weight": (ADD, {"weights": ["Ad_Add"]}, UnknownNameError, "not a float initializer. Did you mean 'Ad_Addcst'"),
     "input as weight": (ADD, {"weights": ["X"]}, UnknownNameError, "'X' is not a float initializer"),
+    "integer as weight": (
+        model("(float[N] x) => (float[N] y) <int64[1] shape = {-1}> { y = Reshape(x, shape) }"), {"weights": ["shape"]},
+        NoGradientError, "'shape' in weights is INT64, and only floats have gradients",
+    ),
     "weight as input": (ADD, {"inputs": ["Ad_Addcst"]}, UnknownNameError, "'Ad_Addcst' is not a float input .* has: 'X'"),
     "integers": (SEVERAL, {"inputs": ["i"]}, UnknownNameError, "'i' is not a float input"),
     "a name twice": (ADD, {"inputs": ["X", "X"]}, UnknownNameError, "a name twice"),

@@ -152,11 +152,12 @@ def test_graphs_are_returned_as_bytes(kind: type, tmp_path: Any) -> None:
     assert value.tolist() == [0, 0]
 
 
-def test_the_label_of_the_log_loss_is_int64() -> None:
-    made = add_loss_output(CHANCE, "log")
+def test_the_log_loss_is_a_mean_and_its_label_is_int64() -> None:
+    made = add_loss_output(CHANCE, "log", reduction="sum")
     assert made.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
     assert add_loss_output(CHANCE) == refgrad.add_loss_output(CHANCE)
-    assert add_loss_output(CHANCE, "log", label_type="float32") == refgrad.add_loss_output(CHANCE, "log")
+    mean = refgrad.add_loss_output(CHANCE, "log", reduction="mean")
+    assert add_loss_output(CHANCE, "log", label_type="float32") == mean
     x, y = points()
     label = (y > 0).astype(np.int64)
     settings: dict[str, Any] = {"max_iter": 3, "learning_rate": 0.1, "start": "model", "random_state": 0}
@@ -165,6 +166,17 @@ def test_the_label_of_the_log_loss_is_int64() -> None:
     beside = OrtGradientForwardBackwardOptimizer(CHANCE, ["a"], learning_loss=chances, **settings)
     for given in (label, label.ravel()):
         np.testing.assert_allclose(within.fit(x, given).train_losses_, beside.fit(x, given).train_losses_, rtol=1e-4)
+
+
+def test_an_output_without_a_shape_has_the_probabilities_of_two_classes() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 15]> same (double[] X) => (double[] y) { y = Identity(X) }'
+    )
+    made = get_backend("numpy").prepare(add_loss_output(model, "log", eps=1e-6))
+    p, label = np.array([0, 0.2, 0.5, 1, 1]), np.array([[1], [0], [1], [1], [0]])
+    loss = made.run({"X": np.stack([1 - p, p], 1), "label": label})["loss"]
+    clipped = np.clip(np.where(label.ravel() == 1, p, 1 - p), 1e-6, 1 - 1e-6)
+    np.testing.assert_allclose(loss, [[-np.log(clipped).mean()]], rtol=1e-9)
 
 
 def test_the_label_may_be_the_output_that_is_compared(tmp_path: Any) -> None:
@@ -182,6 +194,20 @@ def test_the_label_may_be_the_output_that_is_compared(tmp_path: Any) -> None:
         onnx_derivative(
             add_loss_output(LINE), options=DerivativeOptions.Loss, label="z", loss="loss", path_name="g.onnx"
         )
+
+
+def test_a_model_without_its_loss_takes_the_cotangent_of_the_label(tmp_path: Any) -> None:
+    path = tmp_path / "grad.onnx"
+    made = onnx_derivative(LINE, options=DerivativeOptions.Loss, label="y", loss="loss", path_name=path)
+    assert [value.name for value in made.graph.input] == ["X", "a", "b", "y_grad"]
+    assert [value.name for value in made.graph.output] == ["X_grad", "a_grad", "b_grad", "y"]
+    assert onnx.load(path) == made
+    x, _ = points(3)
+    d_y = np.float32([[1], [-2], [3]])
+    feeds = {"X": x, "a": np.float32([[1], [-2]]), "b": np.float32([0.5]), "y_grad": d_y}
+    np.testing.assert_allclose(
+        get_backend("numpy").prepare(refgrad.lower(made)).run(feeds)["a_grad"], x.T @ d_y, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -223,6 +249,33 @@ def test_forward_and_backward(backend: str) -> None:
     np.testing.assert_allclose(y_again, function.forward([x, k, 2 * a, t])[0], rtol=1e-6)
 
 
+def test_a_step_by_hand() -> None:
+    session = optimizer(OrtGradientForwardBackwardOptimizer).fit(*points())
+    x, y = points(3)
+    function = session.train_function_
+    assert function is session.train_function_
+    assert "train_function_" not in vars(pickle.loads(pickle.dumps(session)))
+    [predicted] = function.forward([x, *session.get_state()], training=True)
+    loss, slope = session.learning_loss.loss_gradient(session.device, y, predicted)
+    np.testing.assert_allclose(loss.numpy(), [[0.5 * np.sum((predicted - y) ** 2)]], rtol=1e-6)
+    np.testing.assert_allclose(slope, predicted - y, rtol=1e-6)
+    _, d_a, d_b = function.backward([slope])
+    np.testing.assert_allclose(d_a, x.T @ (predicted - y), rtol=1e-5)
+    np.testing.assert_allclose(d_b, [np.sum(predicted - y)], rtol=1e-5)
+
+
+@pytest.mark.skipif("ort-cpu" not in available(), reason="without ONNX Runtime")
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_device_is_one_of_onnxruntime(kind: type) -> None:
+    from onnxruntime.capi._pybind_state import OrtValue
+
+    session = optimizer(kind)
+    x, _ = points(3)
+    np.testing.assert_array_equal(OrtValue.ortvalue_from_numpy(x, session.device).numpy(), x)
+    assert session.get_params()["device"] == "cpu"
+    assert "device='cpu'" in repr(session)
+
+
 def test_what_a_function_does_not_take() -> None:
     made = pickle.loads(pickle.dumps(OrtGradientForwardBackward(LINE, ["a"], backend="numpy", class_name="Line")))
     assert repr(made) == "OrtGradientForwardBackward(...)"
@@ -256,11 +309,14 @@ def test_batches_are_consecutive_samples() -> None:
     assert len(loader) == 11
     assert repr(loader) == "OrtDataLoader(..., ..., batch_size=4, device='cpu')"
     assert [array.shape for array in loader.data_np] == [(11, 2), (11, 1), (11,)]
+    assert loader.desc == [((11, 2), np.float64), ((11, 1), np.int64), ((11,), np.float64)]
+    for array, value in zip(loader.data_np, loader.data_ort, strict=True):
+        np.testing.assert_array_equal(value.numpy(), array)
     np.random.seed(0)
     starts = set()
     for _ in range(50):
         for part, targets, weights in OrtDataLoader(x, y, w, batch_size=4).iter_ortvalue():
-            first = int(targets[0, 0])
+            first = int(targets.numpy()[0, 0])
             starts.add(first)
             np.testing.assert_array_equal(part.numpy(), x[first : first + 4])
             np.testing.assert_array_equal(targets.numpy(), y[first : first + 4, None])

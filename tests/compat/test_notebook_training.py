@@ -15,6 +15,7 @@ import pytest
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.compat.plotting.plotting_onnx import plot_onnxs
+from refgrad.compat.training.excs import ConvergenceWarning
 from refgrad.compat.training.grad_helper import DerivativeOptions, onnx_derivative
 from refgrad.compat.training.optimizers import OrtGradientOptimizer
 from refgrad.compat.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
@@ -29,7 +30,15 @@ from refgrad.compat.training.sgd_learning_penalty import ElasticLearningPenalty
 from refgrad.compat.training.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
 from refgrad.compat.utils.onnx_helper import onnx_rename_weights
 from refgrad.compat.utils.orttraining_helper import add_loss_output, get_train_initializer
-from refgrad.errors import BackendError, ConvergenceError, FeedError, OptionError, TrainingError, UnknownNameError
+from refgrad.errors import (
+    BackendError,
+    ConvergenceError,
+    FeedError,
+    ModelWarning,
+    OptionError,
+    TrainingError,
+    UnknownNameError,
+)
 from refgrad.show.demo import regression
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
@@ -209,15 +218,20 @@ def test_the_negative_log_loss_takes_a_raw_score_or_probabilities(backend: str) 
     assert reached[0][4] < reached[0][0] * 0.6
     for other in reached[1:]:
         np.testing.assert_allclose(other, reached[0], rtol=1e-3)
-    for model, said in ((probability, "'y' is made by Sigmoid"), (both, "'y' is made by 1 - p beside p")):
-        with pytest.raises(OptionError, match=f"{said}.*probability_function=None"):
-            OrtGradientForwardBackwardOptimizer(model, learning_loss="log", **settings)
+    for model, origin, expected in ((probability, "Sigmoid", reached[2]), (both, "1 - p beside p", reached[3])):
+        session = OrtGradientForwardBackwardOptimizer(model, learning_loss="log", **settings)
+        with pytest.warns(ModelWarning, match=f"'y' is a probability, made by {origin}.*probability_function=None"):
+            session.fit(x, y)
+        assert [*session.train_losses_, *session.trained_coef_["w"].ravel(), session.score(x, y)] == expected
+        assert repr(session.learning_loss) == repr(NegLogLearningLoss())
+        graphs = session.save_onnx_graph(bytes)["learning_loss"]
+        assert graphs["loss_score_onnx_"] == chances.loss_score_onnx_.SerializeToString()
     wide = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 15]> m (float[N, 2] X) => (float[N, 2] Y) <float[2] w = {1, 2}> '
         "{ Y = Mul(X, w) }"
     )
     with pytest.raises(OptionError, match="'Y' has 2 columns"):
-        OrtGradientForwardBackwardOptimizer(wide, learning_loss="log")
+        OrtGradientForwardBackwardOptimizer(wide, learning_loss="log").fit(x, y)
     with pytest.raises(FeedError, match="takes labels from 0 to 1"):
         OrtGradientForwardBackwardOptimizer(score, learning_loss="log", **settings).fit(x, y + 1)
     with pytest.raises(OptionError, match="probability_function is 'sigmoid'"):
@@ -288,9 +302,10 @@ def test_the_network_of_scikit_learn() -> None:
         onx, learning_rate=LearningRateSGDNesterov(1e-4, nesterov=True, momentum=0.9), max_iter=30, batch_size=15,
         start="model", random_state=0,
     )  # fmt: skip
+    session.fit(X, y)
+    assert session.weights_to_train is not None
     assert all(name.startswith("I") and not name.endswith("shape_tensor") for name in session.weights_to_train)
     assert len(session.weights_to_train) == 6
-    session.fit(X, y)
     assert session.train_losses_[-1] < session.train_losses_[0] / 5
 
 
@@ -318,13 +333,21 @@ def test_state_and_pickles() -> None:
 def test_states_are_in_the_order_of_the_initializers() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((30, 2)), rng.standard_normal(30)
-    session = OrtGradientForwardBackwardOptimizer(line(), ["intercepts", "coefficient"], max_iter=1).fit(x, y)
-    assert session.weights_to_train == ["intercepts", "coefficient"]
-    assert list(session.trained_coef_) == ["coefficient", "intercepts"]
+    order = ["coefficient", "intercepts"]
+    with pytest.raises(OptionError, match=r"another order.*: 'coefficient', 'intercepts'"):
+        OrtGradientForwardBackwardOptimizer(line(), order[::-1]).fit(x, y)
+    session = OrtGradientForwardBackwardOptimizer(line(), order, max_iter=1).fit(x, y)
+    assert list(session.trained_coef_) == session.weights_to_train == order
     assert [value.shape for value in session.get_state()] == [(2, 1), (1, 1)]
     session.set_state([np.full((2, 1), 3), np.full((1, 1), 4)])
     assert session.trained_coef_["coefficient"].numpy().tolist() == [[3], [3]]
     assert session.trained_coef_["intercepts"].numpy().tolist() == [[4]]
+    named = OrtGradientOptimizer(add_loss_output(line()), order[::-1], max_iter=1).fit(x, y)
+    state = named.get_state()
+    assert list(state) == order
+    named.set_state({name: state[name] for name in order[::-1]})
+    for name in order:
+        np.testing.assert_array_equal(named.trained_coef_[name], state[name])
 
 
 def test_warm_start_goes_on() -> None:
@@ -369,15 +392,19 @@ def test_a_loss_that_is_not_finite() -> None:
     settings: dict[str, Any] = {"learning_rate": 1e30, "random_state": 0}
     with pytest.raises(ConvergenceError, match="of epoch 0"):
         OrtGradientForwardBackwardOptimizer(line(), **settings).fit(x, y)
-    with pytest.warns(RuntimeWarning, match="The loss is"):
+    with pytest.warns(ConvergenceWarning, match="The loss is"):
         OrtGradientForwardBackwardOptimizer(line(), exc=False, **settings).fit(x, y)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="no output 'loss'"):
-        OrtGradientOptimizer(line())
-    with pytest.raises(UnknownNameError, match=r"'coeff' in trainable"):
-        OrtGradientForwardBackwardOptimizer(line(), ["coeff"])
+    x, y = points()
+    for session, message in (
+        (OrtGradientOptimizer(line()), "no output 'loss'"),
+        (OrtGradientForwardBackwardOptimizer(line(), ["coeff"]), "'coeff' in trainable"),
+    ):
+        for error in (UnknownNameError, ValueError):
+            with pytest.raises(error, match=message):
+                session.fit(x, y)
     for wrong, message in (
         ({"device": "tpu"}, "'cpu', 'cuda'"),
         ({"learning_rate": "fast"}, "'SGD', 'Nesterov'"),
@@ -389,14 +416,65 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(OptionError, match=message):
             OrtGradientForwardBackwardOptimizer(line(), **wrong)
-    session = OrtGradientForwardBackwardOptimizer(line())
+    given = OrtGradientForwardBackwardOptimizer(line())
     with pytest.raises(FeedError, match="'X' 3, 'expected' 2"):
-        session.fit(np.zeros((3, 2)), np.zeros(2))
+        given.fit(np.zeros((3, 2)), np.zeros(2))
     with pytest.raises(FeedError, match="Expected float32, got"):
-        session.fit(np.zeros((3, 2)), np.array(["a", "b", "c"]))
+        given.fit(np.zeros((3, 2)), np.array(["a", "b", "c"]))
     if "ort-cuda" not in available():
         with pytest.raises(BackendError):
             OrtGradientForwardBackwardOptimizer(line(), device="cuda")
+
+
+def test_the_graphs_of_a_penalty_are_in_a_step() -> None:
+    x, y = points()
+    penalty = ElasticLearningPenalty(0.3, 0.2)
+    settings: dict[str, Any] = {"max_iter": 1, "batch_size": 100, "start": "model"}
+    settings["learning_rate"] = LearningRateSGD(1.0, learning_rate="constant")
+    free, held = (
+        OrtGradientForwardBackwardOptimizer(line("{1, -2}"), learning_penalty=one, **settings).fit(x, y)
+        for one in (None, penalty)
+    )
+    run = get_backend("numpy").prepare
+    total = 0.0
+    for name, (value, _) in get_train_initializer(line("{1, -2}")).items():
+        [amount] = run(penalty.penalty_onnx_).run({"X": value.ravel()}).values()
+        again, slope = run(penalty.penalty_grad_onnx_).run({"X": value.ravel()}).values()
+        np.testing.assert_allclose(amount, [0.3 * np.abs(value).sum() + 0.2 * (value**2).sum()], rtol=1e-6)
+        np.testing.assert_array_equal(again, amount)
+        moved = free.trained_coef_[name].ravel() - held.trained_coef_[name].ravel()
+        np.testing.assert_allclose(moved, slope / 100, rtol=1e-4, atol=1e-6)
+        total += amount.item() / 100
+    np.testing.assert_allclose(held.train_losses_[0] - free.train_losses_[0], total, rtol=1e-4)
+    assert free.save_onnx_graph(bytes)["learning_penalty"] == {}
+    assert {name: onnx.load_from_string(made) for name, made in held.save_onnx_graph(bytes)["learning_penalty"].items()} == {
+        "penalty_onnx_": penalty.penalty_onnx_, "penalty_grad_onnx_": penalty.penalty_grad_onnx_
+    }  # fmt: skip
+
+
+def test_epochs_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = points()
+    for enabled in (False, True):
+        caplog.clear()
+        session = OrtGradientForwardBackwardOptimizer(line(), max_iter=2, enable_logging=enabled, random_state=0)
+        with caplog.at_level("DEBUG", logger="onnxcustom"):
+            session.fit(x, y)
+        expected = [
+            f"[OrtGradientForwardBackwardOptimizer._iteration] epoch {t}, rate {0.01 / (t + 1) ** 0.25:g}: "
+            f"loss {session.train_losses_[t]:g}"
+            for t in range(2)
+        ]
+        assert [record.getMessage() for record in caplog.records if record.name == "onnxcustom"] == expected * enabled
+
+
+def test_a_search_goes_on_after_arguments_that_do_not_fit() -> None:
+    selection = pytest.importorskip("sklearn.model_selection")
+    session = OrtGradientForwardBackwardOptimizer(line(), max_iter=1, random_state=0)
+    search = selection.GridSearchCV(session, {"weights_to_train": [["coeff"], ["coefficient"]]}, cv=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of the fits that fail
+        search.fit(*points())
+    assert search.best_params_ == {"weights_to_train": ["coefficient"]}
 
 
 def test_graphs_are_written_and_drawn(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -43,8 +43,9 @@ STAIRCASE = (
     ("refgrad.planning",),
     # what trains, and what calls gradients in other frameworks
     ("refgrad.training",),
-    ("refgrad.compat.plotting", "refgrad.compat.training", "refgrad.compat.utils"),  # the names of onnxcustom's modules
-    ("refgrad.compat",),
+    ("refgrad.compat",),  # the names of onnxcustom's modules
+    ("refgrad.compat.plotting", "refgrad.compat.utils"),
+    ("refgrad.compat.training",),
     ("refgrad.jax", "refgrad.torch"),
     # what judges gradients
     ("refgrad.conformance.case", "refgrad.conformance.verdicts"),

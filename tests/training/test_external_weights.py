@@ -9,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
@@ -25,6 +26,7 @@ from refgrad.training import (
     SGD,
     Adam,
     Arrays,
+    LossTerm,
     Run,
     Training,
     adapters,
@@ -33,6 +35,7 @@ from refgrad.training import (
     merge_adapters,
     save_trained,
     step_model,
+    sum_of_losses,
 )
 from refgrad.training.steps import StepModel
 
@@ -127,6 +130,28 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
         monkeypatch.setattr(ExternalData, method, noting)
     return names
+
+
+@pytest.mark.parametrize("declared", ["float", "float[]"])  # the second one says nothing about the shape
+@pytest.mark.parametrize("composed", [False, True])
+def test_a_loss_that_is_a_model_leaves_weights_in_their_file(
+    composed: bool, declared: str, tmp_path: Path, read: set[str]
+) -> None:
+    path = saved(network(), tmp_path / "m.onnx")
+    loss = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]> loss (float[N, {CLASSES}] logits, int64[N] label) => ({declared} mean) {{
+            mean = SoftmaxCrossEntropyLoss (logits, label)
+        }}"""
+    )
+    if composed:
+        loss = sum_of_losses(path, [LossTerm("cross_entropy", "logits")])
+    step = step_model(path, loss, SGD(), trainable=["head.*"])
+    assert in_files(step.model) == ["body.0.w", "body.1.w"]
+    assert read == {"head.w", "head.b"}
+    expected = trained(step_model(network(), "cross_entropy", SGD(), trainable=["head.*"]))
+    training = trained(step)
+    np.testing.assert_allclose(training.losses, expected.losses, rtol=1e-5)
+    np.testing.assert_allclose(training.weights["head.w"], expected.weights["head.w"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

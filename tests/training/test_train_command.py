@@ -324,6 +324,16 @@ def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
     np.testing.assert_allclose(state["weights"][start : start + 2].reshape(shape), [[1], [2]], atol=1e-3)
 
 
+def test_one_epoch_has_one_loss(folder, capsys):
+    assert (
+        main(["train", "line.onnx", "--data", "line.npz", "-o", "t.onnx", "--epochs", "1", "--validation", "0.25"]) == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert all(" -> " not in line for line in lines)
+    assert re.fullmatch(r"loss [0-9.]+ in 1 epoch, 3 steps", lines[0])
+    assert re.fullmatch(r"validation loss ([0-9.]+), the lowest \1 in epoch 1", lines[1])
+
+
 def test_updates_that_accumulate_are_counted(folder, capsys):
     words = "train line.onnx --data line.npz -o t.onnx --epochs 2 --accumulate"
     assert main([*words.split(), "3"]) == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import util
 from typing import Any
 
 import numpy as np
 
 from refgrad.backends import available, get_backend
+from refgrad.compat.utils.onnxruntime_helper import numpy_to_ort_value
 from refgrad.errors import OptionError, choices
 
 _DEVICES = {"cpu": ("ort-cpu", "numpy"), "cuda": ("ort-cuda",)}  # the executors to use, the best first
@@ -23,6 +25,11 @@ class Coefficients(np.ndarray):
 def array_from(value: Any) -> np.ndarray:
     """The array of an OrtValue, of `Coefficients`, or of anything that NumPy makes an array of."""
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def ort_value_from(array: np.ndarray) -> Any:
+    """The OrtValue of an array, on the CPU. Without onnxruntime it is an array with the method `numpy()`."""
+    return numpy_to_ort_value(array) if util.find_spec("onnxruntime") else array.view(Coefficients)
 
 
 def executor(device: str, backend: str | None) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from refgrad.compat.training.arrays import Coefficients, array_from
-from refgrad.errors import FeedError, OptionError
+from refgrad.compat.training.arrays import array_from, ort_value_from
+from refgrad.compat.utils.onnxruntime_helper import device_of
+from refgrad.errors import FeedError
 from refgrad.ranges import checked
 
 __all__ = ["OrtDataLoader"]
@@ -24,7 +24,7 @@ class OrtDataLoader:
     :param X: [N, ...].
     :param y: [N] or [N, 1]; the batches have [n, 1].
     :param sample_weight: [N] or [N, 1]; the batches have [n].
-    :param device: "cpu", "cuda", "cuda:1" or an OrtDevice. It has no effect: the batches are arrays.
+    :param device: "cpu", "cuda", "cuda:1" or an OrtDevice. It has no effect: the batches are on the CPU.
     :raises FeedError: the lengths differ.
     :raises OptionError: there is no such device.
 
@@ -45,8 +45,8 @@ class OrtDataLoader:
         random_iter: bool = True,
     ) -> None:
         checked("batch_size", batch_size)
-        if isinstance(device, str) and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-            raise OptionError(f"device={device!r}; there are 'cpu' and 'cuda', also with a number, as in 'cuda:1'.")
+        if isinstance(device, str):
+            device_of(device)
         self.batch_size, self.device, self.random_iter = batch_size, device, random_iter
         self._arrays = [array_from(X), array_from(y).reshape(-1, 1)]
         if sample_weight is not None:
@@ -69,9 +69,14 @@ class OrtDataLoader:
         return tuple(self._arrays)
 
     @property
-    def data_ort(self) -> tuple[Coefficients, ...]:
-        """The same arrays, with the method `numpy()` of OrtValues."""
-        return tuple(array.view(Coefficients) for array in self._arrays)
+    def data_ort(self) -> tuple[Any, ...]:
+        """The same arrays as OrtValues. Without onnxruntime they are arrays with the method `numpy()`."""
+        return tuple(map(ort_value_from, self._arrays))
+
+    @property
+    def desc(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """The shape and the type of each array."""
+        return [(array.shape, array.dtype) for array in self._arrays]
 
     def iter_numpy(self) -> Iterator[tuple[np.ndarray, ...]]:
         """The batches of one epoch: X, y and the weights if there are any."""
@@ -80,7 +85,7 @@ class OrtDataLoader:
             first = int(np.random.randint(0, last + 1)) if self.random_iter else min(start, last)
             yield tuple(array[first : first + self.batch_size] for array in self._arrays)
 
-    def iter_ortvalue(self) -> Iterator[tuple[Coefficients, ...]]:
-        """The same batches, with the method `numpy()` of OrtValues."""
+    def iter_ortvalue(self) -> Iterator[tuple[Any, ...]]:
+        """The same batches as OrtValues. Without onnxruntime they are arrays with the method `numpy()`."""
         for batch in self.iter_numpy():
-            yield tuple(array.view(Coefficients) for array in batch)
+            yield tuple(map(ort_value_from, batch))

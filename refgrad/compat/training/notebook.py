@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib import util
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +17,11 @@ import numpy as np
 from onnx import ModelProto, helper
 from rich.progress import track
 
-from refgrad.compat.training.arrays import Coefficients, executor
-from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
+from refgrad.compat.training.arrays import Coefficients, array_from, executor
+from refgrad.compat.training.excs import ConvergenceWarning
+from refgrad.compat.training.sgd_learning_rate import BaseLearningRate, learning_rate_of, of_vectors
+from refgrad.compat.utils.onnxruntime_helper import get_ort_device
 from refgrad.errors import ConvergenceError, FeedError, NotTrainedError, OptionError, TrainingError, choices
-from refgrad.model import native
 from refgrad.model.reading import read
 from refgrad.model.writing import replacing
 from refgrad.parameters.weights import write_back
@@ -26,10 +30,7 @@ from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 
 _STARTS = ("normal", "model")  # random weights, or the weights of the model
-_ZERO = """
-<ir_version: 8, opset_import: ["" : 15]>
-zero (float[?] X) => (float[?] Y) <float[1] nothing = {0}> { Y = Mul(X, nothing) }
-"""
+_LOGGER = logging.getLogger("onnxcustom")  # the name under which programs for onnxcustom set its level
 _LONG = 50  # a longer list is shortened in `repr`
 
 
@@ -75,8 +76,7 @@ class BaseOptimizer(ABC):
         self.backend, self.start, self.random_state = backend, start, random_state
         self._executor = executor(device, backend)
         self._conventions = conventions
-        self._step = self._step_model(weights_to_train)
-        self.weights_to_train = list(self._step.weights) if weights_to_train is None else weights_to_train
+        self.weights_to_train = weights_to_train
         self._state: dict[str, np.ndarray] | None = None
 
     @property
@@ -84,9 +84,19 @@ class BaseOptimizer(ABC):
         """The learning rate of the last epoch."""
         return self.learning_rate.value
 
+    @property
+    def device(self) -> Any:
+        """The OrtDevice, with which programs for onnxcustom make OrtValues. Without onnxruntime, the name of the device."""
+        return get_ort_device(self._device) if util.find_spec("onnxruntime") else self._device
+
+    @device.setter
+    def device(self, name: str) -> None:
+        self._device = name
+
     def __repr__(self) -> str:
         """The class and its arguments. Models and long lists are shortened."""
-        arguments = [f"{name}={_short(getattr(self, name))}" for name in self._shown]
+        values = {name: getattr(self, name) for name in self._shown} | {"device": self._device}
+        arguments = [f"{name}={_short(value)}" for name, value in values.items()]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -95,7 +105,8 @@ class BaseOptimizer(ABC):
         :param deep: has no effect: no argument is an estimator.
         """
         names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name not in ("self", "conventions")} | self._conventions
+        values = {name: getattr(self, name) for name in names if name not in ("self", "conventions")}
+        return values | {"device": self._device} | self._conventions
 
     def set_params(self, **params: Any) -> Self:
         """Replace arguments. What has been trained is forgotten.
@@ -115,6 +126,14 @@ class BaseOptimizer(ABC):
         return Tags(estimator_type=None, target_tags=TargetTags(required=True))
 
     # Training
+
+    @cached_property
+    def _step(self) -> StepModel:
+        """The model of a step. The first need of it makes it, so that `fit` raises its errors, as scikit-learn expects."""
+        step = self._step_model(self.weights_to_train)
+        if self.weights_to_train is None:
+            self.weights_to_train = list(step.weights)
+        return step
 
     @abstractmethod
     def _step_model(self, weights: Sequence[str] | None) -> StepModel: ...
@@ -139,13 +158,16 @@ class BaseOptimizer(ABC):
         :param X_val: the input for `validation_losses_`, which are measured every `validation_every` epochs.
         :param y_val: the expected values for `validation_losses_`.
         :param use_numpy: run on the interpreter.
+        :raises OptionError: an argument of the optimizer does not fit the model.
+        :raises UnknownNameError: the model has no such weight.
         :raises FeedError: the arrays do not fit the model, or each other.
         :raises ConvergenceError: the loss is not finite. If `exc` is False, `fit` warns instead, and ends the training.
         """
+        rng = np.random.default_rng(self.random_state)
+        step = self._initial_step(rng)
         data = self._data(X, y, sample_weight)
         validation = None if X_val is None else self._data(X_val, y_val, None)
-        rng = np.random.default_rng(self.random_state)
-        training = Training(self._initial_step(rng), backend="numpy" if use_numpy else self._executor)
+        training = Training(step, backend="numpy" if use_numpy else self._executor)
         self.train_losses_: list[float] = []
         self.validation_losses_: list[float] = []
         self.learning_rate.init_learning_rate()
@@ -153,11 +175,11 @@ class BaseOptimizer(ABC):
         for epoch in track(epochs, "training", transient=True) if self.verbose else epochs:
             self.learning_rate.update_learning_rate(epoch)
             try:
-                loss = self._epoch(training, epoch, batches(data, self.batch_size, rng))
+                loss = self._iteration(training, epoch, batches(data, self.batch_size, rng))
             except TrainingError as error:
                 if getattr(self, "exc", True):
                     raise ConvergenceError(str(error)) from error
-                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+                warnings.warn(str(error), ConvergenceWarning, stacklevel=2)
                 break
             self._state = training.state
             self.train_losses_.append(loss)
@@ -174,13 +196,16 @@ class BaseOptimizer(ABC):
             weights = {name: rng.standard_normal(value.shape).astype(value.dtype) for name, value in weights.items()}
         return self._step.beginning_with(self._step.state_with(weights))
 
-    def _epoch(self, training: Training, epoch: int, epoch_batches: Iterator[dict[str, np.ndarray]]) -> float:
+    def _iteration(self, training: Training, epoch: int, epoch_batches: Iterator[dict[str, np.ndarray]]) -> float:
         """Train for one epoch; the mean loss of its samples."""
         total, count = 0.0, 0
         for k, batch in enumerate(epoch_batches):
             size = len(next(iter(batch.values())))
             total += training.train_on(batch, self.learning_rate.value / size, f"step {k} of epoch {epoch}")
             count += size
+        if getattr(self, "enable_logging", False):
+            where = f"{type(self).__name__}._iteration"
+            _LOGGER.debug("[%s] epoch %d, rate %g: loss %g", where, epoch, self.learning_rate.value, total / count)
         return total / count
 
     # Results of the training
@@ -195,9 +220,9 @@ class BaseOptimizer(ABC):
         """The trained weights by name, in the order of the model's initializers."""
         return {name: value.view(Coefficients) for name, value in self._trained().items()}
 
-    def get_state(self) -> list[Coefficients]:
-        """The trained weights, in the order of the model's initializers, whatever the order of `weights_to_train` is."""
-        return list(self.trained_coef_.values())
+    @abstractmethod
+    def get_state(self) -> list[Coefficients] | dict[str, Coefficients]:
+        """The trained weights, which `set_state` takes."""
 
     def set_state(self, state_tensors: Sequence[Any] | Mapping[str, Any]) -> None:
         """Replace the trained weights.
@@ -210,7 +235,7 @@ class BaseOptimizer(ABC):
         by_name = dict(state_tensors if is_named else zip(weights, state_tensors, strict=False))
         if len(state_tensors) != len(weights) or by_name.keys() != weights.keys():
             raise FeedError(f"Expected a tensor for each of {choices(weights)}.")
-        arrays = {name: np.asarray(by_name[name]) for name in weights}
+        arrays = {name: array_from(by_name[name]) for name in weights}
         for name, value in weights.items():
             if arrays[name].shape != value.shape:
                 raise FeedError(f"{name!r} has the shape {value.shape}, and the given tensor has {arrays[name].shape}.")
@@ -233,8 +258,8 @@ class BaseOptimizer(ABC):
 
     @property
     def zero_onnx_(self) -> ModelProto:
-        """Y = X·0: a first velocity for each weight."""
-        return native.parse_model(_ZERO)
+        """Y = 0 in the shape of X: a first velocity for each weight."""
+        return of_vectors("zero")
 
     def _graphs(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import Prepared, get_backend
+from refgrad.compat.training.arrays import Coefficients
 from refgrad.compat.training.notebook import BaseOptimizer, checked_array
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate
 from refgrad.errors import OptionError, UnknownNameError, choices
@@ -33,13 +34,13 @@ class OrtGradientOptimizer(BaseOptimizer):
     :param device: "cpu" or "cuda".
     :param warm_start: `fit` goes on with the weights of the last `fit`, or at first with the weights of the model.
     :param validation_every: epochs, or a part of `max_iter`.
+    :param saved_gradient: the file to write the model of a step to.
     :param sample_weight_name: the input that weighs samples, where the model has it.
     :param backend: what runs the step; by default ONNX Runtime, or the interpreter where that is not installed.
     :param start: what `fit` begins with: "normal", numbers from N(0, 1), as in the notebooks, or "model".
     :param random_state: the seed of these numbers and of the order of the samples.
     :param conventions: `kinks`, `quantization` and the other conventions of `refgrad.gradient`.
-    :raises OptionError: an argument does not fit.
-    :raises UnknownNameError: there is no such output or weight.
+    :raises OptionError: an argument does not fit. If it does not fit the model, `fit` raises this, or UnknownNameError.
 
     >>> import numpy as np, onnx.parser, refgrad
     >>> from refgrad.compat.training.optimizers import OrtGradientOptimizer
@@ -97,26 +98,33 @@ class OrtGradientOptimizer(BaseOptimizer):
                 f"The model has no output {self.loss_output_name!r}, the loss; it has {choices(outputs)}. "
                 "refgrad.add_loss_output adds one."
             )
-        initialized = {tensor.name for tensor in self.model_onnx.graph.initializer}
-        inputs = [value.name for value in self.model_onnx.graph.input if value.name not in initialized]
-        self._weighted = self.sample_weight_name in inputs
-        data = [name for name in inputs if name != self.sample_weight_name]
-        if len(data) != 2:
-            raise OptionError(f"The model has an input and the expected values; this one has {choices(data)}.")
-        self._inputs = data
+        [_, label] = self._compared
         return step_model(
             self.model_onnx,
             None,
             self.learning_rate.optimizer,
             trainable=weights,
             output=self.loss_output_name,
-            label=data[1],
+            label=label,
             **self._conventions,
         )
 
+    @property
+    def _inputs(self) -> list[str]:
+        initialized = {tensor.name for tensor in self.model_onnx.graph.initializer}
+        return [value.name for value in self.model_onnx.graph.input if value.name not in initialized]
+
+    @property
+    def _compared(self) -> list[str]:
+        """The input of the model, and the expected values."""
+        names = [name for name in self._inputs if name != self.sample_weight_name]
+        if len(names) != 2:
+            raise OptionError(f"The model has an input and the expected values; this one has {choices(names)}.")
+        return names
+
     def _data(self, X: Any, y: Any, sample_weight: Any) -> dict[str, np.ndarray]:
-        data = dict(zip(self._inputs, (X, y), strict=True))
-        if self._weighted:
+        data = dict(zip(self._compared, (X, y), strict=True))
+        if self.sample_weight_name in self._inputs:
             data[self.sample_weight_name] = np.ones(len(X)) if sample_weight is None else sample_weight
         elif sample_weight is not None:
             raise OptionError(f"The model has no input {self.sample_weight_name!r}: it takes no sample_weight.")
@@ -124,10 +132,14 @@ class OrtGradientOptimizer(BaseOptimizer):
 
     def _mean_loss(self, data: Mapping[str, np.ndarray]) -> float:
         loss = self._prepared().run(data, [self.loss_output_name])[self.loss_output_name]
-        return float(np.sum(loss)) / len(data[self._inputs[0]])
+        return float(np.sum(loss)) / len(data[self._compared[0]])
 
     def _prepared(self) -> Prepared:
         return get_backend(self._executor).prepare(self.model_onnx if self._state is None else self.get_trained_onnx())
+
+    def get_state(self) -> dict[str, Coefficients]:
+        """The trained weights by name."""
+        return self.trained_coef_
 
     def losses(self, X: Any, y: Any, sample_weight: Any = None) -> np.ndarray:
         """The loss of each sample, [N]."""

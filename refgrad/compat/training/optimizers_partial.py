@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ModelProto, helper
 
 from refgrad.backends import get_backend
+from refgrad.compat.training.arrays import Coefficients
 from refgrad.compat.training.notebook import BaseOptimizer, checked_array
-from refgrad.compat.training.ortgradient import OrtGradientForwardBackward
-from refgrad.compat.training.sgd_learning_loss import BaseLearningLoss, loss_of
+from refgrad.compat.training.ortgradient import OrtGradientForwardBackward, OrtGradientForwardBackwardFunction
+from refgrad.compat.training.sgd_learning_loss import BaseLearningLoss, NegLogLearningLoss, loss_of
 from refgrad.compat.training.sgd_learning_penalty import BaseLearningPenalty, penalty_of
 from refgrad.compat.training.sgd_learning_rate import BaseLearningRate
 from refgrad.errors import OptionError, choices
-from refgrad.notices import quiet
-from refgrad.rewrites.scores import BINARY_OF_LOGITS, origin_of_probabilities
+from refgrad.notices import notice, quiet
+from refgrad.rewrites.scores import origin_of_probabilities
 from refgrad.tables.conventions import ConventionOptions
 from refgrad.training.step import step_model
 from refgrad.training.steps import StepModel
@@ -25,20 +27,6 @@ from refgrad.training.steps import StepModel
 __all__ = ["OrtGradientForwardBackwardOptimizer"]
 
 _LABEL = "expected"
-
-
-def _refuse_no_raw_score(model: ModelProto, output: ValueInfoProto) -> None:
-    """Refuse probabilities, and scores in several columns, where a loss takes one raw score for each sample."""
-    columns = [dim.dim_value for dim in output.type.tensor_type.shape.dim[1:]]
-    origin = origin_of_probabilities(model, output.name)
-    if origin is None and not any(size > 1 for size in columns):
-        return
-    made = f"is made by {origin.operator}" if origin is not None else f"has {columns[0]} columns"
-    raise OptionError(
-        f"NegLogLearningLoss() takes one raw score for each sample, and {output.name!r} {made}. If these are probabilities, "
-        "take NegLogLearningLoss(probability_function=None). Otherwise refgrad.select_model_inputs_outputs cuts the model at "
-        "the raw score."
-    )
 
 
 class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
@@ -54,7 +42,7 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
     :param learning_penalty: `ElasticLearningPenalty(l1, l2)` or None; it is added to the loss of a batch.
     :param weight_name: the name that the weights of samples get.
     :param exc: raise ConvergenceError where a loss is not finite; False: warn, and end the training.
-    :param enable_logging: has no effect.
+    :param enable_logging: the logger "onnxcustom" reports the rate and the loss of each epoch, at the level DEBUG.
 
     The other arguments are the same as for `OrtGradientOptimizer`.
 
@@ -108,6 +96,30 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
             device, warm_start, verbose, validation_every, backend, start, random_state, conventions,
         )  # fmt: skip
 
+    @cached_property
+    def _loss(self) -> BaseLearningLoss:
+        """`learning_loss`, except that the probabilities of a model are taken for what they are.
+
+        :raises OptionError: a loss takes one raw score for each sample, and the model returns several columns.
+        """
+        loss, output = self.learning_loss, self.model_onnx.graph.output[0]
+        if not isinstance(loss, NegLogLearningLoss) or loss.probability_function is None:
+            return loss
+        if origin := origin_of_probabilities(self.model_onnx, output.name):
+            notice(
+                f"NegLogLearningLoss() takes a raw score, and {output.name!r} is a probability, made by {origin.operator}. It "
+                "is compared as it is. NegLogLearningLoss(probability_function=None) says so."
+            )
+            return NegLogLearningLoss(loss.eps, None)
+        columns = [dim.dim_value for dim in output.type.tensor_type.shape.dim[1:]]
+        if any(size > 1 for size in columns):
+            raise OptionError(
+                f"NegLogLearningLoss() takes one raw score for each sample, and {output.name!r} has {columns[0]} columns. If "
+                "these are probabilities, take NegLogLearningLoss(probability_function=None). Otherwise "
+                "refgrad.select_model_inputs_outputs cuts the model at the raw score."
+            )
+        return loss
+
     def _step_model(self, weights: Sequence[str] | None) -> StepModel:
         graph = self.model_onnx.graph
         initialized = {tensor.name for tensor in graph.initializer}
@@ -117,21 +129,27 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
                 f"The model has one input and one output; this one has {choices(inputs)} and "
                 f"{choices([value.name for value in graph.output])}. refgrad.select_model_inputs_outputs selects."
             )
-        amounts, output = self.learning_penalty.amounts, graph.output[0]
-        if self.learning_loss.score == BINARY_OF_LOGITS:
-            _refuse_no_raw_score(self.model_onnx, output)
-        return step_model(
+        amounts = self.learning_penalty.amounts
+        step = step_model(
             self.model_onnx,
-            self.learning_loss.score,
+            self._loss.score,
             self.learning_rate.optimizer,
             trainable=weights,
             label=_LABEL,
             sample_weight=self.weight_name,
             reduction="sum",
             penalty=None if amounts is None else {"*": amounts},
-            loss_settings=self.learning_loss.settings,
+            loss_settings=self._loss.settings,
             **self._conventions,
         )
+        given = [] if weights is None else list(weights)
+        ordered = [name for name in step.weights if name in given]
+        if ordered != [name for name in given if name in ordered]:
+            raise OptionError(
+                "weights_to_train has another order than the initializers of the model. get_state and set_state have the "
+                f"order of the initializers: {choices(ordered)}."
+            )
+        return step
 
     def _data(self, X: Any, y: Any, sample_weight: Any) -> dict[str, np.ndarray]:
         data = {self._step.data[0]: X, _LABEL: y}
@@ -146,13 +164,15 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
         """The losses of the elements that are compared."""
         model = self.model_onnx if self._state is None else self.get_trained_onnx()
         [predicted] = get_backend(self._executor).prepare(model).run({n: data[n] for n in self._step.data[:1]}).values()
-        scorer = get_backend("numpy").prepare(
-            self.learning_loss.score_onnx(helper.np_dtype_to_tensor_dtype(predicted.dtype))
-        )
+        scorer = get_backend("numpy").prepare(self._loss.score_onnx(helper.np_dtype_to_tensor_dtype(predicted.dtype)))
         rows = zip(data[_LABEL], predicted, strict=True)
         one = [scorer.run({"X1": y.reshape(1, -1), "X2": x.reshape(1, -1)})["loss"].item() for y, x in rows]
         weights = 1.0 if self.weight_name is None else data[self.weight_name]
         return np.array(one) * weights
+
+    def get_state(self) -> list[Coefficients]:
+        """The trained weights, in the order of the model's initializers."""
+        return list(self.trained_coef_.values())
 
     def losses(self, X: Any, y: Any, sample_weight: Any = None) -> np.ndarray:
         """The loss of each sample, [N], without the penalty."""
@@ -169,11 +189,19 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
                 self.model_onnx, list(self._step.weights), backend=self._executor, **self._conventions
             )
 
+    @cached_property
+    def train_function_(self) -> OrtGradientForwardBackwardFunction:
+        """A function of `train_session_`."""
+        return self.train_session_.new_instance()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "train_function_"}
+
     def _graphs(self) -> dict[str, Any]:
         function = self.train_session_.cls_type_
         return super()._graphs() | {
-            "learning_loss": self.learning_loss.onnx_graphs(),
-            "learning_penalty": {},
+            "learning_loss": self._loss.onnx_graphs(),
+            "learning_penalty": self.learning_penalty.onnx_graphs(),
             "train_function_": {
                 "_trained_onnx": function._trained_onnx,
                 "_optimized_pre_grad_model": function._optimized_pre_grad_model,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -28,6 +30,26 @@ _DEVICES = {"cpu": "cpu", "CPUExecutionProvider": "cpu"} | dict.fromkeys(
 )
 
 
+class _Session:
+    """A model with the two methods of an InferenceSession that the examples of onnxcustom call."""
+
+    def __init__(self, model: ModelProto, executor: str) -> None:
+        self._model, self._executor = model, executor
+
+    @cached_property
+    def _prepared(self) -> Prepared:
+        return get_backend(self._executor).prepare(self._model)
+
+    def get_inputs(self) -> Sequence[Any]:
+        """The inputs of the model; each has a `name`."""
+        return self._prepared.inputs
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs called `output_names`, or all."""
+        results = self._prepared.run(feeds)
+        return [results[name] for name in (results if output_names is None else output_names)]
+
+
 class OrtGradientForwardBackwardFunction:
     """A function: `forward` returns the outputs of the model, `backward` the derivatives by its inputs and weights."""
 
@@ -41,6 +63,10 @@ class OrtGradientForwardBackwardFunction:
     _forward: ClassVar[Prepared]
     _backward: ClassVar[Prepared]
     _cotangents: ClassVar[list[str]]
+    _shapes: ClassVar[dict[str, tuple[int, ...]]]  # of the weights
+    _sess_eval: ClassVar[_Session]
+    _onx_inp: ClassVar[list[str]]  # other names of `_grad_input_names` and `_bw_fetches_names`
+    _onx_out: ClassVar[list[str]]
 
     def __init__(self) -> None:
         self.states_: list[dict[str, np.ndarray]] = []
@@ -48,7 +74,8 @@ class OrtGradientForwardBackwardFunction:
     def forward(self, inputs: Sequence[Any], training: bool = False) -> list[Coefficients]:
         """The outputs of the model.
 
-        :param inputs: the inputs and the weights, in the order of `_grad_input_names`: arrays, or OrtValues.
+        :param inputs: the inputs and the weights, in the order of `_grad_input_names`: arrays, or OrtValues. Weights may be
+            flat.
         :param training: keep the values that `backward` needs.
         :raises FeedError: the number of `inputs` is another one, or an array does not fit the model.
         """
@@ -56,6 +83,7 @@ class OrtGradientForwardBackwardFunction:
         if len(inputs) != len(names):
             raise FeedError(f"Expected {len(names)} arrays, for {choices(names)}, got {len(inputs)}.")
         feeds = {name: array_from(value) for name, value in zip(names, inputs, strict=True)}
+        feeds |= {name: _unflattened(feeds[name], shape) for name, shape in self._shapes.items()}
         results = self._forward.run(feeds)
         if training:
             self.states_.append(feeds | results)
@@ -64,7 +92,7 @@ class OrtGradientForwardBackwardFunction:
     def backward(self, grad_outputs: Sequence[Any]) -> list[Coefficients]:
         """The derivatives by the inputs and weights, in the order of `_bw_fetches_names`, of the last `forward` in training.
 
-        :param grad_outputs: the derivative by each output of the model.
+        :param grad_outputs: the derivative by each output of the model, which may be flat.
         :raises FeedError: the number of `grad_outputs` is another one, or an array does not fit the model.
         :raises NotTrainedError: there was no `forward` in training, or it has had its `backward`.
         """
@@ -72,7 +100,9 @@ class OrtGradientForwardBackwardFunction:
             raise FeedError(f"Expected {len(self._cotangents)} arrays, got {len(grad_outputs)}.")
         if not self.states_:
             raise NotTrainedError("Call forward(inputs, training=True) first, once for each backward.")
-        values = self.states_.pop() | dict(zip(self._cotangents, map(array_from, grad_outputs), strict=True))
+        values = self.states_.pop()
+        for name, output, given in zip(self._cotangents, self._output_names, grad_outputs, strict=True):
+            values[name] = _unflattened(array_from(given), values[output].shape)
         wanted = {value.name for value in self._backward.inputs}
         results = self._backward.run({name: value for name, value in values.items() if name in wanted})
         return [results[name].view(Coefficients) for name in self._bw_fetches_names]
@@ -150,6 +180,8 @@ class OrtGradientForwardBackward:
         parts = split(self.onnx_model, wrt, outputs, weights="inputs", **self._conventions)
         cotangents, gradients = names_in(made)
         backend = get_backend(self._executor)
+        held = get_train_initializer(self.onnx_model)
+        without_gradient = select_model_inputs_outputs(made, outputs, [*inputs, *weights])
         attributes = {
             "_grad_input_names": [*inputs, *weights],
             "_input_names": inputs,
@@ -157,10 +189,14 @@ class OrtGradientForwardBackward:
             "_weights_to_train": weights,
             "_bw_fetches_names": [gradients[name] for name in wrt],
             "_trained_onnx": made,
-            "_optimized_pre_grad_model": select_model_inputs_outputs(made, outputs, [*inputs, *weights]),
+            "_optimized_pre_grad_model": without_gradient,
             "_forward": backend.prepare(parts.forward),
             "_backward": backend.prepare(parts.backward),
             "_cotangents": [cotangents[name] for name in outputs],
+            "_shapes": {name: held[name][0].shape for name in weights},
+            "_sess_eval": _Session(without_gradient, self._executor),
+            "_onx_inp": [*inputs, *weights],
+            "_onx_out": [gradients[name] for name in wrt],
         }
         self.cls_type_: type[OrtGradientForwardBackwardFunction] = type(
             self.class_name, (OrtGradientForwardBackwardFunction,), attributes
@@ -190,6 +226,12 @@ class OrtGradientForwardBackward:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._make_class()
+
+
+def _unflattened(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array in a shape. It is unchanged if it has more than one axis with several elements, or another size."""
+    is_flat = sum(size != 1 for size in array.shape) <= 1
+    return array.reshape(shape) if is_flat and array.size == math.prod(shape) else array
 
 
 def _known(what: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:

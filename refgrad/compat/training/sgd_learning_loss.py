@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 from onnx import ModelProto, TensorProto
 
+from refgrad.backends import get_backend
+from refgrad.compat.training.arrays import Coefficients, array_from
 from refgrad.compat.training.naming import made_of
 from refgrad.errors import OptionError, choices
 from refgrad.model import native
@@ -55,6 +58,17 @@ class BaseLearningLoss(ABC):
         outputs = {value.name: value for value in made.graph.output}
         refill(made.graph.output, [outputs["loss"], outputs["X2_grad"]])
         return made
+
+    def loss_gradient(self, device: Any, expected: Any, predicted: Any) -> tuple[Coefficients, Coefficients]:
+        """The sum of the losses, [1, 1], and its derivative by the prediction, [N, C].
+
+        :param device: has no effect: the interpreter computes them.
+        :param expected: X1, an array or an OrtValue, [N, C].
+        :param predicted: X2, an array or an OrtValue, float32 [N, C].
+        """
+        feeds = {"X1": array_from(expected).astype(np.float32), "X2": array_from(predicted)}
+        results = get_backend("numpy").prepare(self.loss_grad_onnx_).run(feeds)
+        return results["loss"].view(Coefficients), results["X2_grad"].view(Coefficients)
 
     def onnx_graphs(self) -> dict[str, ModelProto]:
         """The graphs of the loss."""

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from onnx import ModelProto
+
 from refgrad.compat.training.naming import made_of
 from refgrad.errors import OptionError
+from refgrad.model import native
+from refgrad.protos.traverse import refill
+from refgrad.reverse.gradient import gradient
+
+_ELASTIC = """
+<ir_version: 8, opset_import: ["" : 15]>
+penalty (float[N] X) => (float[1] Y) <float[1] l1 = {%r}, float[1] l2 = {%r}>
+{
+    size = Abs(X) square = Mul(X, X) first = Mul(size, l1) second = Mul(square, l2)
+    both = Add(first, second) Y = ReduceSum <keepdims = 1> (both)
+}
+"""
 
 
 class BaseLearningPenalty(ABC):
@@ -23,6 +37,10 @@ class BaseLearningPenalty(ABC):
     @abstractmethod
     def amounts(self) -> tuple[float, float] | None:
         """l1 and l2 of every weight; None without a penalty."""
+
+    def onnx_graphs(self) -> dict[str, ModelProto]:
+        """The graphs of the penalty; none without a penalty."""
+        return {}
 
 
 class NoLearningPenalty(BaseLearningPenalty):
@@ -48,6 +66,23 @@ class ElasticLearningPenalty(BaseLearningPenalty):
     def amounts(self) -> tuple[float, float] | None:
         """l1 and l2."""
         return self.l1, self.l2
+
+    @property
+    def penalty_onnx_(self) -> ModelProto:
+        """The penalty of a weight X, [N], whatever axes it has otherwise: Y [1]."""
+        return native.parse_model(_ELASTIC % (float(self.l1), float(self.l2)))
+
+    @property
+    def penalty_grad_onnx_(self) -> ModelProto:
+        """The penalty of a weight and its derivative: Y [1] and X_grad [N]."""
+        made = gradient(self.penalty_onnx_, ["X"], ["Y"], cotangent="ones", keep_outputs=True)
+        outputs = {value.name: value for value in made.graph.output}
+        refill(made.graph.output, [outputs["Y"], outputs["X_grad"]])
+        return made
+
+    def onnx_graphs(self) -> dict[str, ModelProto]:
+        """The penalty, and its derivative."""
+        return {"penalty_grad_onnx_": self.penalty_grad_onnx_, "penalty_onnx_": self.penalty_onnx_}
 
     def __repr__(self) -> str:
         """The arguments."""

@@ -9,29 +9,21 @@ from typing import Any
 from onnx import ModelProto
 
 from refgrad.compat.training.naming import made_of
+from refgrad.compat.utils.onnx_function import function_onnx_graph
 from refgrad.errors import OptionError, choices
-from refgrad.model import native
 from refgrad.training.optimizers import SGD
 from refgrad.training.schedules import Constant, InverseScaling, Optimal, Schedule
 
 LEARNING_RATES = ("constant", "optimal", "invscaling")
-_AXPY = """
-<ir_version: 8, opset_import: ["" : 15]>
-axpy (float[?] X1, float[?] X2, float[1] alpha) => (float[?] Y) { moved = Mul(X1, alpha) Y = Add(moved, X2) }
-"""
-_AXPYW = """
-<ir_version: 8, opset_import: ["" : 15]>
-axpyw (float[?] X1, float[?] X2, float[?] G, float[1] alpha, float[1] beta) => (float[?] Y, float[?] Z)
-{ moved = Mul(X1, alpha) kept = Mul(G, beta) Z = Add(moved, kept) Y = Add(Z, X2) }
-"""
-_AXPYW_NESTEROV = """
-<ir_version: 8, opset_import: ["" : 15]>
-axpyw (float[?] X1, float[?] X2, float[?] G, float[1] alpha, float[1] beta) => (float[?] Y, float[?] Z)
-{
-    moved = Mul(X1, alpha) kept = Mul(G, beta) Z = Add(moved, kept)
-    ahead = Mul(Z, beta) both = Add(moved, ahead) Y = Add(both, X2)
-}
-"""
+
+
+def of_vectors(name: str) -> ModelProto:
+    """An update as a graph: the weight, the gradient and the velocity are vectors, as in a step."""
+    made = function_onnx_graph(name)
+    for value in (*made.graph.input, *made.graph.output):
+        if not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.dim.add()
+    return made
 
 
 class BaseLearningRate(ABC):
@@ -114,7 +106,7 @@ class LearningRateSGD(BaseLearningRate):
     @property
     def axpy_onnx_(self) -> ModelProto:
         """Y = X1·alpha + X2: X1 is the gradient, X2 the weight, alpha is −η."""
-        return native.parse_model(_AXPY)
+        return of_vectors("axpy")
 
     def onnx_graphs(self) -> dict[str, ModelProto]:
         """The update."""
@@ -152,7 +144,7 @@ class LearningRateSGDNesterov(BaseLearningRate):
 
         X1 is the gradient, X2 the weight, G the velocity, alpha is −η, beta is μ.
         """
-        return native.parse_model(_AXPYW_NESTEROV if self.nesterov else _AXPYW)
+        return of_vectors("axpyw2" if self.nesterov else "axpyw")
 
     def onnx_graphs(self) -> dict[str, ModelProto]:
         """The update."""

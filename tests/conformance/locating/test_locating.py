@@ -22,6 +22,7 @@ from refgrad.conformance.locating.comparing import compare
 from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.replay import Replay, wrong_nodes
 from refgrad.conformance.locating.sides import Live
+from refgrad.conformance.locating.windows import groups
 from refgrad.conformance.problems.observation import Built
 from refgrad.conformance.problems.problem import Problem
 from refgrad.errors import BackendError, BuilderError
@@ -271,6 +272,28 @@ def test_nodes_that_are_wrong_together_alone_are_named_together() -> None:
     assert [one.nodes for one in found.groups] == [("MatMul_1", "Add_1")]
     assert found.left < 1e-5 < found.error
     assert not found.unexplained
+
+
+class FusingConstants(Fusing):
+    """So too, and only where the Add reads a Constant of the model."""
+
+    name = "fusing constants"
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        nodes = load_model(model).graph.node
+        constants = {node.output[0] for node in nodes if node.op_type == "Constant"}
+        fused = any(node.op_type == "Add" and constants & set(node.input) for node in nodes)
+        return super().prepare(model) if fused else get_backend("numpy").prepare(model)
+
+
+def test_nodes_that_are_wrong_together_beside_a_constant_are_named() -> None:
+    model, feeds = network()
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "b1")
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["b1"], "bias", value=bias))
+    model.graph.initializer.remove(bias)
+    [found] = groups(model, feeds, FusingConstants())
+    assert found.nodes == ("MatMul_1", "Add_1")
+    assert found.is_proved
 
 
 class Caching(Broken):

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from planting import BACKENDS, Planted, builder_with, network, scaled
 
 from refgrad.cli import main
-from refgrad.conformance.known.bugs.bug import ORT, VERSIONS
+from refgrad.conformance.known.bugs.bug import ORT, VERSIONS, installed
 from refgrad.conformance.locating import reducing
 from refgrad.conformance.locating.scripts import DATA, Shown, of_error, program
 from refgrad.conformance.locating.sides import Live
@@ -311,7 +311,7 @@ def test_an_error_has_a_report_of_its_own(tmp_path: Path) -> None:
     assert text.count("exits with 1") == 1
 
 
-@pytest.mark.skipif("ort-cpu" not in BACKENDS or version("onnxruntime") != VERSIONS[ORT], reason="another ONNX Runtime")
+@pytest.mark.skipif(installed().get(ORT) != VERSIONS[ORT], reason="another ONNX Runtime")
 def test_a_dispute_is_no_contradiction(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> g (float[1,3] x) => (float[1,5] y)
