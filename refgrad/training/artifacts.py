@@ -33,7 +33,7 @@ from refgrad.training.adapters import adapters_of
 from refgrad.training.artifact_optimizers import optimizer_model
 from refgrad.training.dropout import in_training_mode as dropping
 from refgrad.training.flatbuffer_files import checkpoint
-from refgrad.training.losses import differentiated
+from refgrad.training.losses import compared_outputs, differentiated
 from refgrad.training.normalization import (
     Statistic,
     in_inference_mode,
@@ -42,7 +42,7 @@ from refgrad.training.normalization import (
     with_following,
 )
 from refgrad.training.optimizers import AdamW, Optimizer
-from refgrad.training.outputs import compared_output, reaching
+from refgrad.training.outputs import reaching
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, trained
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -184,9 +184,9 @@ def _artifacts(
             "trainable."
         )
     loss, output = compared
-    if output is not None or not isinstance(loss, ModelProto | os.PathLike):
-        output = compared_output(read(model), output)
-        values = reaching(read(model), values, output, wanted.trainable)
+    output, outputs = compared_outputs(read(model), loss, output)
+    if outputs:
+        values = reaching(read(model), values, outputs, wanted.trainable)
     wrt = [*values, *wanted.input_gradients]
     made, compared_loss = differentiated(training_source, wrt, loss, output, *settings)
     if newest := next((version for version in versions_of(made).values() if version > _OPSET), 0):

@@ -55,31 +55,32 @@ def compared_output(model: ModelProto, name: str | int | None) -> str:
 
 
 def reaching(
-    model: ModelProto, weights: Mapping[str, np.ndarray], output: str, trainable: Sequence[str] | None
+    model: ModelProto, weights: Mapping[str, np.ndarray], outputs: Sequence[str], trainable: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
-    """The weights on which an output depends. A notice names the others, such as the weights of another head.
+    """The weights on which the outputs depend. A notice names the others, such as the weights of another head.
 
     :raises NoGradientError: there are none, or `trainable` names another one.
     """
     makers = {name: node for node in model.graph.node for name in node.output if name}
-    wanted, read = [output], {output}
+    wanted, read = list(outputs), set(outputs)
     while wanted:
         node = makers.pop(wanted.pop(), None)
         new = set() if node is None else set(reads_of(node)) - read
         read |= new
         wanted += new
     left = [name for name in weights if name not in read]
+    shown = f"the output {outputs[0]!r} does" if len(outputs) == 1 else f"the outputs {choices(outputs)} do"
     asked = [trainable] if isinstance(trainable, str) else list(trainable or ())
     if named := [name for name in left if name in asked]:
         raise NoGradientError(
-            f"trainable names weights on which the output {output!r} does not depend: {choices(named)}. Leave them out."
+            f"trainable names weights on which {shown} not depend: {choices(named)}. Leave them out."
         )
     if left and len(left) == len(weights):
         raise NoGradientError(
-            f"The output {output!r} does not depend on the weights {choices(left)}. Choose others, or another output."
+            f"{shown[0].upper()}{shown[1:]} not depend on the weights {choices(left)}. Choose others, or another output."
         )
     if left:
-        notice(f"Not trained, since the output {output!r} does not depend on them: {choices(left)}.")
+        notice(f"Not trained, since {shown} not depend on them: {choices(left)}.")
     return {name: value for name, value in weights.items() if name in read}
 
 

@@ -39,10 +39,10 @@ from refgrad.training.class_losses import count_of_classes
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
 from refgrad.training.loss_terms import mean_over
-from refgrad.training.losses import differentiated
+from refgrad.training.losses import compared_outputs, differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
-from refgrad.training.outputs import compared_output, reaching, without_maps
+from refgrad.training.outputs import reaching, without_maps
 from refgrad.training.precision import DYNAMIC, SCALE, chosen_scale, refuse_vanishing
 from refgrad.training.settings import settings_of
 from refgrad.training.steps import STEP, StepModel
@@ -161,9 +161,9 @@ def step_model(
         refuse_external(tensor, PLACE_OF_DATA)
     whole, chosen = trained(whole, trainable, freeze)
     model = read(whole)
-    if output is not None or not isinstance(loss, ModelProto | os.PathLike):
-        output = compared_output(read(model), output)
-        chosen = reaching(read(model), chosen, output, trainable)
+    output, compared = compared_outputs(model, loss, output)
+    if compared:
+        chosen = reaching(model, chosen, compared, trainable)
     refuse_vanishing(optimizer, chosen)
     scale = chosen_scale(loss_scale, chosen)
     if scale is not None and SCALE in names_of(read(model).graph):

@@ -132,6 +132,11 @@ class StepModel:
         counting = next(((name, axis) for name, axis in self.sample_axes.items() if axis is not None), None)
         return 1 if counting is None else np.shape(batch[counting[0]])[counting[1]]
 
+    def read_by(self, model: Prepared, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The batch without data that a part of the step, such as its gradient, does not read."""
+        unread = {*self.data, self.label} - {value.name for value in model.inputs}
+        return {name: array for name, array in batch.items() if name not in unread}
+
     @cached_property
     def rate_type(self) -> np.dtype:
         """The type that the learning rate is fed in."""

@@ -155,14 +155,13 @@ class Training:
         """
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
-        if self._part is not None:
-            state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self.prepared(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | self.step.statistics_in(state)
+        state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         for batch in batches:
-            results = prepared.run({**batch, **state}, [name])
+            results = prepared.run(self.step.read_by(prepared, batch) | state, [name])
             size = self.step.samples_in(batch)
             total, count = total + float(results[name].item()) * size, count + size
         if not count:

@@ -60,7 +60,7 @@ def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepMod
     info.algorithm.CopyFrom(step.model.graph)
     graph = info.algorithm
     inputs = [value for value in graph.input if value.name not in step.state]
-    states = {name: value for name, value in step.state.items() if name not in step.weights}
+    states = {name: value for name, value in step.state.items() if name not in (*step.weights, *step.statistics)}
     own = [tensor for tensor in graph.initializer if held.get(tensor.name) != tensor]
     for field, entries in (("input", inputs), ("initializer", own)):
         refill(getattr(graph, field), entries)

@@ -12,8 +12,8 @@ import pytest
 from compared_artifacts import two_heads
 
 from refgrad.backends import available, get_backend
-from refgrad.errors import OptionError, UnknownNameError
-from refgrad.training import SGD, LossTerm, Training, step_model, sum_of_losses
+from refgrad.errors import ModelWarning, NoGradientError, OptionError, UnknownNameError
+from refgrad.training import SGD, AdamW, LossTerm, Training, step_model, sum_of_losses
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 RNG = np.random.default_rng(5)
@@ -69,6 +69,30 @@ def test_a_sum_is_the_sum_of_the_losses(backend: str) -> None:
     for name, change in moved.items():
         np.testing.assert_allclose(change, due[name], rtol=1e-4, atol=1e-5)
         assert np.abs(change).max() > 1e-3
+
+
+@pytest.mark.parametrize("penalty", [None, {"w": (0.0, 0.1)}])
+@pytest.mark.parametrize("way", [{}, {"all_reduce": dict}], ids=["alone", "together"])
+@pytest.mark.parametrize("loss", ["squared_error", "a sum"])
+def test_what_the_loss_does_not_read_is_not_trained(loss: str, way: dict[str, Any], penalty: Any) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        heads (float[N, 4] x, float[N, 4] u) => (float[N, 2] y, float[N, 1] z)
+        <float[4, 2] w = {1, 0, 0, 1, 0, 0, 1, 1}, float[4, 1] v = {1, -2, 3, 5}> { y = MatMul(x, w)  z = MatMul(u, v) }
+    """)
+    given: Any = {"loss": loss, "output": "y"}
+    if loss == "a sum":
+        given = {"loss": sum_of_losses(model, [LossTerm("squared_error", "y", "label")])}
+    with pytest.warns(ModelWarning, match="Not trained, since the output 'y' does not depend on them: 'v'"):
+        made = step_model(model, optimizer=AdamW(weight_decay=0.5), penalty=penalty, **given)
+    training = Training(made, 0.1, **way)
+    data = {"x": FEEDS["x"], "u": FEEDS["x"], "label": FEEDS["target"]}
+    training.epoch([data])
+    assert list(training.weights) == ["w"]
+    error = FEEDS["x"] @ training.weights["w"] - FEEDS["target"]
+    assert training.evaluate([data]) == pytest.approx(float((error**2).mean()), rel=1e-5)
+    with pytest.raises(NoGradientError, match="on which the output 'y' does not depend: 'v'"):
+        step_model(model, trainable=["w", "v"], **given)
 
 
 def test_one_term_is_its_loss() -> None:
