@@ -72,9 +72,7 @@ def reaching(
     shown = f"the output {outputs[0]!r} does" if len(outputs) == 1 else f"the outputs {choices(outputs)} do"
     asked = [trainable] if isinstance(trainable, str) else list(trainable or ())
     if named := [name for name in left if name in asked]:
-        raise NoGradientError(
-            f"trainable names weights on which {shown} not depend: {choices(named)}. Leave them out."
-        )
+        raise NoGradientError(f"trainable names weights on which {shown} not depend: {choices(named)}. Leave them out.")
     if left and len(left) == len(weights):
         raise NoGradientError(
             f"{shown[0].upper()}{shown[1:]} not depend on the weights {choices(left)}. Choose others, or another output."

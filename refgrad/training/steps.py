@@ -73,6 +73,7 @@ class StepModel:
     masters: Mapping[str, str] = field(
         default_factory=dict
     )  # the float32 states that hold weights and statistics of 16 bits
+    vector: str = VECTOR  # the state that holds all weights, if `flat`
     finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
     data_beside: Path | None = None  # the path beside which the external data of both models lies, if they have any
     cut: Cut | None = None  # where the gradient ends and the update begins
@@ -168,7 +169,7 @@ class StepModel:
     def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights by name in a state, in their own types."""
         if self.flat:
-            row = np.asarray(state[VECTOR])
+            row = np.asarray(state[self.vector])
             held = {n: row[start : start + math.prod(dims)].reshape(dims) for n, (start, dims) in self.layout.items()}
         else:
             held = {name: np.asarray(state[self.masters.get(name, name)]) for name in self.weights}
@@ -218,7 +219,10 @@ class StepModel:
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state that a training begins with, with these weights in place of the model's."""
         if self.flat:
-            return {**self.state, VECTOR: np.concatenate([np.ravel(master(weights[name])) for name in self.layout])}
+            return {
+                **self.state,
+                self.vector: np.concatenate([np.ravel(master(weights[name])) for name in self.layout]),
+            }
         return {
             **self.state,
             **{self.masters.get(name, name): master(np.asarray(weights[name])) for name in self.weights},
