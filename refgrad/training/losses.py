@@ -121,7 +121,20 @@ def _with_named(source: ModelProto, term: LossTerm) -> tuple[ModelProto, str]:
         label_type=label_type,
         **term.settings,
     )
+    if label_type is not None and term.sample_weight is not None:
+        _narrow_input(made, term.sample_weight, helper.np_dtype_to_tensor_dtype(label_type))
     return made, name
+
+
+def _narrow_input(model: ModelProto, name: str, kind: int) -> None:
+    """Give a float32 input of the model a type of 16 bits; in place."""
+    wide = fresh(f"{name}_float32", names_of(model.graph))
+    for node in model.graph.node:
+        node.input[:] = [wide if read_name == name else read_name for read_name in node.input]
+    cast = helper.make_node("Cast", [name], [wide], name=wide, to=TensorProto.FLOAT)
+    refill(model.graph.node, [cast, *model.graph.node])
+    value = next(value for value in model.graph.input if value.name == name)
+    value.type.tensor_type.elem_type = kind
 
 
 def _with_wide_output(source: ModelProto, output: str | None) -> tuple[ModelProto, str | None, np.dtype | None]:
