@@ -193,15 +193,15 @@ def test_numbers_of_int8_are_moved_as_they_are(ort, opset, zero_point, moved):
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int4"])
 def test_a_product_with_dequantized_weights_keeps_the_digits_of_the_other_factor(kind: str) -> None:
-    model = onnx.parser.parse_model(f"""
+    model = parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
-        m (float[N, 48] x, float[8] scale) => (float[N, 8] y) {{ w = DequantizeLinear<axis = 1>(q, scale)  y = MatMul(x, w) }}
+        m (float[N, 48] x, float[8] scale) => (float[N, 8] y) { w = DequantizeLinear<axis = 1>(q, scale)  y = MatMul(x, w) }
     """)
     del model.graph.input[1]
     rng = np.random.default_rng(0)
     numbers = rng.integers(0, 8, (48, 8))
     scale = rng.uniform(0.002, 0.02, 8).astype(np.float32)
-    made = onnx.helper.make_tensor("q", getattr(onnx.TensorProto, kind.upper()), (48, 8), numbers.ravel().tolist())
+    made = helper.make_tensor("q", getattr(onnx.TensorProto, kind.upper()), (48, 8), numbers.ravel().tolist())
     model.graph.initializer.extend([made, onnx.numpy_helper.from_array(scale, "scale")])
     x = rng.standard_normal((4, 48)).astype(np.float32)
     expected = x.astype(float) @ (numbers * scale.astype(float))
