@@ -111,7 +111,10 @@ class Training:
         return prepared(self.step, model, self.backend, self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
-        """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
+        """One step for each batch. An epoch that was interrupted goes on.
+
+        It returns the mean of the losses of the steps, weighted by samples: the mean of the losses of the samples, except with
+        reduction="sum", or if a loss leaves labels out or weighs classes.
 
         :param after: called after each step.
         :raises FeedError: a batch does not fit the model, or there is none.
@@ -149,7 +152,7 @@ class Training:
         return mean
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """The mean of the losses of samples that are not trained on.
+        """The mean of the losses of samples that are not trained on, as `epoch` returns it.
 
         :raises FeedError: a batch does not fit the model, or there is none.
         """
