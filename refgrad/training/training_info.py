@@ -90,6 +90,9 @@ def _bind_narrow(info: TrainingInfoProto, step: StepModel, held: Mapping[str, Te
 def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = "label") -> StepModel:
     """The step in a model's training_info, which `Training` runs.
 
+    `Training.evaluate` returns the loss that the algorithm computes: with penalties, dropped elements and the statistics of a
+    batch, if the step was made so.
+
     :param model: a model, or the path of one. It is not modified.
     :param label: the input of the algorithm that is the label.
     :raises InvalidModelError: the model has no training_info, or several, or one whose bindings do not fit.
