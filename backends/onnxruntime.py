@@ -53,6 +53,8 @@ _LEVELS = {
 # Several releases get these passes wrong behind a DequantizeLinear, all but the first without a zero point: docs/executors.md.
 _WRONG_PASSES = ("QDQPropagationTransformer", "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
 SLEEPING = {"session.intra_op.allow_spinning": "0"}  # between runs threads leave the processor to others
+# Without it the product with what DequantizeLinear makes of a constant rounds the other factor to 8 bits: docs/executors.md.
+_EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}
 # For a product ONNX Runtime keeps a copy of the weight in another layout, which is faster with few rows. Of weights that are
 # mapped from their files and have more bytes than this there are no copies.
 _LEAN = {"session.disable_prepacking": "1"}
@@ -234,7 +236,7 @@ class _Session(Local):
         # What was checked, whatever the name of the file says.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         is_lean = isinstance(model, Opened) and bytes_in_files(proto) > _LARGE
-        for entry in ({**_LEAN, **(config or {})} if is_lean else config or {}).items():
+        for entry in {**_EXACT, **(_LEAN if is_lean else {}), **(config or {})}.items():
             options.add_session_config_entry(*entry)
         if threads is not None:
             options.intra_op_num_threads = threads

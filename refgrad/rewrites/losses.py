@@ -187,11 +187,11 @@ def make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]
         fixed.add(name)
     renamed = {name: fresh(name, taken) for name in sorted(taken.intersection(map(str, new)))}
     if renamed:
-        _rename(graph, renamed)
+        rename_everywhere(graph, renamed)
     return taken | fixed
 
 
-def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+def rename_everywhere(graph: GraphProto, names: Mapping[str, str]) -> None:
     """Give values and nodes in `graph` and its subgraphs other names."""
     for inner in graphs(graph):
         tensors = [*inner.initializer, *(sparse.values for sparse in inner.sparse_initializer)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.model.checks.malformed import explained
@@ -26,7 +26,7 @@ from refgrad.protos.traverse import fresh, names_of, reads_of, refill, versions_
 from refgrad.ranges import checked
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.requested import matching
-from refgrad.rewrites.losses import get_train_initializer
+from refgrad.rewrites.losses import get_train_initializer, rename_everywhere
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
 from refgrad.training.adapters import adapters_of
@@ -34,7 +34,7 @@ from refgrad.training.arguments import by_pattern, listed
 from refgrad.training.artifact_optimizers import optimizer_model
 from refgrad.training.dropout import in_training_mode as dropping
 from refgrad.training.flatbuffer_files import checkpoint
-from refgrad.training.losses import differentiated
+from refgrad.training.losses import compared_outputs, differentiated
 from refgrad.training.normalization import (
     Statistic,
     in_inference_mode,
@@ -43,7 +43,7 @@ from refgrad.training.normalization import (
     with_following,
 )
 from refgrad.training.optimizers import AdamW, Optimizer
-from refgrad.training.outputs import compared_outputs, reaching
+from refgrad.training.outputs import reaching
 from refgrad.training.step import BATCH_NORMS, DROPOUTS, trained
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -191,10 +191,9 @@ def _artifacts(
             "trainable."
         )
     loss, output = compared
-    outputs = compared_outputs(read(model), loss, output)
-    if output is not None or not isinstance(loss, ModelProto | os.PathLike):
-        [output] = outputs
-    values = reaching(read(model), values, outputs, wanted.trainable)
+    output, outputs = compared_outputs(read(model), loss, output)
+    if outputs:
+        values = reaching(read(model), values, outputs, wanted.trainable)
     fed = listed(wanted.input_gradients, "input_gradients")
     wrt = [*values, *fed]
     made, compared_loss = differentiated(training_source, wrt, loss, output, *settings)
@@ -242,6 +241,11 @@ def _artifacts(
                 "The models hold the weights that are not trained, and a file holds 2 GB. Name them in frozen_params, so that "
                 "the checkpoint has them."
             )
+    data = [value.name for value in training.graph.input if value.name not in values | frozen]
+    if hidden := [name for name in data if "_grad" in name]:
+        raise OptionError(
+            f"The training API takes {hidden[0]!r}, an input with _grad in its name, for a gradient. Rename it."
+        )
     _add_buffers(training, values)
     files = {name: part.SerializeToString() for name, part in parts.items()} | {CHECKPOINT: checkpoint(values, frozen)}
     return files | ({NOMINAL: checkpoint(values, frozen, nominal=True)} if nominal else {})
@@ -386,6 +390,7 @@ def _training_model(
     )
     graph = training.graph
     refill(graph.output, [value for value in graph.output if value.name in returned])
+    _make_room_for_buffers(graph, values)
     for name in values:
         buffer, out = _buffer_of(name)
         graph.node.append(
@@ -396,6 +401,19 @@ def _training_model(
     if MICROSOFT not in versions_of(training):
         training.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     return training
+
+
+def _make_room_for_buffers(graph: GraphProto, values: Iterable[str]) -> None:
+    """Give results that have the name of a buffer of a gradient, or of the switch that empties them, another one; in place.
+
+    :raises UnknownNameError: an input, an output or an initializer has one.
+    """
+    taken, made = names_of(graph), {name for node in graph.node for name in node.output}
+    clashes = sorted(taken & {_RESET, *(name for value in values for name in _buffer_of(value))})
+    made -= {value.name for value in graph.output}
+    if fixed := [name for name in clashes if name not in made]:
+        raise UnknownNameError(f"The training has a value {fixed[0]!r}, and so has the model. Rename the value.")
+    rename_everywhere(graph, {name: fresh(name, taken) for name in clashes})
 
 
 def _buffer_of(name: str) -> tuple[str, str]:

@@ -75,7 +75,13 @@ class Assembly:
     ) -> None:
         """A step by the gradient model `made`, of these weights and running statistics."""
         self.made, self.weights, self.running, self.asked = made, weights, running, asked
-        taken = names_of(made.graph) | {node.name for node in made.graph.node}
+        taken = names_of(made.graph) | {RATE, STEP, SCALE, GOOD_STEPS, UPDATES}
+        self.vector = fresh(VECTOR, taken) if asked.flat else ""
+        owners = {self.vector: ""} if asked.flat else {name: f"{name}." for name in weights}
+        kinds = states_of(asked.optimizer)  # each is a state for each owner; the sum of gradients is another one
+        self.names = {name: {kind: fresh(owner + kind, taken) for kind in kinds} for name, owner in owners.items()}
+        self.sums = {name: fresh(f"{owner}gradient", taken) for name, owner in owners.items() if asked.accumulate > 1}
+        taken.update(node.name for node in made.graph.node)
         opset = versions_of(made)[""]
         self.first, self.last = (FunctionEmitter.into_graph(opset, part, taken) for part in ("weights", "update"))
         self.taken, self.count = taken, ""  # the number of the samples of a step, where it is asked for
@@ -96,15 +102,15 @@ class Assembly:
         if self.asked.scale is not None:
             moved.add(SCALE)
         data = [value for value in self.made.graph.input if value.name not in moved]
-        if clash := next((v.name for v in data if v.name in (RATE, STEP, VECTOR)), ""):
+        if clash := next((v.name for v in data if v.name in (RATE, STEP)), ""):
             raise UnknownNameError(f"The model has an input {clash!r}, a name that the step needs. Rename the input.")
         loss = next(value for value in self.made.graph.output if value.name == self.asked.loss)
         op.types[self.asked.loss] = (loss.type.tensor_type.elem_type, None)
         layout: dict[str, tuple[int, tuple[int, ...]]] = {}
         if self.asked.flat:
             layout = self._unpacked()
-            parts = {VECTOR: np.concatenate([master(value).ravel() for value in self.weights.values()])}
-            slopes = {VECTOR: self._packed(gradients)}
+            parts = {self.vector: np.concatenate([master(value).ravel() for value in self.weights.values()])}
+            slopes = {self.vector: self._packed(gradients)}
         else:
             parts = {name: master(value) for name, value in self.weights.items()}
             slopes = {name: self._widened(name, gradients[name]) for name in self.weights}
@@ -219,7 +225,7 @@ class Assembly:
         """Take the weights out of their vector."""
         op, layout, start = self.first, dict[str, tuple[int, tuple[int, ...]]](), 0
         sizes = [value.size for value in self.weights.values()]
-        rows = op.Split(VECTOR, sizes, outputs=len(sizes)) if len(sizes) > 1 else (VECTOR,)
+        rows = op.Split(self.vector, sizes, outputs=len(sizes)) if len(sizes) > 1 else (self.vector,)
         for row, (name, value) in zip(rows, self.weights.items(), strict=True):
             layout[name] = (start, value.shape)
             start += value.size
@@ -320,7 +326,7 @@ class Assembly:
         op, kept = self.last, {}
         for name, slope in slopes.items():
             kind, rank = op.types[self._held(name)]
-            state = "gradient" if self.asked.flat else f"{name}.gradient"
+            state = self.sums[name]
             size = sum(v.size for v in self.weights.values()) if self.asked.flat else self.weights[name].shape
             self._begin(state, np.zeros(size, helper.tensor_dtype_to_np_dtype(kind)))
             op.types[state] = (kind, rank)
@@ -332,9 +338,8 @@ class Assembly:
     def _update(self, name: str, value: np.ndarray, slope: str, t: str, applies: str) -> dict[str, str]:
         op, kind, w = self.last, helper.np_dtype_to_tensor_dtype(value.dtype), self._held(name)
         self._begin(w, value)
-        states = {}
+        states = self.names[name]
         for state, begin in states_of(self.asked.optimizer).items():
-            states[state] = state if self.asked.flat else f"{name}.{state}"
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
@@ -396,7 +401,9 @@ class Assembly:
         following = {state: final[name] for state, name in results.items()}
         rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
         noted: dict[str, Any] = {"next": following, "loss": result, "label": self.asked.label, "layout": rows}
-        noted |= {key: value for key, value in (("masters", self.masters), ("finite", final.get(finite, ""))) if value}
+        vector = "" if self.vector == VECTOR else self.vector
+        further = {"masters": self.masters, "finite": final.get(finite, ""), "vector": vector}
+        noted |= {key: value for key, value in further.items() if value}
         note(made, self.made, training=noted)
         return StepModel(
             made,
@@ -410,6 +417,7 @@ class Assembly:
             dict(layout),
             statistics=tuple(statistic.name for statistic in self.running),
             masters=dict(self.masters),
+            vector=self.vector,
             finite=final.get(finite, ""),
             cut=Cut({state: ends[name] for state, name in cut.gradients.items()}, ends[cut.loss], ends[cut.count]),
         )

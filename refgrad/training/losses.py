@@ -28,6 +28,7 @@ from refgrad.rewrites.scores import OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import DEFAULT, Conventions
 from refgrad.training.class_losses import with_loss_of_classes
+from refgrad.training.outputs import compared_output
 from refgrad.training.term import LossTerm
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
@@ -138,7 +139,20 @@ def _with_named(source: ModelProto, term: LossTerm) -> tuple[ModelProto, str]:
         label_type=label_type,
         **term.settings,
     )
+    if label_type is not None and term.sample_weight is not None:
+        _narrow_input(made, term.sample_weight, helper.np_dtype_to_tensor_dtype(label_type))
     return made, name
+
+
+def _narrow_input(model: ModelProto, name: str, kind: int) -> None:
+    """Give a float32 input of the model a type of 16 bits; in place."""
+    wide = fresh(f"{name}_float32", names_of(model.graph))
+    for node in model.graph.node:
+        node.input[:] = [wide if read_name == name else read_name for read_name in node.input]
+    cast = helper.make_node("Cast", [name], [wide], name=wide, to=TensorProto.FLOAT)
+    refill(model.graph.node, [cast, *model.graph.node])
+    value = next(value for value in model.graph.input if value.name == name)
+    value.type.tensor_type.elem_type = kind
 
 
 def _with_wide_output(source: ModelProto, output: str | None) -> tuple[ModelProto, str | None, np.dtype | None]:
@@ -247,6 +261,30 @@ def _seeded(made: ModelProto, seed: str, value: str, cotangent: str, op: Functio
     note(made, made, gradients=names_in(made)[1], cotangents={})
 
 
+def compared_outputs(model: ModelProto, loss: object, output: str | int | None) -> tuple[str | None, list[str]]:
+    """The output to compare, None if a loss that is a model chooses its own, and all outputs that the loss reads.
+
+    :param loss: as in `differentiated`.
+    :raises OptionError: no output is chosen, and several could be.
+    :raises UnknownNameError: no output has the name.
+    """
+    if output is None and isinstance(loss, ModelProto | os.PathLike):
+        whole = read(loss, weights=False)
+        return None, [name for name, _ in _joined(model, whole, None)] if whole.graph.input else []
+    chosen = compared_output(model, output)
+    return chosen, [chosen]
+
+
+def _joined(source: ModelProto, loss: ModelProto, output: str | None) -> list[tuple[str, str]]:
+    """The outputs of the model that a loss reads, each with the input of the loss that it becomes."""
+    known = {value.name for value in source.graph.output}
+    inputs = [value.name for value in loss.graph.input]
+    joined = [(name, name) for name in inputs if name in known]
+    if not joined or output is not None:
+        joined = [(one_output(normalise(source), output), inputs[0])]
+    return joined
+
+
 def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple[ModelProto, str]:
     """The model followed by the loss: the inputs of the loss that are called as outputs are these, or else the first one."""
     if len(loss.graph.output) != 1 or not loss.graph.input:
@@ -258,11 +296,7 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
         )
     newest = max(versions_of(one).get("", 0) for one in (source, loss))
     source, loss = upgrade(source, newest), upgrade(loss, newest)
-    known = {value.name for value in source.graph.output}
-    inputs = [value.name for value in loss.graph.input]
-    joined = [(name, name) for name in inputs if name in known]
-    if not joined or output is not None:
-        joined = [(one_output(normalise(source), output), inputs[0])]
+    joined = _joined(source, loss, output)
     _refuse_other_inputs(source, loss, joined)
     weights = {tensor.name: tensor for tensor in source.graph.initializer}  # which may lie in files, and are large
     first, second = skeleton_of(source, weights), native.with_prefix(loss, "loss/")

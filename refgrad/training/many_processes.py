@@ -134,7 +134,7 @@ class PartGradient:
         if STEP in fed:  # the number that masks of Dropout are drawn by
             rank, processes = self._place
             fed[STEP] = np.array(fed[STEP] * processes + rank, np.int64)
-        results = self.prepared.run({**part, **fed})
+        results = self.prepared.run(step.read_by(self.prepared, part) | fed)
         if step.mean_over and not divisor:  # no label counts: the model has divided by 1
             divisor = 1.0
         counts[_LOSS] = float(results[names.loss].item()) * divisor

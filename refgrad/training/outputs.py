@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.model.reading import read
 from refgrad.notices import notice
 from refgrad.protos.domains import ML
 from refgrad.protos.traverse import reads_of
@@ -56,25 +54,10 @@ def compared_output(model: ModelProto, name: str | int | None) -> str:
     return found[0]
 
 
-def compared_outputs(
-    model: ModelProto, loss: str | ModelProto | os.PathLike[str] | None, output: str | int | None
-) -> list[str]:
-    """The outputs that are trained: the compared one, or those that a loss reads which is a model.
-
-    :raises OptionError: there are several of floats, or none.
-    :raises UnknownNameError: no output has that name.
-    """
-    if output is None and isinstance(loss, ModelProto | os.PathLike):
-        known = {value.name for value in model.graph.output}
-        if joined := [value.name for value in read(loss).graph.input if value.name in known]:
-            return joined
-    return [compared_output(model, output)]
-
-
 def reaching(
     model: ModelProto, weights: Mapping[str, np.ndarray], outputs: Sequence[str], trainable: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
-    """The weights on which an output depends. A notice names the others, such as the weights of another head.
+    """The weights on which the outputs depend. A notice names the others, such as the weights of another head.
 
     :raises NoGradientError: there are none, or `trainable` names another one.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, Unpack, cast
@@ -28,11 +28,11 @@ from refgrad.model.reading import opened, read
 from refgrad.notices import notice, quiet
 from refgrad.parameters.weights import weights_of
 from refgrad.protos.domains import ML
-from refgrad.protos.traverse import names_of
+from refgrad.protos.traverse import every_node, fresh, names_of
 from refgrad.ranges import checked
 from refgrad.reverse.requested import matching
 from refgrad.rewrites.lifting import holds_weights, lift_weights
-from refgrad.rewrites.losses import train_tensors
+from refgrad.rewrites.losses import rename_everywhere, train_tensors
 from refgrad.rewrites.scores import OF_CHANCES, OF_CLASSES, loss_of_classes
 from refgrad.rewrites.selection import select_model_inputs_outputs
 from refgrad.tables.conventions import ConventionOptions, Conventions
@@ -43,13 +43,13 @@ from refgrad.training.class_losses import count_of_classes
 from refgrad.training.dropout import with_masks
 from refgrad.training.labels import classes_of
 from refgrad.training.loss_terms import mean_over
-from refgrad.training.losses import differentiated
+from refgrad.training.losses import compared_outputs, differentiated
 from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
 from refgrad.training.optimizers import SGD, Optimizer
-from refgrad.training.outputs import compared_outputs, reaching, without_maps
-from refgrad.training.precision import DYNAMIC, SCALE, chosen_scale, refuse_vanishing
+from refgrad.training.outputs import reaching, without_maps
+from refgrad.training.precision import DYNAMIC, GOOD_STEPS, SCALE, UPDATES, chosen_scale, refuse_vanishing
 from refgrad.training.settings import settings_of
-from refgrad.training.steps import STEP, StepModel
+from refgrad.training.steps import RATE, STEP, StepModel
 
 BATCH_NORMS = ("frozen", "training")
 DROPOUTS = ("off", "training")
@@ -166,15 +166,18 @@ def step_model(
         refuse_external(tensor, PLACE_OF_DATA)
     whole, chosen = trained(whole, trainable, freeze)
     model = read(whole)
-    outputs = compared_outputs(read(model), loss, output)
-    if output is not None or not isinstance(loss, ModelProto | os.PathLike):
-        [output] = outputs
-    chosen = reaching(read(model), chosen, outputs, trainable)
+    output, compared = compared_outputs(model, loss, output)
+    if compared:
+        chosen = reaching(model, chosen, compared, trainable)
     _notice_merged(model, chosen)
     refuse_vanishing(optimizer, chosen)
     scale = chosen_scale(loss_scale, chosen)
-    if scale is not None and SCALE in names_of(read(model).graph):
-        raise UnknownNameError(f"The model has a value {SCALE!r}, a name that the step needs. Rename the value.")
+    reserved = [RATE, STEP, *([] if scale is None else [SCALE, GOOD_STEPS, UPDATES])]
+    if clash := next((name for name in reserved if name in (label, sample_weight)), ""):
+        raise UnknownNameError(
+            f"The step needs the name {clash!r}. Choose another one for the label or the weights of samples."
+        )
+    model = _with_room(model, reserved, chosen)
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
     if flat is None:
         is_small = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
@@ -319,6 +322,31 @@ def _notice_merged(model: ModelSource, weights: Mapping[str, np.ndarray]) -> Non
             f"Several nodes read the same weight, and all its elements are one number: {names}. It is trained as one. If the "
             "exporter has merged weights with equal values, export them apart: docs/fine_tuning.md, Exporting from torch."
         )
+
+
+def _with_room(model: ModelProto, names: Sequence[str], weights: Container[str]) -> ModelProto:
+    """The model in which no value has one of `names`; the model itself if none has.
+
+    :raises UnknownNameError: an input, an output, one of `weights` or a parameter of BatchNormalization has one of the names.
+    """
+    graph = model.graph
+    clashes = [name for name in names if name in names_of(graph)]
+    if not clashes:
+        return model
+    kinds = {name: "parameter" for n in graph.node if n.op_type == "BatchNormalization" for name in n.input[1:]}
+    kinds |= {tensor.name: "weight" for tensor in graph.initializer if tensor.name in weights}
+    kinds |= {value.name: "output" for value in graph.output} | {value.name: "input" for value in graph.input}
+    for name in clashes:
+        if kind := kinds.get(name):
+            article = "an" if kind in ("input", "output") else "a"
+            raise UnknownNameError(
+                f"The model has {article} {kind} {name!r}, a name that the step needs. Rename the {kind}."
+            )
+    made = ModelProto()
+    made.CopyFrom(model)
+    taken = names_of(graph) | {node.name for node in every_node(model)}
+    rename_everywhere(made.graph, {name: fresh(name, taken) for name in clashes})
+    return made
 
 
 def _values_of(model: ModelSource, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -75,6 +75,7 @@ class StepModel:
     masters: Mapping[str, str] = field(
         default_factory=dict
     )  # the float32 states that hold weights and statistics of 16 bits
+    vector: str = VECTOR  # the state that holds all weights, if `flat`
     finite: str = ""  # the output that is false if the step updates nothing, since a gradient is not finite
     data_beside: Path | None = None  # the path beside which the external data of both models lies, if they have any
     cut: Cut | None = None  # where the gradient ends and the update begins
@@ -140,6 +141,11 @@ class StepModel:
         counting = next(((name, axis) for name, axis in self.sample_axes.items() if axis is not None), None)
         return 1 if counting is None else np.shape(batch[counting[0]])[counting[1]]
 
+    def read_by(self, model: Prepared, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The batch without data that a part of the step, such as its gradient, does not read."""
+        unread = {*self.data, self.label} - {value.name for value in model.inputs}
+        return {name: array for name, array in batch.items() if name not in unread}
+
     @cached_property
     def rate_type(self) -> np.dtype:
         """The type that the learning rate is fed in."""
@@ -171,7 +177,7 @@ class StepModel:
     def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights by name in a state, in their own types."""
         if self.flat:
-            row = np.asarray(state[VECTOR])
+            row = np.asarray(state[self.vector])
             held = {n: row[start : start + math.prod(dims)].reshape(dims) for n, (start, dims) in self.layout.items()}
         else:
             held = {name: np.asarray(state[self.masters.get(name, name)]) for name in self.weights}
@@ -266,7 +272,10 @@ class StepModel:
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state that a training begins with, with these weights in place of the model's."""
         if self.flat:
-            return {**self.state, VECTOR: np.concatenate([np.ravel(master(weights[name])) for name in self.layout])}
+            return {
+                **self.state,
+                self.vector: np.concatenate([np.ravel(master(weights[name])) for name in self.layout]),
+            }
         return {
             **self.state,
             **{self.masters.get(name, name): master(np.asarray(weights[name])) for name in self.weights},

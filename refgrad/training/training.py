@@ -114,7 +114,10 @@ class Training:
         return prepared(self.step, model, self.backend, self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
-        """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
+        """One step for each batch. An epoch that was interrupted goes on.
+
+        It returns the mean of the losses of the steps, weighted by samples: the mean of the losses of the samples, except with
+        reduction="sum", or if a loss leaves labels out or weighs classes.
 
         :param after: called after each step.
         :raises FeedError: a batch does not fit the model, or there is none.
@@ -152,21 +155,20 @@ class Training:
         return mean
 
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """The mean of the losses of samples that are not trained on.
+        """The mean of the losses of samples that are not trained on, as `epoch` returns it.
 
         :raises FeedError: a batch does not fit the model, or there is none.
         """
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
-        if self._part is not None:
-            state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         if self.step.evaluation is not None:
             prepared = self._evaluation = self._evaluation or self.prepared(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | self.step.statistics_in(state)
+        state = {value.name: state[value.name] for value in prepared.inputs if value.name in state}
         for batch in batches:
             self._refuse(batch)
-            results = prepared.run({**batch, **state}, [name])
+            results = prepared.run(self.step.read_by(prepared, batch) | state, [name])
             size = self.step.samples_in(batch)
             total, count = total + float(results[name].item()) * size, count + size
         if not count:

@@ -60,7 +60,7 @@ def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepMod
     info.algorithm.CopyFrom(step.model.graph)
     graph = info.algorithm
     inputs = [value for value in graph.input if value.name not in step.state]
-    states = {name: value for name, value in step.state.items() if name not in step.weights}
+    states = {name: value for name, value in step.state.items() if name not in (*step.weights, *step.statistics)}
     own = [tensor for tensor in graph.initializer if held.get(tensor.name) != tensor]
     for field, entries in (("input", inputs), ("initializer", own)):
         refill(getattr(graph, field), entries)
@@ -89,6 +89,9 @@ def _bind_narrow(info: TrainingInfoProto, step: StepModel, held: Mapping[str, Te
 @explained
 def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = "label") -> StepModel:
     """The step in a model's training_info, which `Training` runs.
+
+    `Training.evaluate` returns the loss that the algorithm computes: with penalties, dropped elements and the statistics of a
+    batch, if the step was made so.
 
     :param model: a model, or the path of one. It is not modified.
     :param label: the input of the algorithm that is the label.

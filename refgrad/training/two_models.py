@@ -62,7 +62,7 @@ def gradient_model(step: StepModel) -> ModelProto:
         ends.setdefault(step.next[state], []).append(name)
     nodes = [graph.node[k] for k in positions_needed(signatures(graph.node), [cut.loss, *ends])]
     nodes += [_copy(value, name) for value, given in ends.items() for name in given if name != value]
-    if names.loss != step.loss:
+    if names.loss != cut.loss:
         nodes.append(helper.make_node("Squeeze", [cut.loss], [names.loss], name=names.loss))
     outputs = [_scalar(names.loss, _type_of_loss(step))]
     outputs += [_declared(name, step.state[state]) for state, name in (names.gradients | names.statistics).items()]
@@ -119,7 +119,7 @@ def between(step: StepModel) -> Between:
     gradients = {state: named(f"{state}_grad", value) for state, value in cut.gradients.items()}
     running = [state for state in step.state if state in step.next and state in _statistics(step)]
     statistics = {state: fresh(f"{state}_batch", taken) for state in running}
-    loss = step.loss if cut.loss == step.loss else fresh("data_loss", taken)
+    loss = fresh("data_loss", taken) if _is_penalized(step) else step.loss
     return Between(gradients, statistics, loss, fresh("samples", taken) if cut.count else "")
 
 
@@ -127,6 +127,17 @@ def _cut(step: StepModel) -> Cut:
     if step.cut is None:
         raise OptionError("This step does not say where its gradient ends. Make it with refgrad.training.step_model.")
     return step.cut
+
+
+def _is_penalized(step: StepModel) -> bool:
+    """True if the loss of the step is more than the loss of the data, in another shape."""
+    name, makers = step.loss, {name: node for node in step.model.graph.node for name in node.output}
+    while name != _cut(step).loss:
+        node = makers[name]
+        if node.op_type not in ("Reshape", "Identity"):
+            return True
+        name = node.input[0]
+    return False
 
 
 def _statistics(step: StepModel) -> set[str]:

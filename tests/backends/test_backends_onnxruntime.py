@@ -189,3 +189,22 @@ def test_numbers_of_int8_are_moved_as_they_are(ort, opset, zero_point, moved):
     )
     values = np.float32([[-50, 1, -1.5], [2, -2.5, 3]])
     np.testing.assert_array_equal(ort.prepare(live).run({"x": values})["y"], values.T)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int4"])
+def test_a_product_with_dequantized_weights_keeps_the_digits_of_the_other_factor(kind: str) -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        m (float[N, 48] x, float[8] scale) => (float[N, 8] y) { w = DequantizeLinear<axis = 1>(q, scale)  y = MatMul(x, w) }
+    """)
+    del model.graph.input[1]
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 8, (48, 8))
+    scale = rng.uniform(0.002, 0.02, 8).astype(np.float32)
+    made = helper.make_tensor("q", getattr(onnx.TensorProto, kind.upper()), (48, 8), numbers.ravel().tolist())
+    model.graph.initializer.extend([made, onnx.numpy_helper.from_array(scale, "scale")])
+    x = rng.standard_normal((4, 48)).astype(np.float32)
+    expected = x.astype(float) @ (numbers * scale.astype(float))
+    for settings in ({}, {"config": {"session.intra_op.allow_spinning": "0"}}):
+        found = get_backend("ort-cpu").prepare(model, **settings).run({"x": x})["y"]
+        np.testing.assert_allclose(found, expected, atol=1e-5)

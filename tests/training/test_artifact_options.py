@@ -235,6 +235,25 @@ def test_additional_outputs_follow_the_loss(tmp_path: Path, backend: str) -> Non
         write_artifacts(tmp_path / "b", model, output="y", trainable=["w1"], additional_outputs=["label"])
 
 
+def test_values_have_other_names_than_the_buffers_of_gradients(tmp_path: Path) -> None:
+    names = ("lazy_reset_grad", "w1_grad.accumulation.buffer", "w1_grad.accumulation.out")
+    model = two_heads()
+    for k, name in enumerate(names[:2]):
+        inner = model.graph.node[k].output[0]
+        for node in model.graph.node:
+            node.input[:] = [name if value == inner else value for value in node.input]
+        model.graph.node[k].output[0] = name
+    write_artifacts(tmp_path / "a", model, output="y", trainable=["w1"])
+    graph = onnx.load(tmp_path / "a" / "training_model.onnx").graph
+    made = [name for node in graph.node for name in node.output] + [value.name for value in graph.input]
+    assert [made.count(name) for name in names] == [1, 1, 1]
+    for name in names:
+        with pytest.raises(UnknownNameError, match=f"The training has a value {name!r}, and so has the model"):
+            write_artifacts(tmp_path / "b", two_heads(), output="y", label=name, trainable=["w1"])
+    with pytest.raises(OptionError, match="takes 'y_grad', an input with _grad in its name, for a gradient"):
+        write_artifacts(tmp_path / "b", two_heads(), output="y", label="y_grad", trainable=["w1"])
+
+
 def test_weights_of_another_output_are_not_trained(tmp_path: Path) -> None:
     with pytest.warns(ModelWarning, match="Not trained, since the output 'z' does not depend on them: 'w2', 'b2'"):
         write_artifacts(tmp_path / "a", two_heads(), output="z")

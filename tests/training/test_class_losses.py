@@ -12,7 +12,7 @@ import pytest
 
 from refgrad.backends import available
 from refgrad.errors import FeedError, OptionError
-from refgrad.training import SGD, Arrays, Training, step_model
+from refgrad.training import SGD, Arrays, LossTerm, Training, step_model, sum_of_losses
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 WEIGHTS = [0.5, 2.0, 0.0, 1.5]
@@ -237,3 +237,25 @@ def test_losses_of_16_bits_are_computed_in_float32(loss: str, kind: int) -> None
     expected, wide = one_step(step_model(model(), loss, SGD(), loss_settings=settings), {"x": x, "label": given})
     assert found == pytest.approx(expected, rel=2e-2)
     np.testing.assert_allclose(slope, wide, atol=3e-2)
+
+
+def test_functions_of_an_older_opset_are_converted_with_the_model() -> None:
+    plain = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 13]>
+        m (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 0, 0.5, -1, 2, 3}> { h = MatMul(x, w)  y = Tanh(h) }
+    """)
+    called = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 13, "local" : 1]>
+        m (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 0, 0.5, -1, 2, 3}> { y = local.layer(x, w) }
+        <domain: "local", opset_import: ["" : 13]> layer (x, w) => (y) { h = MatMul(x, w)  y = Tanh(h) }
+    """)
+    before = called.SerializeToString()
+    data = {"x": np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32), "label": np.arange(6) % 2}
+    found = []
+    for model in (plain, called):
+        for loss in ("cross_entropy", sum_of_losses(model, [LossTerm("cross_entropy")])):
+            training = Training(step_model(model, loss), 0.1)
+            found.append(training.train_on(data, 0.1))
+            found.append(training.write_to(model).graph.initializer[0].raw_data)
+    assert found[:2] * 4 == found
+    assert called.SerializeToString() == before

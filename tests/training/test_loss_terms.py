@@ -13,7 +13,7 @@ from compared_artifacts import two_heads
 
 from refgrad.backends import available, get_backend
 from refgrad.errors import FeedError, ModelWarning, NoGradientError, OptionError, UnknownNameError
-from refgrad.training import SGD, LossTerm, Training, step_model, sum_of_losses
+from refgrad.training import SGD, AdamW, LossTerm, Training, step_model, sum_of_losses
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 RNG = np.random.default_rng(5)
@@ -91,6 +91,30 @@ def test_weights_that_no_term_needs_are_not_trained() -> None:
         step_model(two_heads(), loss, trainable=["w1", "w3"])
     both = sum_of_losses(two_heads(), [LossTerm("cross_entropy", "y", "classes"), LossTerm("huber", "z", "target")])
     assert {"w2", "w3"} <= {*step_model(two_heads(), both).weights}
+
+
+@pytest.mark.parametrize("penalty", [None, {"w": (0.0, 0.1)}])
+@pytest.mark.parametrize("way", [{}, {"all_reduce": dict}], ids=["alone", "together"])
+@pytest.mark.parametrize("loss", ["squared_error", "a sum"])
+def test_what_the_loss_does_not_read_is_not_trained(loss: str, way: dict[str, Any], penalty: Any) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        heads (float[N, 4] x, float[N, 4] u) => (float[N, 2] y, float[N, 1] z)
+        <float[4, 2] w = {1, 0, 0, 1, 0, 0, 1, 1}, float[4, 1] v = {1, -2, 3, 5}> { y = MatMul(x, w)  z = MatMul(u, v) }
+    """)
+    given: Any = {"loss": loss, "output": "y"}
+    if loss == "a sum":
+        given = {"loss": sum_of_losses(model, [LossTerm("squared_error", "y", "label")])}
+    with pytest.warns(ModelWarning, match="Not trained, since the output 'y' does not depend on them: 'v'"):
+        made = step_model(model, optimizer=AdamW(weight_decay=0.5), penalty=penalty, **given)
+    training = Training(made, 0.1, **way)
+    data = {"x": FEEDS["x"], "u": FEEDS["x"], "label": FEEDS["target"]}
+    training.epoch([data])
+    assert list(training.weights) == ["w"]
+    error = FEEDS["x"] @ training.weights["w"] - FEEDS["target"]
+    assert training.evaluate([data]) == pytest.approx(float((error**2).mean()), rel=1e-5)
+    with pytest.raises(NoGradientError, match="on which the output 'y' does not depend: 'v'"):
+        step_model(model, trainable=["w", "v"], **given)
 
 
 def test_one_term_is_its_loss() -> None:

@@ -314,6 +314,19 @@ def test_evaluation_is_of_the_samples_that_are_given() -> None:
         assert one.evaluate(batches(data, 16)) == pytest.approx(alone.evaluate(batches(data, 16)), rel=1e-12)
 
 
+@pytest.mark.parametrize(("loss", "settings"), [("huber", {}), ("cross_entropy", {"ignore_index": 1})])
+def test_a_loss_that_is_put_into_another_shape_has_its_name(loss: str, settings: dict[str, Any]) -> None:
+    step = step_model(network("double"), loss, Adam(), loss_settings=settings)
+    assert [value.name for value in gradient_model(step).graph.output] == ["loss", "weights_grad"]
+    assert "loss" not in [value.name for value in update_model(step).graph.output]
+    data = {"x": X, "label": CLASSES if loss == "cross_entropy" else Y}
+    alone, one = Training(step), Training(step, all_reduce=dict)
+    for training in (alone, one):
+        training.epoch(batches(data, 16))
+    check_equal(alone, [one], 1e-12)
+    assert one.evaluate(batches(data, 16)) == pytest.approx(alone.evaluate(batches(data, 16)), rel=1e-12)
+
+
 def test_a_loss_that_is_not_finite_ends_every_process() -> None:
     step = step_model(network("double"), "squared_error")
     data = {"x": X[:8].copy(), "label": Y[:8]}

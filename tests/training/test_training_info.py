@@ -110,3 +110,26 @@ def test_what_does_not_fit_is_named() -> None:
     clash.graph.initializer.append(numpy_helper.from_array(np.float32(1), "w1.velocity"))
     with pytest.raises(OptionError, match=r"both have an initializer 'w1\.velocity'"):
         with_training_info(clash, step_model(perceptron(), optimizer=SGD(momentum=0.9), flat=False))
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_running_statistics_are_bound(kind: str) -> None:
+    dtype = {"float": np.float32, "float16": np.float16}[kind]
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 18]>
+        m ({kind}[N, 2] x) => ({kind}[N, 2] y) {{ n = BatchNormalization(x, scale, bias, mean, var)  y = MatMul(n, w) }}
+    """)
+    for name, value in {"scale": [1, 2], "bias": [0, 1], "mean": [0, 0], "var": [1, 1], "w": [[1, 2], [3, 4]]}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+    step = step_model(model, flat=False, batch_norm="training")
+    made = with_training_info(model, step)
+    onnx.checker.check_model(made)
+    again = from_training_info(made)
+    trainings = [Training(one, 0.05) for one in (step, again)]
+    for batch in BATCHES:
+        feeds = {"x": batch["x"][:, :2].astype(dtype), "label": batch["x"][:, 2:].astype(dtype)}
+        first, second = (training.train_on(feeds, 0.05) for training in trainings)
+        assert first == second
+    written = [training.write_to(model).graph.initializer for training in trainings]
+    assert written[0] == written[1]
+    assert not np.array_equal(numpy_helper.to_array(written[0][3]), [1, 1])

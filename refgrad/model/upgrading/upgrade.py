@@ -16,6 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.errors import InvalidModelError
 from refgrad.model import native
 from refgrad.model.external import array_of
+from refgrad.model.inlining.inline import inline_functions
 from refgrad.protos.traverse import checkable, forget_domain, graphs, import_domain, op_types, versions_of
 
 _REWRITTEN = "refgrad.rewritten"
@@ -139,6 +140,10 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
             f"The model has opset {opset} and sparse initializers, which onnx cannot convert to a newer one. Make them dense, "
             f"or export the model anew with opset {target} or later."
         )
+    if model.functions:  # they stay in their opset, and are then no functions of this model
+        whole = ModelProto()
+        whole.CopyFrom(model)
+        model = inline_functions(whole)
     rewritten = ModelProto()
     rewritten.CopyFrom(model)
     fixes = {fix.op_type: fix for fix in reversed(FIXES) if fix.since <= opset <= fix.until}
