@@ -432,6 +432,7 @@ def benchmarks(session: nox.Session) -> None:
         "memory",
         "training_memory",
         "qlora",
+        "many_processes",
         "recompute",
         "quantized_weights",
         "depth",

@@ -156,6 +156,14 @@ BENCHMARKS = (
         "difference of the ten losses. Goal: 1e-4, and less memory than with float32.",
     ),
     (
+        "Training in two processes",
+        "many_processes",
+        "Samples per second of `Training(step, processes=2)` on the two cores of one machine, and of one process, in turn, "
+        "each with the threads that it chooses: a network of two convolutions on images of 32 × 32, and one of three layers of "
+        "width 256, with Adam (benchmarks/many_processes.py). Where its kernels use both cores, so does one process. Weights "
+        "and gradients go through pipes in every step.",
+    ),
+    (
         "Depth",
         "depth",
         "`gradient()` and the interpreter as a model gets ten times as deep: a chain of nodes, and a Scan and a Loop that make "

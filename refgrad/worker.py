@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -72,10 +72,13 @@ class Worker:
     :param seconds: how long one call may take, the start of the process included.
     :param memory: how many bytes the process may have, where the system can limit it (not on Windows); 0 for any number.
     :param room: how many bytes it may have in addition to the libraries that the first call needs; 0 for any number.
+    :param environment: variables of its environment that this process has otherwise, or not at all.
     """
 
-    def __init__(self, seconds: float = SECONDS, memory: int = 0, room: int = 0) -> None:
-        self.seconds, self.memory, self.room = seconds, memory, room
+    def __init__(
+        self, seconds: float = SECONDS, memory: int = 0, room: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.seconds, self.memory, self.room, self.environment = seconds, memory, room, dict(environment or {})
         self._turn = threading.Lock()
         self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -189,7 +192,7 @@ class Worker:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._said,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+                    env=os.environ | self.environment | {"PYTHONPATH": os.pathsep.join(folders)},
                     start_new_session=True,
                     pass_fds=() if held < 0 else (held,),
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -470,9 +469,7 @@ def train(
         **conventions,
     )
     given, held = validation.split(step, open_data(step, data, objective.label), objective.label, seed)
-    training = Training(
-        step, rate.of(chosen, epochs), get_executor(backend), processes=processes, options=_threads(backend, processes)
-    )
+    training = Training(step, rate.of(chosen, epochs), get_executor(backend), processes=processes)
     size = batch_size or step.fixed_size or _SAMPLES
     run = Run(
         training, given, epochs, size, seed if shuffle else None, held, validation.patience, checkpoint.checkpoint,
@@ -573,13 +570,6 @@ def _step(
         clip_norm=update.clip_norm, clip_value=update.clip_value, accumulate=update.accumulate,
         loss_scale=update.scale, batch_norm=layers.batch_norm, dropout=layers.dropout, **options,
     )  # fmt: skip
-
-
-def _threads(backend: str, processes: int) -> dict[str, int]:
-    """The options of an executor with which so many processes share the cores of this machine."""
-    if processes == 1 or not backend.startswith("ort-"):
-        return {}
-    return {"threads": max(1, (os.cpu_count() or 1) // processes)}
 
 
 def _left(run: Run) -> str:

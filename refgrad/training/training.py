@@ -25,7 +25,7 @@ from refgrad.training.normalization import set_inference_mode
 from refgrad.training.precision import LEAST, SCALE
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.steps import RATE, StepModel, prepared
-from refgrad.training.workers import Workers
+from refgrad.training.workers import Workers, sharing
 
 Batch = Mapping[str, np.ndarray]
 
@@ -80,6 +80,7 @@ class Training:
                 raise OptionError(f"{name} is a function of arrays by name, not {of_type(given)}.")
         if self.processes > 1 and self.place != (0, 1):
             raise OptionError("place is for all_reduce. With processes the training numbers them itself: leave it out.")
+        self.options = sharing(self.backend, self.options, self.processes)
         self._workers: Workers | None = None
         if self.all_reduce is None and self.sums is None and self.processes == 1:
             self._part, self._prepared = None, self.prepared(self.step.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,13 +10,36 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends import Backend
+from refgrad.backends import Backend, get_backend
+from refgrad.backends.onnxruntime import SLEEPING, CpuBackend
 from refgrad.errors import FeedError, OptionError, TrainingError, WorkerError
 from refgrad.training.many_processes import PartGradient, Sums, added, part_of
 from refgrad.training.steps import StepModel
 from refgrad.worker import Worker
 
+_THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+)  # what NumPy's libraries read as they are loaded
 _gradient: PartGradient | None = None  # of a process that computes for another one
+
+
+def sharing(backend: str | Backend, options: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The options of an executor with which so many processes share the cores of this machine.
+
+    Unless `options` say otherwise, ONNX Runtime takes its share of threads, and they sleep between two runs.
+    """
+    executor = get_backend(backend) if isinstance(backend, str) else backend
+    if count == 1 or not isinstance(executor, CpuBackend):
+        return dict(options)
+    config = SLEEPING | dict(options.get("config") or {})
+    return {"threads": _threads(count), **options, "config": config}
+
+
+def _threads(count: int) -> int:
+    """The threads of each of so many processes."""
+    return max(1, (os.cpu_count() or 1) // count)
 
 
 class Workers:
@@ -37,7 +61,9 @@ class Workers:
                 )
         self._own, self._count, self._axes = own, count, step.sample_axes
         self._is_over = False
-        self._workers = [Worker(threading.TIMEOUT_MAX) for _ in range(1, count)]
+        threads = str(_threads(count))
+        own_threads = {name: os.environ.get(name, threads) for name in _THREADS}
+        self._workers = [Worker(threading.TIMEOUT_MAX, environment=own_threads) for _ in range(1, count)]
         self._threads = ThreadPoolExecutor(count - 1)
         started = [
             self._threads.submit(worker.call, _start, step, backend, (rank, count), dict(options))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from refgrad.backends import available, get_backend
+from refgrad.backends.onnxruntime import CpuBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training import (
     SGD,
@@ -31,6 +34,7 @@ from refgrad.training import (
     sum_of_losses,
     update_model,
     with_training_info,
+    workers,
 )
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
@@ -500,3 +504,19 @@ def test_a_sum_of_losses_is_shared_if_its_terms_are_divided_by_one_number(terms:
         reached.append(training.weights)
     for name, value in reached[0].items():
         np.testing.assert_allclose(reached[1][name], value, rtol=1e-5, atol=EQUAL)
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert workers.sharing(CpuBackend(), {}, 1) == {}
+    assert workers.sharing("numpy", {"precision": "float64"}, 2) == {"precision": "float64"}
+    spinning = "session.intra_op.allow_spinning"
+    assert workers.sharing(CpuBackend(), {}, 4) == {"threads": 1, "config": {spinning: "0"}}
+    given = {"threads": 2, "config": {spinning: "1"}, "optimization": "basic"}
+    assert workers.sharing(CpuBackend(), given, 2) == given
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    with contextlib.closing(Training(step_model(network(), "squared_error"), processes=2)) as training:
+        assert training._workers is not None
+        [worker] = training._workers._workers
+        assert worker.call(os.getenv, "OPENBLAS_NUM_THREADS") == os.environ.get("OPENBLAS_NUM_THREADS", "3")
+        assert worker.call(os.getenv, "OMP_NUM_THREADS") == "5"
