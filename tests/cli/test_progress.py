@@ -140,15 +140,24 @@ def test_a_search_shows_its_steps(tmp_path, words, step):
         '<ir_version: 8, opset_import: ["": 18]> m (float[2] x) => (float[2] y) { y = Tanh(x) }'
     )
     onnx.save(model, tmp_path / "m.onnx")
-    (tmp_path / "slow.py").write_text("import time\n\n\ndef build(model, wrt, outputs):\n    time.sleep(100)\n")
+    begun = tmp_path / "begun"
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n\n\n"
+        "def build(model, wrt, outputs):\n"
+        "    pathlib.Path(__file__).with_name('begun').touch()\n"
+        "    time.sleep(100)\n"
+    )
     code, text, _ = on_a_terminal(command("refgrad", *words), until=step, number=signal.SIGINT, cwd=tmp_path)
     assert code == 130, text
     assert step in text
+    begun.unlink(missing_ok=True)
     quiet = subprocess.Popen(
         command("refgrad", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     with quiet:
-        time.sleep(5)
+        while not begun.exists() and quiet.poll() is None:
+            time.sleep(0.1)
+        time.sleep(1)
         quiet.send_signal(signal.SIGINT)
         assert quiet.communicate() == ("", "refgrad: Interrupted. Nothing was written.\n")
 
