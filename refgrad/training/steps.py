@@ -234,6 +234,8 @@ class StepModel:
 
         :raises FeedError: a number is no class, or out of range.
         """
+        if self.classes is None and self.label_range is None and not self._class_inputs:
+            return
         read = {*self._class_inputs, self.label} & batch.keys()
         numbers = {name: array for name in read if (array := np.asarray(batch[name])).dtype.kind in "iuf"}
         if (label := numbers.get(self.label)) is not None:
