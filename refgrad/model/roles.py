@@ -48,8 +48,8 @@ _LAYERS = traits.PRODUCTS | {"BiasGelu", "FusedGemm", "FusedMatMul"}
 _WITHOUT_WEIGHTS = traits.LOSSES | {"BiasSoftmax", "GatedDeltaNet", "LinearAttention"}
 _QUANTIZATION = re.compile(r"(\w|input|weight)_(scale|zero_point)|scales|zero_points|absmax")
 _SETTINGS = _words("initial_c initial_h roi scales values")  # those that may have several elements
-_SHAPES = _words("axes axis block_shape crop_size depth dft_length ends frame_length frame_step image_shape k K")
-_SHAPES |= _words("output_shape pads repeats shape size sizes split starts steps")
+SHAPES = _words("axes axis block_shape crop_size depth dft_length ends frame_length frame_step image_shape k K")
+SHAPES |= _words("output_shape pads repeats shape size sizes split starts steps")
 _NORMALIZATIONS = frozenset(("InstanceNormalization", "GroupNormalization", "LayerNormalization"))
 # The first output is made of the first input.
 _REARRANGING = (
@@ -282,7 +282,7 @@ def _role_of_others(tensor: TensorProto, reads: tuple[Read, ...]) -> str:
         return "quantized"
     if tensor.data_type == TensorProto.INT32 and any(read.is_weight and read.input > 1 for read in reads):
         return "quantized"  # a bias
-    if all(read.formal in _SHAPES or read.op_type == "ConstantOfShape" for read in reads):
+    if all(read.formal in SHAPES or read.op_type == "ConstantOfShape" for read in reads):
         return "shape"
     if _size(tensor) == 1:
         return "scalar"

@@ -11,10 +11,10 @@ from onnx import ModelProto, TensorProto
 from refgrad.backends import get_backend
 from refgrad.compat.training.arrays import Coefficients, array_from
 from refgrad.compat.training.naming import made_of
+from refgrad.compat.utils.onnx_function import value_and_gradient
 from refgrad.errors import OptionError, choices
 from refgrad.model import native
 from refgrad.protos.traverse import refill
-from refgrad.reverse.gradient import gradient
 from refgrad.rewrites.losses import add_loss_output
 from refgrad.rewrites.scores import BINARY_OF_LOGITS
 
@@ -54,10 +54,7 @@ class BaseLearningLoss(ABC):
     @property
     def loss_grad_onnx_(self) -> ModelProto:
         """The sum of the losses and its derivative by the prediction: loss [1, 1] and X2_grad [N, C]."""
-        made = gradient(self.loss_score_onnx_, ["X2"], ["loss"], cotangent="ones", keep_outputs=True)
-        outputs = {value.name: value for value in made.graph.output}
-        refill(made.graph.output, [outputs["loss"], outputs["X2_grad"]])
-        return made
+        return value_and_gradient(self.loss_score_onnx_, "loss", "X2")
 
     def loss_gradient(self, device: Any, expected: Any, predicted: Any) -> tuple[Coefficients, Coefficients]:
         """The sum of the losses, [1, 1], and its derivative by the prediction, [N, C].

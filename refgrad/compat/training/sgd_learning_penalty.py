@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from onnx import ModelProto
 
 from refgrad.compat.training.naming import made_of
+from refgrad.compat.utils.onnx_function import value_and_gradient
 from refgrad.errors import OptionError
 from refgrad.model import native
-from refgrad.protos.traverse import refill
-from refgrad.reverse.gradient import gradient
 
 _ELASTIC = """
 <ir_version: 8, opset_import: ["" : 15]>
@@ -75,10 +74,7 @@ class ElasticLearningPenalty(BaseLearningPenalty):
     @property
     def penalty_grad_onnx_(self) -> ModelProto:
         """The penalty of a weight and its derivative: Y [1] and X_grad [N]."""
-        made = gradient(self.penalty_onnx_, ["X"], ["Y"], cotangent="ones", keep_outputs=True)
-        outputs = {value.name: value for value in made.graph.output}
-        refill(made.graph.output, [outputs["Y"], outputs["X_grad"]])
-        return made
+        return value_and_gradient(self.penalty_onnx_, "Y", "X")
 
     def onnx_graphs(self) -> dict[str, ModelProto]:
         """The penalty, and its derivative."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -49,11 +50,20 @@ def function_onnx_graph(
     opset = get_max_opset() if target_opset is None else target_opset
     if not _LOWEST_OPSET <= opset <= onnx_opset_version():
         raise OptionError(f"target_opset={opset}; there are {_LOWEST_OPSET} to {onnx_opset_version()}.")
-    style = _Style(opset, kind, weight_name)
+    style, function = _Style(opset, kind, weight_name), _FUNCTIONS[name][1]
     try:
-        return _FUNCTIONS[name][1](style, **kwargs)
+        inspect.signature(function).bind(style, **kwargs)
     except TypeError as error:
         raise OptionError(f"The function {name!r} does not take these arguments: {error}.") from error
+    return function(style, **kwargs)
+
+
+def value_and_gradient(model: ModelProto, output: str, name: str) -> ModelProto:
+    """The model of an output, which is one number, and of its gradient by an input, in this order."""
+    made = gradient(model, [name], [output], cotangent="ones", keep_outputs=True)
+    outputs = {value.name: value for value in made.graph.output}
+    refill(made.graph.output, [outputs[output], outputs[f"{name}_grad"]])
+    return made
 
 
 def get_supported_functions() -> dict[str, str]:
@@ -125,9 +135,8 @@ def _derivative(style: _Style, score: str, **settings: Any) -> ModelProto:
 
 
 def _both(style: _Style, score: str, **settings: Any) -> ModelProto:
-    made = gradient(_loss(style, score, **settings), ["X2"], ["loss"], cotangent="ones", keep_outputs=True)
+    made = value_and_gradient(_loss(style, score, **settings), "loss", "X2")
     note(made, made)
-    refill(made.graph.output, list(reversed(made.graph.output)))
     return _finished(made, style, {"loss": "Y", "X2_grad": "Z"})
 
 

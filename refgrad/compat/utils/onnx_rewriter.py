@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import FunctionProto, ModelProto, helper
 
 from refgrad.errors import InvalidModelError, OptionError
-from refgrad.model import native
 from refgrad.model.inlining.inline import inline_functions
+from refgrad.model.upgrading.upgrade import upgrade
 from refgrad.protos.traverse import fresh, import_domain, import_onnx, nested, refill, rename_values, versions_of
 from refgrad.rewrites.selection import select_model_inputs_outputs
 
@@ -20,7 +20,7 @@ def onnx_rewrite_operator(onx: ModelProto, op_type: str, sub_onx: ModelProto, re
     """A copy of a model that computes an operator of ai.onnx by another graph, wherever it occurs.
 
     The inputs and outputs of the operator are the inputs and outputs of `sub_onx`, in this order. The attributes of the
-    operator are dropped. Local functions stay as they are.
+    operator are dropped. Local functions stay as they are, unless the model is converted.
 
     :param sub_onx: a model of the graph. If the two have different opsets, the older one is converted.
     :param recursive: replace the operator in subgraphs too.
@@ -29,9 +29,7 @@ def onnx_rewrite_operator(onx: ModelProto, op_type: str, sub_onx: ModelProto, re
     :raises ConvertError: onnx cannot convert a model.
     """
     newest = max(map(import_onnx, (made := _copy(onx), sub := _copy(sub_onx))))
-    made, sub = (
-        model if versions_of(model)[""] == newest else native.convert_version(model, newest) for model in (made, sub)
-    )
+    made, sub = (model if versions_of(model)[""] == newest else upgrade(model, newest) for model in (made, sub))
     if any(node.op_type == op_type and node.domain in _ONNX for node in nested(sub.graph.node)):
         raise OptionError(f"sub_onx contains {op_type} itself.")
     function = _function(sub)

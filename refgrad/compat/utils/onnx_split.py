@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from refgrad.errors import OptionError, OptionTypeError, choices
 from refgrad.model.inlining.kept import Functions
 from refgrad.model.reading import read
+from refgrad.model.roles import SHAPES, formal_inputs
 from refgrad.protos.traverse import reads_of
 from refgrad.protos.types import nbytes
 from refgrad.reverse.bodies import is_random
@@ -20,19 +21,7 @@ from refgrad.traits import SIZES
 
 __all__ = ["OnnxSegment", "OnnxSplitting", "split_onnx"]
 
-# The inputs of operators that are shapes, axes or positions, by number.
-_SHAPE_INPUTS = {
-    "ConstantOfShape": (0,),
-    "Expand": (1,),
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Resize": (3,),
-    "Slice": (1, 2, 3, 4),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "Unsqueeze": (1,),
-}
+_COUNTS = ("ConstantOfShape", "Range")  # all their inputs are shapes or positions
 _NODE_BYTES = 64  # of a node, beside its weights
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 
@@ -162,7 +151,7 @@ class OnnxSplitting:
         return constants
 
     def _shape_values(self) -> set[str]:
-        """The integers that shapes are made of, with the constants among them: sizes, and what is computed of them alone."""
+        """The integers that shapes are made of, constants too: every one is a size, or is computed of sizes."""
         graph = self.onnx_model.graph
         declared = (*graph.input, *graph.value_info, *graph.output)
         integers = {value.name for value in declared if value.type.tensor_type.elem_type in _INTEGERS}
@@ -174,7 +163,11 @@ class OnnxSplitting:
         results: set[str] = set()
         for node, reads in zip(reversed(graph.node), reversed(self._reads), strict=True):
             if results.isdisjoint(node.output):
-                read = [node.input[k] for k in _SHAPE_INPUTS.get(node.op_type, ()) if k < len(node.input)]
+                read = [
+                    name
+                    for name, formal in zip(node.input, formal_inputs(node), strict=False)
+                    if formal in SHAPES or node.op_type in _COUNTS
+                ]
             else:
                 read = [] if node.op_type in SIZES else reads
             results.update(sizes.intersection(read).difference(self._inputs))
