@@ -53,7 +53,7 @@ _LEVELS = {
 # Several releases get these passes wrong behind a DequantizeLinear, all but the first without a zero point: docs/executors.md.
 _WRONG_PASSES = ("QDQPropagationTransformer", "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
 SLEEPING = {"session.intra_op.allow_spinning": "0"}  # between runs threads leave the processor to others
-# Without it the product with what DequantizeLinear makes of a constant rounds the other factor to 8 bits: docs/executors.md.
+# Without this entry a product with a dequantized constant rounds the other factor to 8 bits: docs/executors.md.
 _EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}
 # For a product ONNX Runtime keeps a copy of the weight in another layout, which is faster with few rows. Of weights that are
 # mapped from their files and have more bytes than this there are no copies.

@@ -72,7 +72,7 @@ class Worker:
     :param seconds: how long one call may take, the start of the process included.
     :param memory: how many bytes the process may have, where the system can limit it (not on Windows); 0 for any number.
     :param room: how many bytes it may have in addition to the libraries that the first call needs; 0 for any number.
-    :param environment: variables of its environment that this process has otherwise, or not at all.
+    :param environment: variables of its environment. It has the other variables from this process.
     """
 
     def __init__(

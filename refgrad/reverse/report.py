@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from refgrad.errors import NoGradientError, abridged, choices
 from refgrad.markup import BAD, ROWS, html_table
@@ -25,7 +26,7 @@ class OperatorVerdict:
 
 
 @dataclass(frozen=True)
-class UselessGradient:
+class UselessGradient(ABC):
     """Names whose gradient is correct but useless, with the reason. `str` gives a sentence for the user.
 
     `stops` are the operators between the names and the outputs that let no derivative through. `advice` is a remedy.
@@ -35,10 +36,12 @@ class UselessGradient:
     stops: tuple[OperatorVerdict, ...]
     advice: str
 
+    summary: ClassVar[str]  # of the gradient, in few words
+
     @property
+    @abstractmethod
     def reason(self) -> str:
         """The sentence without the remedy."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return f"{self.reason} {self.advice}"
@@ -47,9 +50,11 @@ class UselessGradient:
 class ZeroGradient(UselessGradient):
     """Names whose gradient is always 0, for all feeds. Without `stops`, no output depends on the names."""
 
+    summary = "always 0"
+
     @property
     def reason(self) -> str:
-        """See the class."""
+        """The node that passes no derivative, or that no output depends on the names."""
         several = len(self.names) > 1
         gradients = (
             f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'}"
@@ -67,9 +72,11 @@ class ZeroGradient(UselessGradient):
 class LeakedGradient(UselessGradient):
     """Names whose gradient passes rounding only through scales. `stops` has the first operator that rounds."""
 
+    summary = "only what leaks through rounding"
+
     @property
     def reason(self) -> str:
-        """See the class."""
+        """The node that rounds."""
         several = len(self.names) > 1
         [stop] = self.stops
         gradients = (
@@ -169,5 +176,4 @@ def _others(ones: Sequence[UselessGradient]) -> str:
     gradients = (
         f"gradient of {choices(others)} is" if len(others) == 1 else f"gradients of {choices(others, limit=_FEW)} are"
     )
-    what = "only what leaks through rounding" if isinstance(ones[-1], LeakedGradient) else "always 0"
-    return f"The {gradients} {what}, too."
+    return f"The {gradients} {ones[-1].summary}, too."

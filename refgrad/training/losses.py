@@ -19,7 +19,7 @@ from refgrad.model.graph import Graph
 from refgrad.model.normalise import normalise
 from refgrad.model.reading import read, skeleton_of
 from refgrad.model.upgrading.upgrade import upgrade
-from refgrad.protos.traverse import fresh, names_of, refill, versions_of
+from refgrad.protos.traverse import fresh, names_of, refill, rename_values, versions_of
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT, Shape, is_unnamed, type_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import training_gradient
@@ -148,7 +148,7 @@ def _narrow_input(model: ModelProto, name: str, kind: int) -> None:
     """Give a float32 input of the model a type of 16 bits; in place."""
     wide = fresh(f"{name}_float32", names_of(model.graph))
     for node in model.graph.node:
-        node.input[:] = [wide if read_name == name else read_name for read_name in node.input]
+        rename_values(node, {name: wide})
     cast = helper.make_node("Cast", [name], [wide], name=wide, to=TensorProto.FLOAT)
     refill(model.graph.node, [cast, *model.graph.node])
     value = next(value for value in model.graph.input if value.name == name)

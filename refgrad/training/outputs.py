@@ -12,6 +12,7 @@ from refgrad.notices import notice
 from refgrad.protos.domains import ML
 from refgrad.protos.traverse import reads_of
 from refgrad.protos.types import FLOATS
+from refgrad.training.arguments import listed
 
 
 def without_maps(model: ModelProto) -> ModelProto:
@@ -70,7 +71,7 @@ def reaching(
         wanted += new
     left = [name for name in weights if name not in needed]
     those = f"output {outputs[0]!r} does" if len(outputs) == 1 else f"outputs {choices(outputs)} do"
-    asked = [trainable] if isinstance(trainable, str) else list(trainable or ())
+    asked = listed(trainable or (), "trainable")
     if named := [name for name in left if name in asked]:
         raise NoGradientError(
             f"trainable names weights on which the {those} not depend: {choices(named)}. Leave them out."

@@ -367,10 +367,9 @@ def _trained(trainable: Sequence[str] | None, model: ModelSource, floats: Sequen
     parameters = [name for name in adapters or found.trainable if name in floats]
     if trainable is not None:
         others = [name for name in found.trainable if name in floats and name not in parameters]
-        of_others = [
-            one for one in listed(trainable, "trainable") if not any(fnmatchcase(name, one) for name in parameters)
-        ]
-        of_these = [one for one in listed(trainable, "trainable") if one not in of_others]
+        asked = listed(trainable, "trainable")
+        of_others = [one for one in asked if not any(fnmatchcase(name, one) for name in parameters)]
+        of_these = [one for one in asked if one not in of_others]
         names = {*_chosen(of_these, floats, "trainable", parameters)}
         names.update(_chosen(of_others, floats, "trainable", others or parameters))
         return [name for name in floats if name in names]

@@ -1,4 +1,4 @@
-"""One loss: of which output, with which label, how it is reduced, and what it counts in a sum."""
+"""A loss as a record: its name, output, label, reduction and settings, and its weight in a sum."""
 
 from __future__ import annotations
 

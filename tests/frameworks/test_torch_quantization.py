@@ -1,4 +1,4 @@
-"""Quantization-aware training of what ONNX Runtime's quantizer exports: step models against `refgrad.torch.Module` and torch.
+"""Models of ONNX Runtime's quantizer are trained with the losses of `refgrad.torch.Module` and of torch.
 
 The exports keep their weights in float32, in front of QuantizeLinear. Here torch rounds by u + (round(u) - u).detach(), where
 u is x/scale + zero_point, clipped for "clipped".
@@ -82,22 +82,18 @@ class InTorch(torch.nn.Module):  # type: ignore[misc]
         self.held = torch.nn.ParameterDict({name: torch.tensor(value) for name, value in VALUES.items()})
         self._rounded = {node.input[0]: node for node in model.graph.node if node.op_type == "QuantizeLinear"}
         self._arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        self._has_relu = any(node.op_type == "Relu" for node in model.graph.node)  # left out if rounding clips at 0
         self._convention = convention
         self.nearest = 0.5  # to the middle of two levels
 
     def forward(self, x: Any) -> Any:
         w1, b1, w2, b2 = (self._round(name, self.held[name]) for name in WEIGHTS)
         c = torch.nn.functional.conv2d(self._round("x", x), w1, b1, padding=1)
-        r = self._round("r", c if "c" not in self._rounded and self._clips("r") else torch.relu(self._round("c", c)))
+        c = self._round("c", c)
+        r = self._round("r", torch.relu(c) if self._has_relu else c)
         p = self._round("p", torch.nn.functional.max_pool2d(r, 2))
         logits = self._round("f", p.flatten(1)) @ w2 + b2
         return self._round("logits_QuantizeLinear_Input", logits)
-
-    def _clips(self, name: str) -> bool:
-        """True if the type has no negative number: the quantizer leaves Relu out."""
-        node = self._rounded[name]
-        zero = self._arrays[node.input[2]]
-        return int(zero) == np.iinfo(zero.dtype).min
 
     def _round(self, name: str, x: Any) -> Any:
         if name not in self._rounded:
